@@ -45,6 +45,10 @@ docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build
 	@echo "docs/_build/index.html"
 
+wheels: $(VENV)/.dev ## Build a wheel of every distribution into dist/, to install without this clone
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist . $(PLUGINS) $(NATIVE)
+	@ls dist/*.whl | wc -l
+
 bench: $(VENV)/.native ## Measure speed beside a peer: decode, prefill, batches, HTTP (ARGS='--quick' to try it, --setup for peers)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -116,4 +120,4 @@ $(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test lint docs bench bench-peers sanitize emulate serve clean FORCE
+.PHONY: help demo dev test lint docs wheels bench bench-peers sanitize emulate serve clean FORCE

@@ -103,3 +103,30 @@ def _name(requirement: str) -> str:
     found = re.match(r"[\w.-]+", requirement)
     assert found, requirement
     return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+@pytest.mark.parametrize(
+    "message, error",
+    [
+        ("Sums by position\n\nTwo orders of sums gave two answers.\n", ""),
+        ("Sums by position\n", "the message has no body"),
+        ("Sums by position\n\n# a comment of git\n", "the message has no body"),
+        (f"{'long ' * 15}\n\nWhy.\n", "the subject has 75 characters"),
+    ],
+)
+def test_a_commit_message_has_a_short_subject_and_a_reason(
+    tmp_path: Path, message: str, error: str
+) -> None:
+    (tmp_path / "message").write_text(message)
+    script = ROOT / "tools" / "commit_message.sh"
+    done = subprocess.run(
+        ["sh", str(script), str(tmp_path / "message")], capture_output=True, text=True
+    )
+    assert done.returncode == (1 if error else 0) and error in done.stderr
+
+
+def test_commits_are_checked_by_the_ruff_of_make_lint() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pinned = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned and re.search(r"ruff-pre-commit\n    rev: v(.*)\n", hooks, re.MULTILINE)
+    assert f"rev: v{pinned[1]}\n" in hooks

@@ -1,5 +1,5 @@
-"""`pip install . ./plugins/models/inferno-qwen3` gives a working engine: from wheels, in an empty
-environment.
+"""`pip install inferno inferno-qwen3` gives a working engine and server: from wheels, in an empty
+environment, without the clone.
 
 The environment sees the packages that our distributions declare, and theirs, linked from the
 environment of the tests: nothing is downloaded twice, and what is used but not declared is missing,
@@ -11,9 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -24,8 +28,14 @@ from packaging.requirements import Requirement
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-MODELS = ROOT / "plugins" / "models"
-PROJECTS = [ROOT, MODELS / "inferno-qwen3", MODELS / "inferno-demo"]
+PLUGINS = ROOT / "plugins"
+PROJECTS = [
+    ROOT,
+    PLUGINS / "models" / "inferno-qwen3",
+    PLUGINS / "models" / "inferno-demo",
+    PLUGINS / "kernels" / "inferno-cpu",
+]
+NAMES = ["inferno", "inferno-qwen3", "inferno-demo", "inferno-cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +64,8 @@ def bin(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
     (site,) = env.glob("lib/python*/site-packages")
     _link_dependencies(site)
     pip = [sys.executable, "-m", "pip", "--python", str(env / "bin" / "python")]
-    _run(*pip, "install", "-q", "--no-deps", "--no-index", *map(str, wheels.values()))
+    folder = wheels["inferno"].parent
+    _run(*pip, "install", "-q", "--no-index", "--find-links", str(folder), *NAMES)
     _run(*pip, "check")
     return env / "bin"
 
@@ -77,22 +88,54 @@ def test_the_installed_demo_model_answers(bin: Path, tmp_path: Path) -> None:
 
 def test_only_what_was_installed_is_there(bin: Path, tmp_path: Path) -> None:
     listed = json.loads(_run(str(bin / "inferno"), "plugins", "--json", cwd=tmp_path).stdout)
-    assert {plugin["distribution"] for plugin in listed} == {
-        "inferno",
-        "inferno-qwen3",
-        "inferno-demo",
-    }
+    assert {plugin["distribution"] for plugin in listed} == set(NAMES)
     where = _run(
         str(bin / "python"), "-c", "import inferno; print(inferno.__file__)", cwd=tmp_path
     ).stdout
     assert where.startswith(str(bin.parent))
 
 
+def test_the_installed_server_answers(bin: Path, tmp_path: Path) -> None:
+    """With the native kernels of the wheel."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(bin / "inferno"), "serve", "demo", "--port", str(port)]
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(command, cwd=tmp_path, env=_environ(), stdout=log, stderr=log)
+    try:
+        answer = _answer(f"http://127.0.0.1:{port}", server)
+        assert re.search(r"\w", answer), (tmp_path / "log").read_text()
+        assert "kernels" in (tmp_path / "log").read_text()
+    finally:
+        server.terminate()
+        assert server.wait(60) in (0, -signal.SIGTERM)
+
+
+def _answer(url: str, server: subprocess.Popen[bytes]) -> str:
+    """The server's answer to a question, once it is healthy."""
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=10).close()
+            break
+        except OSError:
+            time.sleep(0.2)
+    question = {"role": "user", "content": "What does math.gcd do?"}
+    body = {"model": "demo", "messages": [question], "temperature": 0, "max_tokens": 16}
+    headers = {"content-type": "application/json"}
+    data = json.dumps(body).encode()
+    asked = urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
+    with urllib.request.urlopen(asked, timeout=60) as response:
+        answer: str = json.load(response)["choices"][0]["message"]["content"]
+    return answer
+
+
+def _environ() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+
+
 def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
-    }
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environ())
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done
 

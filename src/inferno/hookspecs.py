@@ -104,8 +104,8 @@ class ProvidesQuantSchemes(Protocol):
 class ProvidesKernels(Protocol):
     @_hook("kernel provider")
     def inferno_kernels(self) -> list[KernelProvider]:
-        """Faster implementations of the ops that `inferno.ops` computes with torch: matrix products,
-        norms, activations."""
+        """Faster implementations of what `inferno.ops` computes with torch: matrix products, norms,
+        activations."""
         ...
 
 
