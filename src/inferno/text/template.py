@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tok
 
 
 class ChatTemplate:
-    """One or more named Jinja templates. transformers renders them, in a sandbox and without
-    importing torch."""
+    """One or more named Jinja templates, rendered in a sandbox (`inferno.text.rendering`)."""
 
     def __init__(
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
@@ -90,41 +88,21 @@ class ChatTemplate:
     def variables(self, source: str) -> frozenset[str]:
         """Return the names that one of the templates reads and does not set itself."""
         if source not in self._variables:
-            self._variables[source] = _variables(source)
+            from inferno.text.rendering import variables_of
+
+            self._variables[source] = variables_of(source)
         return self._variables[source]
 
     def needs(self, source: str) -> TemplateNeeds:
         """Return what one of the templates expects of messages, found when it is first used."""
         if source not in self._needs:
+            from inferno.text.rendering import rendered
+
+            names: dict[str, Any] = dict(self._special_tokens)
             self._needs[source] = TemplateNeeds.of(
-                source,
-                lambda messages, tools: _rendered(source, messages, tools, self._special_tokens),
+                source, lambda messages, tools: rendered(source, messages, tools, **names)
             )
         return self._needs[source]
-
-
-def _variables(source: str) -> frozenset[str]:
-    import jinja2
-    import jinja2.meta
-
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # an extension of transformers
-    try:
-        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
-    except jinja2.TemplateSyntaxError:  # rendering reports it
-        return frozenset()
-
-
-def _rendered(
-    source: str, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any]
-) -> str:
-    from transformers.utils.chat_template_utils import (
-        render_jinja_template,
-    )  # caches compiled templates
-
-    texts: Any = render_jinja_template([messages], tools=tools, chat_template=source, **options)[0]
-    text: str = texts[0]
-    return text
 
 
 def _render(
@@ -132,10 +110,12 @@ def _render(
 ) -> str:
     import jinja2
 
+    from inferno.text.rendering import rendered
+
     if options.get("continue_final_message"):
         options = options | {"add_generation_prompt": False}
     try:
-        return _rendered(source, messages, tools, options)
+        return rendered(source, messages, tools, **options)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"the chat template does not compile, line {error.lineno}: {error.message}",
