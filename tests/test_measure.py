@@ -21,7 +21,6 @@ from inferno.cli.render import explained, started
 from inferno.contracts import Device
 from inferno.core.engine import Engine
 from inferno.core.kvcache import KVCache
-from inferno.core.measure import free_memory
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import Step
 from inferno.errors import OutOfMemoryError, RequestError
@@ -44,6 +43,7 @@ from inferno.process.client import EngineClient
 from inferno.process.worker import Worker
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.weights.measure import free_memory
 
 MIB = 1 << 20
 BUDGET, ROWS, CONTEXT, BLOCK = 40, 4, 128, 8
@@ -304,7 +304,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plan
     plan = resolve("demo", Options(memory="2GiB", device="cpu"))
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     free = shrinking(plan, plan.fixed_bytes + 300 * MIB, before=10 * plan.memory_limit)
-    monkeypatch.setattr("inferno.core.measure.free_memory", lambda device: free)
+    monkeypatch.setattr("inferno.weights.measure.free_memory", lambda device: free)
     socket = Socket()
     try:
         Worker(socket, -1, heart=None).run(tmp_path / "plan.json")  # type: ignore[arg-type]

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from inferno.constraints import Masks
-from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.ops.masses import UNIT, floor_share, integer_masses, relative_probabilities
 from inferno.ops.reference import TORCH
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.validation import validate_request
 from inferno.sampling import Sampler, logprobs_of
 from inferno.sampling.state import RowState, TokenCounts, uniform
 from inferno.testing import trained_logits

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Protocol
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
-from inferno.core.kvcache import CacheGroups
+from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
-from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.validation import validate_request
 from inferno.weights.packing import PackedWeights
 
 log = logging.getLogger("inferno.engine")
@@ -81,10 +81,10 @@ class Engine:
         it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
         one. Tests give `free`, which reads the free memory. The caller closes `opened` afterwards.
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
-        from inferno.core.measure import free_memory, measure
         from inferno.core.runner import ModelRunner
         from inferno.device import device_errors
         from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model, ops_of
+        from inferno.weights.measure import free_memory, measure
 
         grammars = Grammars.of(opened)
 
@@ -106,14 +106,17 @@ class Engine:
             lag = 1 if runner.overlaps else 0
             return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner
 
+        def forget() -> None:
+            layers = drafter.layers if drafter is not None else None
+            for each in [model] if layers is None else [model, layers]:
+                KVCache.unbind(each)
+
         with device_errors(plan.device):
             drafting = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, drafting)
             if free is not None:
-                layers = drafter.layers if drafter is not None else None
-                models = [model] if layers is None else [model, layers]
-                plan = measure(plan, models, partial(start, trial=True), free, before)
+                plan = measure(plan, forget, partial(start, trial=True), free, before)
             engine, runner = start(plan)
             runner.capture_ahead()
             return engine

@@ -130,9 +130,9 @@ def import_python() -> Catalog:
 def import_engine() -> None:
     """Import the rest."""
     import inferno.core.engine
-    import inferno.core.measure
     import inferno.core.runner
-    import inferno.weights.loading  # noqa: F401
+    import inferno.weights.loading
+    import inferno.weights.measure  # noqa: F401
 
 
 if __name__ == "__main__":
