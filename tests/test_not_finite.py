@@ -136,15 +136,15 @@ def test_a_prompt_whose_middle_cannot_be_scored_ends_though_its_end_could_be(
 ) -> None:
     engine = load(checkpoint)
     runner: Any = engine._runner
-    logits_of = runner.logits_of
+    logits_of = runner._model.logits
 
-    def spoiled(hidden_SD: torch.Tensor, model: Any = None) -> torch.Tensor:
-        logits_SV: torch.Tensor = logits_of(hidden_SD, model)
+    def spoiled(hidden_SD: torch.Tensor) -> torch.Tensor:
+        logits_SV: torch.Tensor = logits_of(hidden_SD)
         if len(logits_SV) > 4:
             logits_SV[3] = math.inf
         return logits_SV
 
-    monkeypatch.setattr(runner, "logits_of", spoiled)
+    monkeypatch.setattr(runner._model, "logits", spoiled)
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
     request = Request(id="scored", token_ids=clean(1, 20), params=params)
     [output] = run(engine, [request])["scored"]

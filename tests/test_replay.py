@@ -196,7 +196,7 @@ def test_few_shapes_with_padding_rows_give_what_computed_steps_give(engine: Engi
     runner, plan = runner_of(engine), engine.plan
     few = CaptureUse(name="cpu", sizes=(1, 4, 8), blocks=(-(-plan.max_model_len // 16),))
     capture = CallCapture(_native.Recording)
-    padded = runner._replays(runner._model, capture, few)
+    padded = Replays.of_model(runner._model, capture, few, runner._input_spec, runner._begin)
     assert padded is not None
     padded.spec = evolve(InputSpec.of_plan(plan), apart=True)
     runner.replays = padded
@@ -234,7 +234,9 @@ def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Replays, "_captured", compared)
     assert (use := engine.plan.capture) is not None
-    fresh = runner._replays(runner._model, CallCapture(_native.Recording), use)
+    fresh = Replays.of_model(
+        runner._model, CallCapture(_native.Recording), use, runner._input_spec, runner._begin
+    )
     assert fresh is not None
     runner.replays = fresh
     tokens(engine)

@@ -228,8 +228,8 @@ class Hostile(Drafter):
 def test_a_bad_proposer_costs_nothing_but_drafts(model: Path, answer: Any) -> None:
     engine = load(model, "ngram")
     runner = engine._runner
-    assert isinstance(runner, ModelRunner)
-    runner._drafter = Hostile(answer)
+    assert isinstance(runner, ModelRunner) and runner.drafting is not None
+    runner.drafting.drafter = Hostile(answer)
     expected = run(load(model), mixed_requests())
     for name, outputs in run(engine, mixed_requests()).items():
         assert_same(outputs, expected[name])
@@ -249,7 +249,8 @@ def test_a_draft_model_may_have_fewer_tokens(
     )
     beyond = evolve(biased, id="beyond", token_ids=(*biased.token_ids, VOCAB - 1))
     found = run(engine, [*mixed_requests(), biased, beyond])
-    assert isinstance(engine._runner, ModelRunner) and engine._runner._drafter is not None
+    assert isinstance(engine._runner, ModelRunner) and engine._runner.drafting is not None
+    assert engine._runner.drafting.drafter is not None, "it has not failed"
     assert set(ids(found["biased"])) == {VOCAB - 1}
     for name, outputs in expected.items():
         assert_same(found[name], outputs)

@@ -124,10 +124,8 @@ class Recorder(ModelRunner):
             self._latest_SV = logits_SV.clone()  # the next step overwrites them
         return logits_SV
 
-    def logits_of(self, hidden_SD: Tensor, model: nn.Module | None = None) -> Tensor:
-        self._latest_SV = super().logits_of(
-            hidden_SD, model
-        )  # a step computes the sampled rows' last
+    def logits_of(self, hidden_SD: Tensor) -> Tensor:
+        self._latest_SV = super().logits_of(hidden_SD)  # a step computes the sampled rows' last
         return self._latest_SV
 
 

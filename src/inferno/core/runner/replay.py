@@ -16,15 +16,25 @@ import logging
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from attrs import define, field, frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from inferno.contracts import Capture, Captured, Uncaptured
 from inferno.core.runner.inputs import Inputs, InputSpec
 from inferno.core.runner.tables import StepArrays
+from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.plan import NOT_CAPTURED, CaptureUse
+
+
+def prepare(model: nn.Module, batch: Batch) -> None:
+    """Compute what depends on the context's length in Python: the tables of rotary embeddings."""
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module(batch)
+
 
 Compute = Callable[[Batch], Tensor]
 """Maps a batch to the logits of its tokens."""
@@ -58,6 +68,25 @@ class Replays:
     _seen: set[tuple[int, int]] = field(factory=set)
     """Shapes of steps with parts of prompts so far."""
     _waiting: list[tuple[int, int]] = field(init=False)
+
+    @classmethod
+    def of_model(
+        cls,
+        model: nn.Module,
+        capture: Capture | None,
+        use: CaptureUse | None,
+        spec: InputSpec,
+        begin: Callable[[Batch], None] | None,
+    ) -> Replays | None:
+        """Return the captured steps of a model (`contracts.Model`), or None if it has none."""
+        if capture is None or use is None:
+            return None
+
+        def compute(batch: Batch) -> Tensor:
+            logits_TV: Tensor = model.logits(model(batch))  # type: ignore[operator]
+            return logits_TV
+
+        return cls(compute, capture, use, spec, partial(prepare, model), begin)
 
     def __attrs_post_init__(self) -> None:
         use = self.use

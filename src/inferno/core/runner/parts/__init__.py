@@ -1,0 +1,7 @@
+"""What takes part in steps beside the model: see `StepPart`."""
+
+from inferno.core.runner.parts.drafting import Drafting
+from inferno.core.runner.parts.part import PartResults, StepPart
+from inferno.core.runner.parts.prompts import Pooling, PromptScores
+
+__all__ = ["Drafting", "PartResults", "Pooling", "PromptScores", "StepPart"]
