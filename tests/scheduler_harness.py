@@ -9,13 +9,21 @@ from attrs import define, field
 from hypothesis import strategies as st
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
+from inferno.core.kvcache import (
+    CacheGroup,
+    CacheGroups,
+    FullGroup,
+    Snapshots,
+    StateGroup,
+    WindowGroup,
+    extend_keys,
+)
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
-from inferno.testing.fake_runner import continuation
+from inferno.testing.fake_runner import continuation, views_of
 
 VOCAB = 50
 BLOCK = 4
@@ -45,13 +53,17 @@ class Harness:
     """Request ids in the order of their first tokens."""
 
     def __attrs_post_init__(self) -> None:
-        count = self.num_snapshots
+        count, groups = self.num_snapshots, list[CacheGroup]([FullGroup()])
+        for index, (window, num_places) in enumerate(self.windows.items(), 1):
+            groups.append(WindowGroup(index, num_places, self.block_size, window))
+        if count is not None:
+            snapshots = Snapshots(self.max_num_seqs, count if self.prefix else 0)
+            groups.append(StateGroup(len(groups), snapshots, self.block_size, self.interval))
         self.groups = CacheGroups(
             self.num_blocks,
             self.block_size,
             LRUPrefixCache(self.num_blocks) if self.prefix else None,
-            [WindowBlocks(n, self.block_size, window) for window, n in self.windows.items()],
-            Snapshots(self.max_num_seqs, count, self.interval) if count is not None else None,
+            groups,
         )
         self.scheduler = Scheduler(
             self.groups,
@@ -59,7 +71,16 @@ class Harness:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
         )
-        self.runner = FakeRunner(self.block_size, VOCAB, tuple(self.windows), count is not None)
+        self.runner = FakeRunner(self.block_size, VOCAB, *views_of(groups))
+
+    @property
+    def window_groups(self) -> list[WindowGroup]:
+        return [group for group in self.groups.groups if isinstance(group, WindowGroup)]
+
+    @property
+    def snapshots(self) -> Snapshots:
+        [group] = [group for group in self.groups.groups if isinstance(group, StateGroup)]
+        return group.snapshots
 
     def add(
         self,
@@ -108,7 +129,7 @@ class Harness:
         while self.scheduler.busy:
             step = self.step()
             assert step.slices or step.moves, "requests wait and nothing runs"
-        assert self.groups.num_available == min([self.num_blocks, *self.windows.values()])
+        assert self.groups.available() == min([self.num_blocks, *self.windows.values()])
         assert self.groups.usage == 0, "a block is not given back"
 
     def ask(self, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> int:

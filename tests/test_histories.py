@@ -15,14 +15,21 @@ import pytest
 from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
+from inferno.core.kvcache import (
+    CacheGroup,
+    CacheGroups,
+    FullGroup,
+    Snapshots,
+    StateGroup,
+    WindowGroup,
+)
 from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
 from inferno.request.requests import Pooling, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
-from inferno.testing.fake_runner import continuation
+from inferno.testing.fake_runner import continuation, views_of
 
 VOCAB, BLOCK, MAX_MODEL_LEN = 40, 4, 44
 HISTORIES = int(os.environ.get("INFERNO_HISTORIES", "40"))
@@ -50,13 +57,15 @@ class History:
         windows = draw.choice([{}, {}, {6: 40}]) if num_blocks >= 40 else {}
         states = not self.drafts and draw.random() < 0.3
         rows = draw.choice([1, 3, 8])
-        self.groups = CacheGroups(
-            num_blocks,
-            BLOCK,
-            LRUPrefixCache(num_blocks) if draw.random() < 0.7 else None,
-            [WindowBlocks(count, BLOCK, window) for window, count in windows.items()],
-            Snapshots(rows, draw.choice([0, 2, 5]), interval=8) if states else None,
-        )
+        prefix = LRUPrefixCache(num_blocks) if draw.random() < 0.7 else None
+        groups: list[CacheGroup] = [FullGroup()]
+        for index, (window, count) in enumerate(windows.items(), 1):
+            groups.append(WindowGroup(index, count, BLOCK, window))
+        if states:
+            count = draw.choice([0, 2, 5])
+            snapshots = Snapshots(rows, count if prefix is not None else 0)
+            groups.append(StateGroup(len(groups), snapshots, BLOCK, interval=8))
+        self.groups = CacheGroups(num_blocks, BLOCK, prefix, groups)
         self.scheduler = Scheduler(
             self.groups,
             max_model_len=MAX_MODEL_LEN,
@@ -64,7 +73,7 @@ class History:
             max_num_batched_tokens=16 if windows else draw.choice([8, 32]),
             drafts=DraftCost(draw.choice([1, 3, 6]), verify=0.02) if self.drafts else None,
         )
-        self.runner = FakeRunner(BLOCK, VOCAB, tuple(windows), states, propose=self._propose)
+        self.runner = FakeRunner(BLOCK, VOCAB, *views_of(groups), propose=self._propose)
 
     def _propose(self, token_ids: Sequence[int], count: int) -> list[int]:
         """Right drafts, then perhaps wrong ones, or fewer than wanted."""

@@ -143,7 +143,7 @@ def test_abort_at_any_time_gives_everything_back() -> None:
             known = harness.scheduler.knows(str(i))
             assert harness.scheduler.abort(str(i)) == known
             harness.scheduler.check()
-        assert not harness.scheduler.busy and harness.groups.num_available == 12
+        assert not harness.scheduler.busy and harness.groups.available() == 12
         assert not harness.scheduler.plan().slices
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.scheduler_harness import VOCAB, Harness, keys_of, prompt_of, run_anything
 
 from inferno.core.kvcache import Snapshots
-from inferno.core.types import StateCopy
+from inferno.core.types import Copy
 from inferno.testing.fake_runner import continuation
 
 
@@ -29,11 +29,11 @@ def test_a_state_begins_with_zeros_and_a_cached_prefix_with_a_snapshot() -> None
     prompt = prompt_of(0, 18)
     assert harness.ask("first", prompt) == 0
     assert lengths(harness) == [[16], [2]], "cut where the same prompt can be resumed"
-    assert harness.steps[0].copies_before == (StateCopy(None, 0),)
+    assert harness.steps[0].copies_before == (Copy(1, None, 0),)
     [copy] = harness.steps[0].copies_after
-    assert copy == StateCopy(0, 8 + 1), "behind the rows and the trial's"
+    assert copy == Copy(1, 0, 8 + 1), "behind the rows and the trial's"
     assert harness.ask("again", prompt) == 16
-    assert harness.steps[2].copies_before == (StateCopy(copy.target, 0),)
+    assert harness.steps[2].copies_before == (Copy(1, copy.target, 0),)
     assert not harness.steps[2].copies_after
 
 
@@ -90,14 +90,14 @@ def test_a_hit_is_shortened_to_where_states_and_windows_are_known() -> None:
     harness = harness_of(windows={8: 30}, interval=8)
     prompt = prompt_of(0, 46)
     assert [harness.ask(name, prompt) for name in ("first", "again")] == [0, 44]
-    assert harness.groups.snapshots is not None and harness.groups.prefix is not None
+    assert harness.groups.prefix is not None
     blocks = harness.groups.prefix.match(keys_of(prompt))
-    harness.groups.snapshots.drop(blocks[10])
+    harness.snapshots.drop(blocks[10])
     assert len(harness.groups.resumable(blocks)) == 10
-    harness.groups.windows[0].drop(blocks[9])
+    harness.window_groups[0].drop(blocks[9])
     assert len(harness.groups.resumable(blocks)) == 8
-    harness.groups.snapshots.drop(blocks[7])
-    harness.groups.windows[0].drop(blocks[5])
+    harness.snapshots.drop(blocks[7])
+    harness.window_groups[0].drop(blocks[5])
     assert len(harness.groups.resumable(blocks)) == 4
     assert harness.ask("shortened", prompt) == 16
 
@@ -144,7 +144,7 @@ def test_an_evicted_block_loses_its_snapshot() -> None:
         harness.ask(str(i), prompt_of(i, 20))
     assert harness.ask("old", prompt_of(0, 20)) == 0
     harness.groups.reset()
-    assert harness.groups.snapshots == Snapshots(8, 8)
+    assert harness.snapshots == Snapshots(8, 8)
 
 
 def test_a_snapshot_on_the_way_never_takes_the_place_of_a_lasting_one() -> None:

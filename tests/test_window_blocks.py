@@ -17,7 +17,7 @@ from tests.scheduler_harness import BLOCK, VOCAB, Harness, keys_of, prompt_of, r
 from torch import Tensor
 
 from inferno.core.engine import Engine
-from inferno.core.kvcache import WindowBlocks
+from inferno.core.kvcache import WindowGroup
 from inferno.core.runner import ModelRunner
 from inferno.core.types import BlockUpdate, Step
 from inferno.plan import Options, reopen, resolve
@@ -48,13 +48,15 @@ def window_updates(step: Step) -> list[BlockUpdate]:
     [(1, 0, 0), (1, 4, 1), (5, 7, 0), (5, 8, 1), (5, 11, 1), (5, 12, 2), (6, 8, 0), (20, 8, 0)],
 )
 def test_the_first_block_a_query_looks_at(window: int, position: int, first: int) -> None:
-    assert WindowBlocks(5, 4, window).first(position) == first == max(0, position + 1 - window) // 4
+    assert (
+        WindowGroup(1, 5, 4, window).first(position) == first == max(0, position + 1 - window) // 4
+    )
 
 
 def test_a_long_sequence_holds_no_more_than_its_window() -> None:
     harness = windowed({8: 7})
     harness.add("long", prompt_of(0, 100), 100)
-    [window] = harness.groups.windows
+    [window] = harness.window_groups
     while harness.scheduler.busy:
         harness.step()
         assert window.num_used <= 3, "eight tokens lie in three blocks of four"
@@ -100,7 +102,7 @@ def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
     assert [harness.ask("first", prompt), harness.ask("again", prompt)] == [0, 60]
     assert harness.groups.prefix is not None
     blocks = harness.groups.prefix.match(keys_of(prompt))
-    narrow, wide = harness.groups.windows
+    narrow, wide = harness.window_groups
     narrow.drop(blocks[14])
     assert len(harness.groups.resumable(blocks)) == 14
     for place, left in ((13, 13), (12, 12), (2, 12), (11, 11)):

@@ -51,15 +51,9 @@ class Sequence:
     keys: list[bytes] = field(factory=list)
     """Content keys of the leading full blocks: see `kvcache.extend_keys`."""
     block_ids: list[int] = field(factory=list)
-    """Its blocks in the full group."""
-    held_from: list[int] = field(factory=list)
-    """For each sliding window's group, the index of the first block that it holds there."""
+    """Its blocks: names of tokens' places in every cache group."""
     num_inserted: int = 0
     """Leading blocks already inserted into the prefix cache."""
-    snapshots_at: tuple[int, ...] = ()
-    """Positions at which to take a snapshot of its recurrent states."""
-    last_snapshot: int | None = None
-    """Index of the block after which its last snapshot was taken, if any."""
     end_ids: frozenset[int] = field(init=False)
     """Tokens that end it."""
     inner: range = field(init=False)
@@ -135,17 +129,18 @@ class BlockUpdate(NamedTuple):
     block_id: int
 
 
-class StateCopy(NamedTuple):
-    """Copy the states in one slot to another, in every layer that keeps states."""
+class Copy(NamedTuple):
+    """Copy one place of a cache group to another, in every layer of the group."""
 
+    group: int
     source: int | None
     """None: zeros."""
     target: int
 
 
 class Move(NamedTuple):
-    """Copy a block's content to another one of its cache group, before the forward pass. A sequence
-    with a pending move has no slice; the runner reports the move's key once it is done."""
+    """The same before the forward pass, but a sequence waits for it: it has no slice until the
+    runner reports the move's key, once it is done."""
 
     key: int
     group: int
@@ -162,10 +157,10 @@ class Step:
     new_sequences: tuple[NewSequence, ...] = ()
     block_updates: tuple[BlockUpdate, ...] = ()
     moves: tuple[Move, ...] = ()
-    copies_before: tuple[StateCopy, ...] = ()
-    """Before the forward pass: the initial states of new sequences."""
-    copies_after: tuple[StateCopy, ...] = ()
-    """After it: snapshots."""
+    copies_before: tuple[Copy, ...] = ()
+    """Before the forward pass: what new sequences resume from."""
+    copies_after: tuple[Copy, ...] = ()
+    """After it: what later ones may resume from."""
     drafts: Mapping[int, tuple[int, ...]] = field(factory=dict)
     """Drafts by row, where they are not the proposer's."""
 

@@ -4,7 +4,6 @@ values."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -22,11 +21,19 @@ from hypothesis.stateful import (
 
 from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
-from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
+from inferno.core.kvcache import (
+    CacheGroup,
+    CacheGroups,
+    FullGroup,
+    Snapshots,
+    StateGroup,
+    WindowGroup,
+    extend_keys,
+)
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.request.requests import FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.fake_runner import FakeRunner, continuation
+from inferno.testing.fake_runner import FakeRunner, continuation, views_of
 from inferno.testing.installed import Installed
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
@@ -35,12 +42,20 @@ BUDGET = 6
 ROWS = 4
 WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
 """Window -> blocks of its group: enough for little more than one sequence."""
-GROUPS: Mapping[str, Mapping[str, Any]] = {
-    "full": {},
-    "windows": {"windows": WINDOWS},
-    "states": {"num_snapshots": 3},
-    "all": {"windows": WINDOWS, "num_snapshots": 1},
+GROUPS: Mapping[str, Callable[[], list[CacheGroup]]] = {
+    "full": lambda: [FullGroup()],
+    "windows": lambda: [FullGroup(), *_windows()],
+    "states": lambda: [FullGroup(), _states(1, num_snapshots=3)],
+    "all": lambda: [FullGroup(), *_windows(), _states(3, num_snapshots=1)],
 }
+
+
+def _windows() -> list[CacheGroup]:
+    return [WindowGroup(i, WINDOWS[w], BLOCK_SIZE, w) for i, w in enumerate(WINDOWS, 1)]
+
+
+def _states(index: int, num_snapshots: int) -> CacheGroup:
+    return StateGroup(index, Snapshots(ROWS, num_snapshots), BLOCK_SIZE, interval=6)
 
 
 class CachePolicyTests(Installed):
@@ -61,7 +76,7 @@ class CachePolicyTests(Installed):
         self, item: CachePolicy, groups: str
     ) -> None:
         run_state_machine_as_test(
-            lambda: _Machine(item.build, **GROUPS[groups]),  # type: ignore[arg-type]  # whatever makes one will do
+            lambda: CacheMachine(item.build, GROUPS[groups]()),  # type: ignore[arg-type]  # whatever makes one will do
             settings=settings(
                 max_examples=self.max_examples,
                 stateful_step_count=30,
@@ -74,7 +89,7 @@ class CachePolicyTests(Installed):
 
     def test_a_prompt_seen_before_is_found(self, item: CachePolicy) -> None:
         prompt = [0, 1, 1, 0, 1, 0, 0]
-        machine = _Machine(item.build)
+        machine = CacheMachine(item.build)
         for _ in range(2):
             machine.add(prompt, 1, 0, "")
             machine.drain()
@@ -91,13 +106,13 @@ class CachePolicyTests(Installed):
         assert not any(prefix.contains(block) for block in range(NUM_BLOCKS))
 
     def test_clearing_gives_every_idle_block_back(self, item: CachePolicy) -> None:
-        machine = _Machine(item.build)
+        machine = CacheMachine(item.build)
         machine.add([0, 1, 1, 0, 1], 4, 0, "")
         machine.drain()
         machine.groups.reset()
         assert machine.groups.prefix is not None and machine.groups.prefix.num_idle == 0
         machine.groups.check()
-        assert machine.groups.num_available == NUM_BLOCKS
+        assert machine.groups.available() == NUM_BLOCKS
 
 
 def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
@@ -180,26 +195,23 @@ class _Watched:
         return blocks
 
 
-class _Machine(RuleBasedStateMachine):
-    """Requests come, run, share prefixes, are preempted and aborted."""
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, run, share prefixes, are preempted and aborted, over these cache groups."""
 
     requests: Bundle[str] = Bundle("requests")
 
     def __init__(
         self,
         build: Callable[[int], PrefixCache | None],
-        windows: Mapping[int, int] = MappingProxyType({}),
-        num_snapshots: int | None = None,
+        groups: Sequence[CacheGroup] = (FullGroup(),),
     ) -> None:
         super().__init__()
-        has_states = num_snapshots is not None
-        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, tuple(windows), has_states)
+        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, *views_of(groups))
         self.groups = CacheGroups(
             NUM_BLOCKS,
             BLOCK_SIZE,
             _Watched(_built(build), self.runner),
-            [WindowBlocks(count, BLOCK_SIZE, window) for window, count in windows.items()],
-            Snapshots(ROWS, num_snapshots, interval=6) if num_snapshots is not None else None,
+            groups,
         )
         self.scheduler = Scheduler(
             self.groups,

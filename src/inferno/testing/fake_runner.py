@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 from inferno.constraints import NO_MASKS, Drafts, Masks
-from inferno.core.types import Move, Sampled, Slice, StateCopy, Step, Verified
+from inferno.core.kvcache import CacheGroup, StateGroup, WindowGroup
+from inferno.core.types import Copy, Move, Sampled, Slice, Step, Verified
 
 Tokens = tuple[int, ...]
 
@@ -37,9 +38,9 @@ class FakeRunner:
     """Runs steps as a model would, and checks the scheduler.
 
     A cache slot holds the tokens up to its own, which its keys and values depend on. When a step's
-    tokens are stored, all slots they attend to must hold their prefix: all earlier ones in the full
-    group, and those within the window in the group of each of `windows`. A recurrent state holds
-    all tokens it has seen, which must be those before a slice. The next token is a hash of all
+    tokens are stored, all slots they attend to must hold their prefix: in each group of `windows`
+    those within the window, or all. A recurrent state holds all tokens it has seen, which must be
+    those before a slice. The next token is a hash of all
     tokens before it, so each sequence has one correct continuation: `continuation`. Drafts are what
     `propose` returns for the tokens so far and the number wanted. An embedding is the number of
     tokens it was computed from.
@@ -47,8 +48,10 @@ class FakeRunner:
 
     block_size: int
     vocab_size: int = 4
-    windows: Sequence[int] = ()
+    windows: Sequence[int | None] = (None,)
+    """The sliding window of each group with block tables; None: its layers attend to all tokens."""
     has_states: bool = False
+    """Whether the group after these has recurrent states."""
     propose: Callable[[Sequence[int], int], Sequence[int]] = lambda token_ids, count: ()
     states: dict[int, Tokens] = field(factory=dict)
     """Slot -> tokens that its state has seen."""
@@ -67,10 +70,10 @@ class FakeRunner:
     """By group: slot -> tokens up to its own."""
 
     def __attrs_post_init__(self) -> None:
-        self._contents = [{} for _ in (None, *self.windows)]
+        self._contents = [{} for _ in self.windows]
 
     def content(self, block_id: int) -> Tokens:
-        """Tokens up to the end of a block in the full group."""
+        """Tokens up to the end of a block that is at this place of group 0."""
         return self._contents[0][block_id * self.block_size + self.block_size - 1]
 
     def run(self, step: Step) -> Sampled:
@@ -99,7 +102,7 @@ class FakeRunner:
         if cut is not None:
             drafts = cut({row: ids for row, ids in self._drafts.items() if ids})
             self._drafts = {row: tuple(drafts.get(row, ())) for row in rows}
-        for group, window in enumerate((None, *self.windows)):
+        for group, window in enumerate(self.windows):
             self._store(step, group, window)
         self._copy(step.copies_after)
         self.computed.append(step.num_tokens)
@@ -146,18 +149,24 @@ class FakeRunner:
         moved = tuple(dict.fromkeys(move.key for move in step.moves))
         return Sampled(token_ids, verified, embeddings=embeddings, moved=moved)
 
-    def _move(self, move: Move) -> None:
-        content = self._contents[move.group]
-        for offset in range(self.block_size):
-            if (held := content.get(move.source * self.block_size + offset)) is not None:
-                content[move.target * self.block_size + offset] = held
+    def _move(self, move: Copy | Move) -> None:
+        content, size = self._contents[move.group], self.block_size
+        assert move.source is not None, "only states begin with zeros"
+        for offset in range(size):
+            if (tokens := content.get(move.source * size + offset)) is not None:
+                content[move.target * size + offset] = tokens
 
-    def _copy(self, copies: tuple[StateCopy, ...]) -> None:
-        sources = {c.target: () if c.source is None else self.states[c.source] for c in copies}
-        assert not copies or self.has_states, "a state is copied, but no layer has one"
-        assert not sources.keys() & {c.source for c in copies}, "a slot is copied and overwritten"
-        assert len(sources) == len(copies), "two states are copied to one slot"
-        self.states.update(sources)
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        sources = {(copy.group, copy.source) for copy in copies}
+        targets = {(copy.group, copy.target) for copy in copies}
+        assert not sources & targets, "a place is copied and overwritten"
+        assert len(targets) == len(copies), "two copies have one target"
+        for copy in copies:
+            if copy.group < len(self.windows):
+                self._move(copy)
+            else:
+                assert self.has_states, "a state is copied, but no layer has one"
+                self.states[copy.target] = () if copy.source is None else self.states[copy.source]
 
     def _store(self, step: Step, group: int, window: int | None) -> None:
         content = self._contents[group]
@@ -206,3 +215,11 @@ def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int
     for _ in range(count):
         tokens.append(next_token(tokens, vocab_size))
     return tokens[len(prompt) :]
+
+
+def views_of(groups: Sequence[CacheGroup]) -> tuple[list[int | None], bool]:
+    """What a `FakeRunner` must know of cache groups, of which those with states come last: the
+    windows, and whether there are states."""
+    paged = [group for group in groups if not isinstance(group, StateGroup)]
+    windows = [group.window if isinstance(group, WindowGroup) else None for group in paged]
+    return windows, len(paged) < len(groups)

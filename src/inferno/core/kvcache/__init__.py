@@ -1,17 +1,27 @@
-"""The cache of keys, values and states: blocks and slots by group, content keys, and tensors."""
+"""The cache of keys, values and states: blocks and their places by group, content keys, tensors."""
 
-from inferno.core.kvcache.blocks import BlockPool, WindowBlocks
+from inferno.core.kvcache.blocks import BlockPool
+from inferno.core.kvcache.full import FullGroup
+from inferno.core.kvcache.group import CacheGroup, IsCached
 from inferno.core.kvcache.groups import CacheGroups, Match
 from inferno.core.kvcache.keys import extend_keys
-from inferno.core.kvcache.states import Snapshots
+from inferno.core.kvcache.sharing import fork_of, is_being_computed
+from inferno.core.kvcache.state import Snapshots, StateGroup
 from inferno.core.kvcache.tensors import KVCache
+from inferno.core.kvcache.window import WindowGroup
 
 __all__ = [
     "BlockPool",
+    "CacheGroup",
     "CacheGroups",
+    "FullGroup",
+    "IsCached",
     "KVCache",
     "Match",
     "Snapshots",
-    "WindowBlocks",
+    "StateGroup",
+    "WindowGroup",
     "extend_keys",
+    "fork_of",
+    "is_being_computed",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from inferno.contracts import CacheTensor
-    from inferno.core.types import Move, StateCopy
-    from inferno.nn import Attention, State
+    from inferno.core.types import Copy, Move
     from inferno.plan import Plan
 
 
@@ -25,7 +24,6 @@ class KVCache:
     *shape of one state). All layers of a group have the same number of blocks or slots."""
 
     layers: tuple[Mapping[str, Tensor], ...]
-    state_layers: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     """The layers of each group."""
 
@@ -40,7 +38,6 @@ class KVCache:
             [held[i] for i in ids],
             [units[i] for i in ids],
             plan.device.torch_name,
-            tuple(layer for use in plan.states for layer in use.layers),
             tuple(group.layers for group in plan.groups),
         )
 
@@ -50,7 +47,6 @@ class KVCache:
         layouts: Sequence[Mapping[str, CacheTensor]],
         num_units: int | Sequence[int],
         device: str,
-        state_layers: tuple[int, ...] = (),
         groups: tuple[tuple[int, ...], ...] = (),
     ) -> KVCache:
         """Allocate one layout per layer. `num_units` is the number of blocks or slots, for all
@@ -61,49 +57,42 @@ class KVCache:
                 {name: _zeros(count, tensor, device) for name, tensor in layout.items()}
                 for layout, count in zip(layouts, counts, strict=True)
             ),
-            state_layers,
             groups,
         )
 
     def bind(self, model: nn.Module) -> None:
         """Give every attention and state layer its tensors."""
-        for module in _layers_of(model):
-            module.cache = self.layers[module.layer_id]
+        from inferno.nn import Attention, State
 
-    @staticmethod
-    def unbind(model: nn.Module) -> None:
-        """Take the tensors from every layer, so that their memory is free."""
-        for module in _layers_of(model):
-            module.cache = {}
+        for module in model.modules():
+            if isinstance(module, Attention | State):
+                module.cache = self.layers[module.layer_id]
 
-    def copy_blocks(self, moves: Sequence[Move]) -> None:
-        """Copy whole blocks in every layer of their groups. No target is a source."""
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy whole places in every layer of their groups, in order: what one move copied may be
+        another's source."""
         for move in moves:
             for layer in self.groups[move.group]:
                 for tensor in self.layers[layer].values():
                     tensor[move.target] = tensor[move.source]
 
-    def copy_states(self, copies: Sequence[StateCopy]) -> None:
-        """Copy whole slots in every recurrent layer, or clear them. No slot is both a source and a
-        target."""
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy whole places in every layer of their groups, or clear them, all at once: no place is
+        both a source and a target."""
         from inferno.device.staging import sent
 
-        cleared = [copy.target for copy in copies if copy.source is None]
-        copied = [copy for copy in copies if copy.source is not None]
-        sources, targets = [c.source for c in copied], [c.target for c in copied]
-        for layer in self.state_layers:
-            for tensor in self.layers[layer].values():
-                if cleared:
-                    tensor[sent(cleared, tensor.device)] = 0
-                if copied:
-                    held = tensor[sent(sources, tensor.device)]
-                    tensor[sent(targets, tensor.device)] = held
-
-
-def _layers_of(model: nn.Module) -> Iterator[Attention | State]:
-    from inferno.nn import Attention, State
-
-    return (m for m in model.modules() if isinstance(m, Attention | State))
+        for group in dict.fromkeys(copy.group for copy in copies):
+            of_group = [copy for copy in copies if copy.group == group]
+            cleared = [copy.target for copy in of_group if copy.source is None]
+            pairs = [(c.source, c.target) for c in of_group if c.source is not None]
+            sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+            for layer in self.groups[group]:
+                for tensor in self.layers[layer].values():
+                    if cleared:
+                        tensor[sent(cleared, tensor.device)] = 0
+                    if pairs:
+                        copied = tensor[sent(sources, tensor.device)]
+                        tensor[sent(targets, tensor.device)] = copied
 
 
 def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:

@@ -117,16 +117,16 @@ class ModelRunner:
                 part.admit(new)
             if new.request.pooling is None:
                 self._sampler.admit(new.row, new.request, new.token_ids)
-        self.cache.copy_blocks(step.moves)
+        self.cache.move(step.moves)
         if step.copies_before:
-            self.cache.copy_states(step.copies_before)
+            self.cache.copy(step.copies_before)
         launched = LaunchedStep(step, self.plan, self.draw)
         if step.slices:
             self._compute_step(launched, cut)
         elif cut is not None:
             cut({})
         if step.copies_after:
-            self.cache.copy_states(step.copies_after)
+            self.cache.copy(step.copies_after)
         return launched
 
     def _compute_step(self, launched: LaunchedStep, cut: Callable[[Drafts], Drafts] | None) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count as counter
 from time import monotonic
 
-from inferno.core.kvcache import CacheGroups
+from inferno.core.kvcache import CacheGroups, fork_of, is_being_computed
 from inferno.core.schedule.drafts import MOST_SUGGESTED, DraftCost
 from inferno.core.schedule.finish import embedding_of, limit_of, output_of, outputs_of
-from inferno.core.types import BlockUpdate, Move, NewSequence, Sampled, Sequence, Slice, Step
+from inferno.core.types import BlockUpdate, Copy, Move, NewSequence, Sampled, Sequence, Slice, Step
 from inferno.errors import InfernoError, NonFiniteError
 from inferno.request.requests import EngineOutput, EngineStats, Request
 
@@ -44,11 +44,9 @@ class Scheduler:
         max_num_batched_tokens: int = 2048,
         drafts: DraftCost | None = None,
     ) -> None:
-        assert drafts is None or not groups.has_states, "the plan refuses drafts for these models"
-        longest = groups.blocks_for(min(max_model_len, max_num_batched_tokens))
-        assert all(w.num_blocks > groups.blocks_for(w.window) + longest for w in groups.windows), (
-            "too few blocks for one sequence"
-        )
+        assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
+        longest = min(max_model_len, max_num_batched_tokens)
+        assert groups.fits(longest), "too few blocks for one sequence"
         self._groups = groups
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -62,7 +60,8 @@ class Scheduler:
         self._suggestions: dict[int, tuple[int, ...]] = {}  # by row, for the step being planned
         self._in_flight: deque[list[Sequence | None]] = deque()
         """The sequence of each slice of each planned step; None once it has lost its row."""
-        self._moves: list[Move] = []  # for the next step
+        self._moves: list[Move] = []  # for the next step, as are these
+        self._copies: list[Copy] = []
         self._arriving: dict[int, Sequence] = {}  # by the key of the move that they wait for
         self._move_keys = counter()
         self._updates: list[BlockUpdate] = []
@@ -88,7 +87,7 @@ class Scheduler:
 
     def suggest(self, request_id: str, token_ids: SequenceOf[int]) -> None:
         """Replace a request's suggested drafts. Models with recurrent states take none."""
-        if not self._groups.has_states:
+        if self._groups.rolls_back:
             self._by_id[request_id].suggested = tuple(token_ids[:MOST_SUGGESTED])
 
     def request_of(self, row: int) -> Request:
@@ -125,6 +124,7 @@ class Scheduler:
             return Step(())  # block updates wait for a step that is launched
         updates, self._updates = self._updates, []
         moves, self._moves = self._moves, []
+        copies, self._copies = self._copies, []
         drafts, self._suggestions = self._suggestions, {}
         groups, running = self._groups, self._running
         step = Step(
@@ -132,8 +132,8 @@ class Scheduler:
             tuple([NewSequence.of(s) for s in admitted]),
             tuple(updates),
             tuple(moves),
-            tuple([copy for sequence in admitted for copy in groups.begin(sequence)]),
-            groups.save_all((running[s.row], s.start + s.num_tokens) for s in slices),
+            tuple(copies),
+            groups.save((running[s.row], s.start + s.num_tokens) for s in slices),
             {s.row: drafts[s.row] for s in slices if s.row in drafts} if drafts else drafts,
         )
         self._in_flight.append([running[s.row] for s in slices])
@@ -145,7 +145,7 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         slices: list[Slice] = []
         preempted = False
-        block_size, has_states = self._groups.block_size, self._groups.has_states
+        block_size, saves = self._groups.block_size, self._groups.saves
         sequences = list(self._running.values())
         for later, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if sequence.row is None:  # preempted for one before it
@@ -159,7 +159,7 @@ class Scheduler:
             if unknown and (sequence.num_left <= 0 or self._pays_to_wait(sequence)):
                 continue
             count = pending if pending <= budget else budget
-            if has_states:
+            if saves:
                 count = self._groups.slice_tokens(sequence, start, count)
             if start + count > len(sequence.block_ids) * block_size:
                 preempted |= (victim := self._extend(sequence, start + count)) is not None
@@ -198,7 +198,7 @@ class Scheduler:
         groups = self._groups
         missing = groups.blocks_for(stop + count) - len(sequence.block_ids)
         if missing > 0:
-            if groups.num_available < missing + num_running:
+            if groups.available() < missing + num_running:
                 count = len(sequence.block_ids) * groups.block_size - stop
             else:
                 self._updates += groups.acquire(sequence, missing)
@@ -212,7 +212,7 @@ class Scheduler:
         are too few; returns the last one preempted, which may be `sequence` itself."""
         missing = self._groups.blocks_for(num_tokens) - len(sequence.block_ids)
         victim: Sequence | None = None
-        while self._groups.num_available < missing:
+        while self._groups.available() < missing:
             victim = max(self._running.values(), key=lambda s: (s.request.priority, s.arrival))
             self._preempt(victim)
             if victim is sequence:
@@ -232,32 +232,36 @@ class Scheduler:
         """Give the first waiting sequence a row and its cached blocks. Returns None while its first
         slice does not fit: no other sequence overtakes it."""
         groups, num_running = self._groups, len(self._running)
-        if not self._waiting or not self._rows or groups.num_available <= num_running:
+        if not self._waiting or not self._rows or groups.available() <= num_running:
             return None  # even the longest prefix hit leaves one block to acquire
         sequence = self._waiting[0][2]
         match = groups.match(sequence)
         num_found = len(match.block_ids)
-        if groups.is_being_computed(sequence, num_found, self._running.values()):
+        running, size = self._running.values(), groups.block_size
+        if is_being_computed(sequence, num_found, running, size):
             return None  # a step or two later it is a prefix hit
-        start = num_found * groups.block_size
+        start = num_found * size
         count = min(len(sequence.token_ids) - start, budget)
         missing = groups.blocks_for(start + count) - num_found
         # Idle hits cannot be evicted to make room. One block is left for each running sequence to
         # grow into.
-        if groups.num_available_after(match.block_ids) < missing + num_running:
+        if groups.available(match.block_ids) < missing + num_running:
             return None
         heapq.heappop(self._waiting)
         sequence.row = self._rows.pop()
         self._running[sequence.row] = sequence
         sequence.num_computed, sequence.num_inserted = start, num_found
-        self._updates += groups.resume(sequence, match)
-        if (source := groups.fork_of(sequence, match.last, self._running.values())) is not None:
-            updates, copies = groups.acquire_copy(sequence, source)
+        updates, copies = groups.resume(sequence, match)
+        self._updates += updates
+        self._copies += copies
+        source = fork_of(sequence, match.last, running, size, groups.has_places)
+        if source is not None:
+            updates, moved = groups.acquire_copy(sequence, source)
             self._updates += updates
-            if copies:
+            if moved:
                 sequence.arriving = key = next(self._move_keys)
                 self._arriving[key] = sequence
-                self._moves += [Move(key, *copy) for copy in copies]
+                self._moves += [Move(key, *places) for places in moved]
             sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
         self._count_admission(sequence)
@@ -316,8 +320,7 @@ class Scheduler:
                     sequence.record_drafts(num_drafts, num_accepted)
                     self.stats.count_drafts(num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
-                self._updates += groups.insert(sequence)
-                groups.free_before(sequence)
+                self._updates += groups.advance(sequence)
             if samples:
                 token_id = token_ids[index]
                 is_plain = stop in sequence.inner and token_id not in sequence.end_ids
@@ -360,7 +363,7 @@ class Scheduler:
         for sequence in list(self._running.values()):
             self._preempt(sequence)
         self._in_flight.clear()
-        self._moves, self._updates = [], []
+        self._moves, self._copies, self._updates = [], [], []
         self._gauge()
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -389,8 +392,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Check the invariants, for tests."""
-        self._groups.check()
-        self._groups.check_held(self._running.values())
+        self._groups.check(self._running.values())
         rows = [s.row for s in self._running.values() if s.row is not None]
         assert sorted(rows + self._rows) == list(range(len(self._running) + len(self._rows))), (
             "a row is lost or held twice"
