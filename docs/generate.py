@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,11 @@ from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
 from inferno.request import sampling_params
-from inferno.server import FIELDS
+from inferno.server import api
 from inferno.server.access import keys
+from inferno.server.endpoints import fields_by_endpoint, installed_apis
+from inferno.server.fields.support import Field
+from inferno.server.http.apis import Apis
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"
@@ -301,6 +304,12 @@ def index() -> str:
             for kind in offer.item.kinds
         },
         "command": _declared(catalog, "inferno_commands"),
+        "endpoint": {
+            path: offer.distribution
+            for offer in catalog.of("inferno_endpoints")
+            if _is_ours(offer.distribution)
+            for path in offer.item.paths
+        },
         "model": {
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")
@@ -441,9 +450,16 @@ def _option_default(option: click.Option, context: click.Context) -> str:
     return f"`{' '.join(map(str, default)) if isinstance(default, tuple) else default}`"
 
 
+def endpoints() -> Mapping[str, Sequence[Field]]:
+    """The fields of every endpoint of this repository's distributions."""
+    known = installed_apis().mounted
+    ours = [each for each in known if each.distribution == "inferno" or _is_ours(each.distribution)]
+    return fields_by_endpoint(Apis(tuple(ours)))
+
+
 def endpoint(path: str) -> str:
     rows = []
-    for field in FIELDS[path]:
+    for field in endpoints()[path]:
         note = field.note + (
             f" Fine: {', '.join(f'`{json.dumps(v)}`' for v in field.harmless)}."
             if field.harmless
@@ -484,6 +500,7 @@ _MODULES = {
     "options": options,
     "outputs": outputs,
     "cli.config": config,
+    "server": api,
     "server.keys": keys,
 }
 _KINDS: dict[str, Callable[..., str]] = {

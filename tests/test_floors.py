@@ -17,8 +17,8 @@ SRC = ROOT / "src" / "inferno"
 FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"__main__"},
     {"cli"},
-    {"server"},
     {"testing"},
+    {"server"},
     {"llm", "convert", "gpu_report"},
     {"process"},
     {"core"},
@@ -48,6 +48,8 @@ FOR_PLUGINS = {
 COMMANDS = ROOT / "plugins" / "commands"
 """Released together with the kernel, whose rooms they may import below the command line."""
 ABOVE_COMMANDS, FOR_COMMANDS = {"__main__", "cli", "server", "testing"}, {"inferno.cli.options"}
+FOR_ENDPOINTS = "inferno.server.api"
+"""What plugins with endpoints may import of the server."""
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
 PLUGIN_TESTS = sorted(
@@ -76,6 +78,18 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
+
+
+def has_endpoints(path: Path) -> bool:
+    """Whether a plugin's module is of a distribution that adds endpoints to the server."""
+    project = ROOT.joinpath(*path.relative_to(ROOT).parts[:3], "pyproject.toml")
+    return "inferno.endpoints" in project.read_text()
+
+
+def is_library(path: Path) -> bool:
+    """Whether it is of a library over the Python API, which imports what `import inferno` offers,
+    and nothing below."""
+    return path.is_relative_to(ROOT / "plugins" / "api") and not has_endpoints(path)
 
 
 def rooms(path: Path) -> set[str]:
@@ -115,8 +129,7 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
     for path in PLUGIN_MODULES:
         own = path.relative_to(ROOT).parts[4]
         command = path.is_relative_to(COMMANDS)
-        # A library over the Python API imports what `import inferno` offers, and nothing below.
-        library = path.is_relative_to(ROOT / "plugins" / "api")
+        endpoints, library = has_endpoints(path), is_library(path)
         for module, name in imports(ast.parse(path.read_text())):
             package, *rest = module.split(".")
             if package == "inferno" and library:
@@ -125,7 +138,8 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
                 known = bool(rest) and rest[0] not in ABOVE_COMMANDS or module in FOR_COMMANDS
                 known |= name in PUBLIC or name == "host"
             elif package == "inferno":
-                known = bool(rest) and rest[0] in FOR_PLUGINS or name == "hookimpl"
+                known = bool(rest) and rest[0] in FOR_PLUGINS or name in ("hookimpl", "__version__")
+                known |= endpoints and module == FOR_ENDPOINTS
             else:
                 known = not package.startswith("inferno_") or package == own
             if not known:
@@ -137,7 +151,7 @@ def test_a_plugins_tests_know_the_public_modules_and_no_other_plugin() -> None:
     """What a stranger's tests may count on: the kit's public names, not its modules."""
     found = []
     for path in PLUGIN_TESTS:
-        if path.is_relative_to(COMMANDS):
+        if path.is_relative_to(COMMANDS) or has_endpoints(path):
             continue  # they are tests of the kernel's rooms too
         own = path.relative_to(ROOT).parts[2].replace("-", "_")
         for module, name in imports(ast.parse(path.read_text())):

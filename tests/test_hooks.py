@@ -10,7 +10,7 @@ from inferno import contracts, hookspecs
 from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
-MAX_HOOKS = 15
+MAX_HOOKS = 16
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -21,6 +21,7 @@ MissingKind = Literal[
     "grammar",
     "size",
     "command",
+    "endpoint",
 ]
 """Kinds of things that a distribution may provide."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         CheckpointFormat,
         Command,
         Declaration,
+        Endpoints,
         GrammarProvider,
         Hint,
         KernelProvider,
@@ -44,9 +45,9 @@ hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
 """Marks a plugin's function as an implementation of the hook of its name. Plugins import it as
 `inferno.hookimpl`."""
 
-ENGINE, COMMANDS = "inferno", "inferno.commands"
-"""Groups of entry points: what runs and serves models; what the command line lists. Each is loaded
-where it is needed, so that neither slows the other's start."""
+ENGINE, COMMANDS, ENDPOINTS = "inferno", "inferno.commands", "inferno.endpoints"
+"""Groups of entry points: what runs models; what the command line lists; what only a server has.
+Each is loaded where it is needed, so that none slows the other's start."""
 F = TypeVar("F", bound="Callable[..., object]")
 
 
@@ -184,6 +185,14 @@ class ProvidesCommands(Protocol):
     @_hook("command", hinted="command", group=COMMANDS)
     def inferno_commands(self) -> list[Command]:
         """Commands of the command line, in a module of the entry-point group `inferno.commands`."""
+        ...
+
+
+class ProvidesEndpoints(Protocol):
+    @_hook("endpoints", group=ENDPOINTS)
+    def inferno_endpoints(self) -> list[Endpoints]:
+        """HTTP endpoints of the server, in a module of the entry-point group
+        `inferno.endpoints`."""
         ...
 
 

@@ -34,7 +34,7 @@ class Live:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
-                http=Door(limits or Limits()).protocol,  # type: ignore[arg-type]
+                http=Door(limits or Limits(), self.app.state.apis).protocol,  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=1,

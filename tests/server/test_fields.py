@@ -13,9 +13,11 @@ from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.errors import RequestError
 from inferno.request.sampling_params import SamplingParams
-from inferno.server import FIELDS
+from inferno.server.endpoints import fields_by_endpoint
+from inferno.server.http.apis import Apis
 
 Start = Callable[..., TestClient[Any]]
+FIELDS = fields_by_endpoint(Apis())
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OPENAI = {
     CHAT: "openai.types.chat.completion_create_params:CompletionCreateParamsBase",

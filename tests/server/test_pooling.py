@@ -216,17 +216,12 @@ def test_bad_requests_name_the_field(client: Start, body: dict[str, Any], param:
     assert answer.json()["error"]["param"] == param
 
 
-def test_every_api_has_the_layers_behind_the_pooling(client: Start) -> None:
+def test_embeddings_and_scores_have_the_layers_behind_the_pooling(client: Start) -> None:
     pooling = pooling_of(TRANSFORMER, MEAN, dense(), config={"hidden_size": 4})
     assert (pooling.unsupported, pooling.size) == ("", 2)
     start = client(FakeLLM(pooling=pooling))
     [entry] = start.post("/v1/embeddings", json={"input": "a"}).json()["data"]
     assert entry["embedding"] == [3.0, 5.0]
-    ollama = start.post("/api/embeddings", json={"model": "fake", "prompt": "a"}).json()
-    assert ollama["embedding"] == [3.0, 5.0]
-    body = {"model": "fake", "input": "a"}
-    [unit] = start.post("/api/embed", json=body).json()["embeddings"]
-    assert unit == pytest.approx([3 / 34**0.5, 5 / 34**0.5])
     pair = {"text_1": "a", "text_2": "b"}  # they differ in what the layer drops
     [scored] = start.post("/v1/score", json=pair).json()["data"]
     assert scored["score"] == pytest.approx(1)

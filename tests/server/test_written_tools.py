@@ -1,4 +1,4 @@
-"""Tools for a chat template that has none, through every API that has tools."""
+"""Tools for a chat template that has none, through every API of the server that has tools."""
 
 from __future__ import annotations
 
@@ -57,20 +57,10 @@ def messages(call: Any = None) -> dict[str, Any]:
     return {"max_tokens": 256, "messages": [USER, *(turns if call else [])], "tools": [tool]}
 
 
-def ollama(call: Any = None) -> dict[str, Any]:
-    calls = [{"function": {"name": "f", "arguments": {"a": 1}}}]
-    turns = [
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_name": "f", "content": "seven"},
-    ]
-    return {"messages": [USER, *(turns if call else [])], "tools": [TOOL], "stream": False}
-
-
 APIS = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
     "/v1/messages": messages,
-    "/api/chat": ollama,
 }
 
 
@@ -81,12 +71,8 @@ def calls_of(path: str, answer: Any) -> list[tuple[str, Any]]:
     if path == "/v1/messages":
         items = [each for each in answer["content"] if each["type"] == "tool_use"]
         return [(each["name"], each["input"]) for each in items]
-    message = answer["message"] if path == "/api/chat" else answer["choices"][0]["message"]
-    functions = [each["function"] for each in message["tool_calls"]]
-    return [
-        (f["name"], f["arguments"] if path == "/api/chat" else json.loads(f["arguments"]))
-        for f in functions
-    ]
+    functions = [each["function"] for each in answer["choices"][0]["message"]["tool_calls"]]
+    return [(f["name"], json.loads(f["arguments"])) for f in functions]
 
 
 @pytest.mark.parametrize("path", APIS)

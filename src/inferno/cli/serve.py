@@ -214,6 +214,8 @@ def command(
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
         "store": stored,
+        "disable": values["disable"],
+        "only": values["only"],
         **network.app,
     }
     if is_one:

@@ -57,6 +57,7 @@ from inferno.contracts.commands import Command
 from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.endpoints import Endpoints
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.grammars import (
     GrammarCompiler,
@@ -151,6 +152,7 @@ __all__ = [
     "Drafter",
     "EXPERT_OPS",
     "Encoding",
+    "Endpoints",
     "FetchOptions",
     "FieldEffect",
     "GROUPED",

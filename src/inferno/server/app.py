@@ -17,7 +17,7 @@ from litestar.types import Message, Receive, Scope, Send
 from inferno.server.access.keys import Keys
 from inferno.server.access.limiter import Limiter
 from inferno.server.batches.service import Batches
-from inferno.server.endpoints import BODIES, HANDLERS
+from inferno.server.endpoints import bodies_of, handlers_of, installed_apis
 from inferno.server.generate.pipeline import PING_SECONDS, Pipeline
 from inferno.server.hosting.describe import fields_of
 from inferno.server.hosting.hosted_model import HostedModel, ModelSpec
@@ -75,6 +75,8 @@ def create_app(
     cors_origins: Sequence[str] = (),
     prompt_history: int = PROMPT_HISTORY,
     request_timeout: float | None = None,
+    disable: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
@@ -88,8 +90,10 @@ def create_app(
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent; `log_prompts` keeps prompts in it.
     `prompt_history` is the number of requests of each model that /v1/debug/cache knows. `store`
-    keeps responses and conversations, by default in memory; the app closes it.
+    keeps responses and conversations, by default in memory; the app closes it. `disable` and `only`
+    choose among the plugins that add endpoints, as they do for a model's.
     """
+    apis = installed_apis(disable, only)
     kept, running = store or Store(), Running()
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
@@ -106,10 +110,10 @@ def create_app(
         lambda: map(_view, models.hosted), (lambda: keys.all) if key_metrics else None
     )
     if isinstance(llm, Sequence):
-        only = None
+        single = None
         hosted_models = [HostedModel(spec) for spec in llm]
     else:
-        only = llm
+        single = llm
         limiter = Limiter()
         hosted_models = [HostedModel.loaded(serve(llm, served_names, limiter), limiter)]
     models = Models(
@@ -128,12 +132,12 @@ def create_app(
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, kept.close)
             stack.push_async_callback(background.close)
-            if only is None:
+            if single is None:
                 await stack.enter_async_context(models.running())
             else:
                 if own_llm:
-                    await only.start()
-                    stack.push_async_callback(only.close)
+                    await single.start()
+                    stack.push_async_callback(single.close)
                 await asyncio.to_thread(models.named(None).warm_up)
             running_batches = asyncio.create_task(batches.run(inside))
             stack.push_async_callback(_stopped, running_batches)
@@ -144,10 +148,16 @@ def create_app(
             metrics.answered(message["status"])
 
     app = Litestar(
-        [*HANDLERS, *(page_handlers() if page else ())],
+        [*handlers_of(apis), *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State(
-            {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
+            {
+                "models": models,
+                "metrics": metrics,
+                "strict_params": strict_params,
+                "api_keys": keys,
+                "apis": apis,
+            }
         ),
         dependencies={
             "models": Provide(lambda: models, sync_to_thread=False),
@@ -160,10 +170,10 @@ def create_app(
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
-        openapi_config=openapi_config(BODIES),
+        openapi_config=openapi_config(bodies_of(apis), apis),
         logging_config=None,
     )
-    app.state.fields = fields_of(BODIES)
+    app.state.fields = fields_of(bodies_of(apis))
     app.state.routes = routes = Routes.of(app)
     streams = EarlyStreams(app.asgi_handler)
     recorded = Recorded(streams, on_end, prompts=log_prompts)
@@ -173,7 +183,7 @@ def create_app(
         scope["app"] = scope["litestar_app"] = app
         await recorded(scope, receive, send)
 
-    gate = Gate(streams, routes, frozenset(allowed_hosts), origins)
+    gate = Gate(streams, routes, frozenset(allowed_hosts), origins, apis)
     app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
     return app
 

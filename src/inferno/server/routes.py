@@ -13,12 +13,12 @@ from litestar.params import FromPath, JSONBody
 import inferno
 from inferno.errors import RequestError
 from inferno.llm.defaults import named_values
-from inferno.server.anthropic import models as anthropic
 from inferno.server.fields.schema import DetokenizeRequest, TokenizeRequest
 from inferno.server.hosting.describe import details
 from inferno.server.hosting.hosted_model import HostedModel, LoadState
 from inferno.server.hosting.models import Models
 from inferno.server.hosting.served_model import in_time
+from inferno.server.http.apis import Apis, ModelCards
 from inferno.server.http.errors import RETRY_AFTER
 from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.observe.metrics import Metrics
@@ -31,16 +31,12 @@ _MIN_CHARACTERS = 2**18
 
 @get("/v1/models", sync_to_thread=False)
 def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the models that the key may use, loaded or not, under each of their names. With
-    the header anthropic-version, in Anthropic's format."""
-    record = record_of(request.scope)
-    key = record.key if record is not None else None
-    hosted_models = [
-        hosted for hosted in models.hosted if key is None or key.may_use(hosted.spec.names)
-    ]
-    cards = [_card(hosted, name) for hosted in hosted_models for name in hosted.spec.names]
-    if anthropic.VERSION_HEADER in request.headers:
-        return anthropic.page(cards)
+    """List the models that the key may use, loaded or not, under each of their names. In the format
+    of another API for its clients, if it is installed: Anthropic's send anthropic-version."""
+    usable = usable_models(request, models)
+    cards = [_card(hosted, name) for hosted in usable for name in hosted.spec.names]
+    if other := _other_cards(request):
+        return other.page(cards)
     return {"object": "list", "data": cards}
 
 
@@ -56,8 +52,8 @@ def get_model(
     if record is not None and record.key is not None:
         record.key.check_model(hosted.spec.names)
     found = _card(hosted, wanted)
-    if anthropic.VERSION_HEADER in request.headers:
-        return anthropic.card(found)
+    if other := _other_cards(request):
+        return other.card(found)
     if hosted.served is not None:
         found["x_inferno"] = details(hosted.served, request.app.state.fields)
     return found
@@ -155,6 +151,18 @@ def _health(models: Models) -> str:
         return "loading"
     only = len(models.hosted) == 1
     return "restarting" if only and models.hosted[0].status == "restarting" else "ok"
+
+
+def usable_models(request: Request[Any, Any, Any], models: Models) -> list[HostedModel]:
+    """Return the models that the request's key may use."""
+    record = record_of(request.scope)
+    key = record.key if record is not None else None
+    return [hosted for hosted in models.hosted if key is None or key.may_use(hosted.spec.names)]
+
+
+def _other_cards(request: Request[Any, Any, Any]) -> ModelCards | None:
+    apis: Apis = request.app.state.apis
+    return apis.model_cards(request.headers)
 
 
 def _card(hosted: HostedModel, name: str) -> dict[str, Any]:

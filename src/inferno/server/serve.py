@@ -72,7 +72,7 @@ def run_server(
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
         hosts = (ANY,) if uds is not None else hosts_of(host)
         app = create_app(llm, own_llm=False, **{"allowed_hosts": hosts, **(app_options or {})})
-        door = Door(limits or Limits())
+        door = Door(limits or Limits(), app.state.apis)
         config = uvicorn.Config(
             app,
             http=door.protocol,  # type: ignore[arg-type]  # any callable that makes a protocol

@@ -24,6 +24,7 @@ from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
+from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -80,6 +81,7 @@ __all__ = [
     "CheckpointFormatTests",
     "CommandTests",
     "Encoded",
+    "EndpointsTests",
     "FakeRunner",
     "GrammarProviderTests",
     "KVCache",

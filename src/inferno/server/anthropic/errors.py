@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from attrs import frozen
-from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.server.fields.schema import ERROR_RESPONSES
 from inferno.server.http import errors
-from inferno.server.observe.record import record_of, safe_id
 
-PATH = "/v1/messages"
-"""What the API's paths begin with."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -54,15 +49,6 @@ def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, An
     """Return the status and JSON body. Any exception but an InfernoError becomes an opaque 500."""
     status, body = errors.body(error)
     return status, formatted(status, body, request_id)
-
-
-def request_id_of(request: Request[Any, Any, Any]) -> str:
-    """Return the value that the header x-request-id will have, which Anthropic calls request-id."""
-    record, state = record_of(request.scope), request.scope.get("state", {})
-    own = uuid.uuid4().hex if record is None else record.id
-    if request.headers.get("x-request-id") == own:
-        return own
-    return safe_id(state.get("request_id")) or own
 
 
 RESPONSES = {

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-VERSION_HEADER = "anthropic-version"
-
 
 def card(shown: Mapping[str, Any]) -> dict[str, Any]:
     """Make Anthropic's model object from OpenAI's."""

@@ -17,6 +17,7 @@ from litestar.exceptions import (
 )
 
 from inferno.errors import InfernoError, RequestError
+from inferno.server.http.apis import Apis
 from inferno.server.http.paths import Routes
 from inferno.server.observe.record import current
 
@@ -99,11 +100,14 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def _no_route(request: Request[Any, Any, Any], error: HTTPException) -> HTTPException:
-    """Name the methods or routes that exist instead."""
+    """Name the methods or routes that exist instead, or the distribution that has the path."""
     routes: Routes = request.app.state.routes
+    apis: Apis = request.app.state.apis
     path = shorten(request.url.path, 200)
     if methods := routes.methods(request.url.path):
         error.detail = f"{path} takes no {request.method}. Use {' or '.join(sorted(methods))}."
+    elif missing := apis.missing(request.url.path):
+        error.detail = f"There is no {path} here. {missing}"
     else:
         near = routes.near(request.url.path)
         remedy = f"Did you mean {' or '.join(near)}?" if near else "See /schema for all paths."

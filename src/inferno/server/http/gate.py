@@ -12,6 +12,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferno.errors import OptionError, PermissionDeniedError, RequestError
+from inferno.server.http.apis import Apis
 from inferno.server.http.paths import Routes
 from inferno.server.http.refusals import refuse
 from inferno.server.observe.record import record_of
@@ -19,23 +20,19 @@ from inferno.server.observe.record import record_of
 ANY = "*"
 FILES = "/v1/files"
 """Files are sent as a form. A web page of another origin may not: its browser names that origin."""
-_WITHOUT_TYPE = "/api/"
-"""Ollama's paths take JSON of any type."""
 _CURLS = ("", "application/x-www-form-urlencoded")
 """No type, and curl's default: JSON too. A web page of another origin may send both, too, but its
 browser names that origin."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _PREFLIGHT_SECONDS = b"600"
-_EXPOSED = ", ".join(
-    (
-        *("x-request-id", "request-id", "retry-after", "x-should-retry"),
-        *(
-            f"x-ratelimit-{what}-{of}"
-            for what in ("limit", "remaining", "reset")
-            for of in ("requests", "tokens")
-        ),
-    )
-).encode()
+_EXPOSED = (
+    *("x-request-id", "retry-after", "x-should-retry"),
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+)
 """Headers that web pages may read: by default they may read few."""
 _ORIGIN = re.compile(r"[a-zA-Z][\w+.-]*://[^/\s]+", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -100,6 +97,7 @@ class Gate:
     routes: Routes
     hosts: frozenset[str]
     origins: frozenset[str]
+    apis: Apis
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -113,7 +111,7 @@ class Gate:
         )
         allowed = origin is not None and self._allows(origin)
         if allowed:
-            send = _shared(send, cast(str, origin))
+            send = _shared(send, cast(str, origin), (*_EXPOSED, *self.apis.request_id_headers))
         try:
             self._check_host(given.get(b"host"))
             if method == "OPTIONS" and (methods := self.routes.methods(path)):
@@ -122,10 +120,10 @@ class Gate:
             if origin is not None and not allowed and method not in _SAFE:
                 self._check_own(origin, given.get(b"host", ""))
             if method in self.routes.methods(path) and method not in _SAFE:
-                _check_type(path, given)
+                self._check_type(path, given)
         except (PermissionDeniedError, RequestError) as error:
             record = record_of(scope)
-            await refuse(error, path, record.id if record is not None else "", send)
+            await refuse(error, path, record.id if record is not None else "", send, self.apis)
             return
         if method == "HEAD" and "GET" in self.routes.methods(path):
             send, method = _bodiless(send), "GET"
@@ -153,6 +151,22 @@ class Gate:
     def _allows(self, origin: str) -> bool:
         return ANY in self.origins or origin in self.origins
 
+    def _check_type(self, path: str, given: dict[bytes, str]) -> None:
+        empty = given.get(b"content-length", "0") == "0" and b"transfer-encoding" not in given
+        api = self.apis.of(path)
+        if empty or (api is not None and api.any_content_type):
+            return
+        kind = given.get(b"content-type", "").partition(";")[0].strip().lower()
+        if path == FILES and kind == "multipart/form-data":
+            return
+        if path != FILES and kind in _CURLS:
+            return
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise MediaTypeError(
+                f"the body's Content-Type is {kind[:100] or 'missing'}",
+                "Send JSON with the header Content-Type: application/json.",
+            )
+
     async def _options(
         self, methods: Collection[str], given: dict[bytes, str], send: Send, *, allowed: bool
     ) -> None:
@@ -173,33 +187,17 @@ class Gate:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _check_type(path: str, given: dict[bytes, str]) -> None:
-    empty = given.get(b"content-length", "0") == "0" and b"transfer-encoding" not in given
-    if empty or path.startswith(_WITHOUT_TYPE):
-        return
-    kind = given.get(b"content-type", "").partition(";")[0].strip().lower()
-    if path == FILES and kind == "multipart/form-data":
-        return
-    if path != FILES and kind in _CURLS:
-        return
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise MediaTypeError(
-            f"the body's Content-Type is {kind[:100] or 'missing'}",
-            "Send JSON with the header Content-Type: application/json.",
-        )
-
-
 def _name(host: str) -> str:
     """Return a Host header's name, without its port."""
     bracketed = re.match(r"\[([^\]]*)\]", host)
     return (bracketed[1] if bracketed else host.partition(":")[0]).lower()
 
 
-def _shared(send: Send, origin: str) -> Send:
+def _shared(send: Send, origin: str, exposed: Iterable[str]) -> Send:
     """Let the page at `origin` read the answer."""
     headers: Headers = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", _EXPOSED),
+        (b"access-control-expose-headers", ", ".join(exposed).encode()),
         (b"vary", b"Origin"),
     ]
 

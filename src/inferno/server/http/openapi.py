@@ -15,6 +15,7 @@ import inferno
 from inferno.contracts import RequestField
 from inferno.request.sampling_params import parameters
 from inferno.server.fields.support import Field
+from inferno.server.http.apis import Apis
 
 _ANYWHERE = {
     "400": "Invalid request, or a feature that this server does not support",
@@ -30,26 +31,25 @@ _WITH_BODY = {
     "415": "The body is not JSON",
     "504": "The answer took longer than the request or the server allows",
 }
-_STREAMS = {"/api": "application/x-ndjson", "/v1": "text/event-stream"}
-"""Media type of a streamed answer, by the first part of the path."""
+_STREAM_TYPE, _ONLY_OPENAI = "text/event-stream", Apis()
 
 
-def openapi_config(bodies: Sequence[type[Any]]) -> OpenAPIConfig:
+def openapi_config(bodies: Sequence[type[Any]], apis: Apis) -> OpenAPIConfig:
     """Return the configuration of a document at /schema/openapi.json. `bodies` are the classes of
-    request bodies, whose `rows` describe their fields."""
+    request bodies, whose `rows` describe their fields; `apis` know how each streams."""
     found = {body.__name__: body for body in bodies}
     return OpenAPIConfig(
         title="inferno",
         version=inferno.__version__,
         path="/schema",
-        render_plugins=[_Completed(found)],
+        render_plugins=[_Completed(found, apis)],
     )
 
 
 class _Completed(JsonRenderPlugin):
-    def __init__(self, bodies: Mapping[str, type[Any]]) -> None:
+    def __init__(self, bodies: Mapping[str, type[Any]], apis: Apis) -> None:
         super().__init__()
-        self._bodies = bodies
+        self._bodies, self._apis = bodies, apis
         self._document: dict[str, Any] | None = None
         self._plugin_fields: Sequence[RequestField] = ()
 
@@ -57,7 +57,7 @@ class _Completed(JsonRenderPlugin):
         # Plugins are those of the models that are loaded now.
         found = tuple(request.app.state.models.request_fields.values())
         if self._document is None or found != self._plugin_fields:
-            self._document = complete(openapi_schema, self._bodies, found)
+            self._document = complete(openapi_schema, self._bodies, found, self._apis)
             self._plugin_fields = found
         return super().render(request, self._document)
 
@@ -66,6 +66,7 @@ def complete(
     document: Mapping[str, Any],
     bodies: Mapping[str, type[Any]],
     plugin_fields: Sequence[RequestField] = (),
+    apis: Apis = _ONLY_OPENAI,
 ) -> dict[str, Any]:
     """Return the document with every operation's errors and streams, with the notes and bounds of
     each body's fields, and with the fields that plugins understand. `bodies` are the classes by
@@ -85,7 +86,9 @@ def complete(
             _describe(properties, body.rows)
     for path, operations in whole.get("paths", {}).items():
         for operation in operations.values():
-            _answers(path, operation, schemas)
+            api = apis.of(path)
+            stream_type = api.stream_type if api is not None else _STREAM_TYPE
+            _answers(operation, schemas, stream_type)
     return whole
 
 
@@ -125,7 +128,7 @@ def _describe(properties: dict[str, Any], rows: Sequence[Field]) -> None:
                 branch |= {k: v for k, v in limits.items() if math.isfinite(v)}
 
 
-def _answers(path: str, operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
+def _answers(operation: dict[str, Any], schemas: Mapping[str, Any], stream_type: str) -> None:
     responses = operation["responses"]
     content = operation.get("requestBody", {}).get("content", {})
     body = content.get("application/json", {})
@@ -139,6 +142,4 @@ def _answers(path: str, operation: dict[str, Any], schemas: Mapping[str, Any]) -
         responses.setdefault(status, {"description": text, "content": error})
     name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if "stream" in schemas.get(name, {}).get("properties", {}) and "200" in responses:
-        kind = next((k for prefix, k in _STREAMS.items() if path.startswith(prefix)), None)
-        if kind is not None:
-            responses["200"].setdefault("content", {})[kind] = {"schema": {}}
+        responses["200"].setdefault("content", {})[stream_type] = {"schema": {}}

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from inferno.server.access.keys import PEER_UID
-from inferno.server.http.refusals import formatted
+from inferno.server.http.apis import Apis
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE_SECONDS = 0.1
@@ -50,6 +50,8 @@ class Door:
     """What all connections of a server share."""
 
     limits: Limits = Limits()
+    apis: Apis = Apis()
+    """Whose formats errors have."""
     draining: bool = False
     """New requests are answered, but each answer ends its connection."""
     closing: bool = False
@@ -196,7 +198,8 @@ class Connection(HttpToolsProtocol):
             "code": code,
         }
         path = self.url.decode("latin-1") if self._in_body else ""
-        body = msgspec.json.encode(formatted(path, status, {"error": error}, uuid.uuid4().hex))
+        content = self._door.apis.formatted(path, status, {"error": error}, uuid.uuid4().hex)
+        body = msgspec.json.encode(content)
         if self.cycle is None or self.cycle.response_complete or self._in_body:
             if self._in_body and self.cycle is not None and self.cycle.response_started:
                 self.transport.close()

@@ -3,8 +3,7 @@ server."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from inferno.server.http.apis import Api
 from inferno.server.llamacpp.completion import completion, infill
 from inferno.server.llamacpp.schema import (
     LlamaCompletionRequest,
@@ -13,5 +12,7 @@ from inferno.server.llamacpp.schema import (
 )
 from inferno.server.llamacpp.status import apply_template, props, slots
 
-HANDLERS = (completion, infill, apply_template, props, slots)
-BODIES: tuple[type[Any], ...] = (LlamaCompletionRequest, LlamaInfillRequest, LlamaTemplateRequest)
+API = Api(
+    handlers=(completion, infill, apply_template, props, slots),
+    bodies=(LlamaCompletionRequest, LlamaInfillRequest, LlamaTemplateRequest),
+)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from attrs import define, field
+from litestar import Request
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -195,6 +196,15 @@ class Recorded:
                 record.end()
             finally:
                 self._ended(record)
+
+
+def request_id_of(request: Request[Any, Any, Any]) -> str:
+    """Return the value that the header x-request-id of the request's answer will have."""
+    record, state = record_of(request.scope), request.scope.get("state", {})
+    own = uuid.uuid4().hex if record is None else record.id
+    if request.headers.get("x-request-id") == own:
+        return own
+    return safe_id(state.get("request_id")) or own
 
 
 def safe_id(request_id: str | None) -> str | None:

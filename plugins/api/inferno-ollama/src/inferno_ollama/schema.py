@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from inferno.server.fields.support import Field
-from inferno.server.ollama import support
+from inferno.server.api import Field
+from inferno_ollama import support
 
 
 @frozen(kw_only=True)

@@ -9,18 +9,13 @@ from litestar import Request, Response, delete, get, route
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-import inferno
+from inferno import __version__
 from inferno.errors import RequestError, UnsupportedError
-from inferno.server.hosting.describe import Description
-from inferno.server.hosting.hosted_model import HostedModel
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.observe.record import record_of
-from inferno.server.ollama import errors
-from inferno.server.ollama.schema import OllamaNameRequest, OllamaPullRequest
-from inferno.server.ollama.shape import timestamp
-from inferno.server.ollama.translation import find, plain_name
+from inferno.server.api import Description, Models, Parsed, ServedModel, post_body, usable_models
+from inferno_ollama import errors
+from inferno_ollama.schema import OllamaNameRequest, OllamaPullRequest
+from inferno_ollama.shape import timestamp
+from inferno_ollama.translation import find, plain_name
 
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
 _DENSE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -31,13 +26,13 @@ _NEVER = "2318-01-01T00:00:00Z"
 @get("/api/version", sync_to_thread=False, responses=errors.RESPONSES)
 def version() -> dict[str, str]:
     """Report inferno's version."""
-    return {"version": inferno.__version__}
+    return {"version": __version__}
 
 
 @get("/api/tags", sync_to_thread=False, responses=errors.RESPONSES)
 def tags(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the models that the key may use, under each of their names."""
-    hosted_models = _usable(request, models)
+    hosted_models = usable_models(request, models)
     return {
         "models": [
             _entry(name, hosted.served) for hosted in hosted_models for name in hosted.spec.names
@@ -48,7 +43,7 @@ def tags(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> di
 @get("/api/ps", sync_to_thread=False, responses=errors.RESPONSES)
 def processes(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the loaded models that the key may use."""
-    served = [hosted.served for hosted in _usable(request, models)]
+    served = [hosted.served for hosted in usable_models(request, models)]
     return {"models": [_running(model) for model in served if model is not None]}
 
 
@@ -121,12 +116,6 @@ def change() -> Response[Any]:
 def remove() -> Response[Any]:
     """Refuse to delete a model."""
     raise _unchanging()
-
-
-def _usable(request: Request[Any, Any, Any], models: Models) -> list[HostedModel]:
-    record = record_of(request.scope)
-    key = record.key if record is not None else None
-    return [hosted for hosted in models.hosted if key is None or key.may_use(hosted.spec.names)]
 
 
 def _unchanging() -> UnsupportedError:

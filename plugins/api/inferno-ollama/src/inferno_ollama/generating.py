@@ -10,16 +10,20 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.server.fields.schema import CompletionRequest
-from inferno.server.generate.generation import Prepared
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.parsing import Parsed, post_body, read
-from inferno.server.ollama import errors
-from inferno.server.ollama.schema import Generating, OllamaChatRequest, OllamaGenerateRequest
-from inferno.server.ollama.shape import GenerateShape, OllamaShape, timestamp
-from inferno.server.ollama.translation import find, translate_chat, translate_prompt
-from inferno.server.openai.completions import prepare_text
+from inferno.server.api import (
+    CompletionRequest,
+    Models,
+    Parsed,
+    Prepared,
+    ServedModel,
+    post_body,
+    prepare_text,
+    read,
+)
+from inferno_ollama import errors
+from inferno_ollama.schema import Generating, OllamaChatRequest, OllamaGenerateRequest
+from inferno_ollama.shape import GenerateShape, OllamaShape, timestamp
+from inferno_ollama.translation import find, translate_chat, translate_prompt
 
 
 @post_body(OllamaChatRequest, responses=errors.RESPONSES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferno.server.fields.support import Field, honoured
+from inferno.server.api import Field, honoured
 
 _ONE_MODEL = "The server decides when it is loaded and how."
 _KEEP_ALIVE = Field("keep_alive", "accepted", _ONE_MODEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from litestar.testing import TestClient
 from tests.server.conftest import Live
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
+from tests.server.test_pooling import MEAN, TRANSFORMER, dense, pooling_of
+from tests.server.test_written_tools import WRITTEN, llm
 
 from inferno.llm.pooling import PoolingConfig
+from inferno.server.http.transport import Limits
 
 Start = Callable[..., TestClient[Any]]
 USER = [{"role": "user", "content": "hi"}]
@@ -340,3 +344,55 @@ def test_the_package_lists_and_embeds(live: Callable[..., Live]) -> None:
     with pytest.raises(package.ResponseError, match="does not exist") as caught:
         ollama.chat("other", messages=USER)
     assert caught.value.status_code == 404
+
+
+# --- what is the same in every API ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/tags", "/api/nothing"])
+def test_what_the_gate_refuses_has_ollamas_format(client: Start, path: str) -> None:
+    http = client(api_keys=["k"], allowed_hosts=["testserver.local"])
+    key = {"X-Api-Key": "k"}
+    for headers in ({**key, "Host": "evil.example"}, {**key, "Origin": "https://evil.example"}, {}):
+        answer = http.post(path, json={}, headers=headers)
+        assert answer.status_code in (401, 403, 404, 405), answer.text
+        assert set(answer.json()) == {"error"} and isinstance(answer.json()["error"], str)
+
+
+def test_a_late_body_is_refused_in_the_paths_format(live: Any) -> None:
+    server = live(limits=Limits(body_seconds=0.1, body_rate=1e9))
+    head = "POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        connection.sendall(head.encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert b" 408 " in answer and b'{"error":"the request' in answer
+
+
+def test_embeddings_pass_the_layers_behind_the_pooling(client: Start) -> None:
+    pooling = pooling_of(TRANSFORMER, MEAN, dense(), config={"hidden_size": 4})
+    http = client(FakeLLM(pooling=pooling))
+    old = http.post("/api/embeddings", json={"model": "fake", "prompt": "a"}).json()
+    assert old["embedding"] == [3.0, 5.0]
+    [unit] = http.post("/api/embed", json={"model": "fake", "input": "a"}).json()["embeddings"]
+    assert unit == pytest.approx([3 / 34**0.5, 5 / 34**0.5])
+
+
+def test_a_call_is_read_where_the_template_has_no_tools(client: Start) -> None:
+    model = llm()
+    body = {"model": "fake", "messages": USER, "tools": [TOOL], "stream": False}
+    [call] = client(model).post("/api/chat", json=body).json()["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("f", {"a": 1})
+    assert model.prompts[-1].startswith("[system]You can call these functions.")
+
+
+def test_earlier_calls_and_results_are_text_where_the_template_has_no_tools(client: Start) -> None:
+    model = llm(reply="It is seven.")
+    calls = [{"function": {"name": "f", "arguments": {"a": 1}}}]
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_name": "f", "content": "seven"},
+    ]
+    body = {"model": "fake", "messages": [*USER, *turns], "tools": [TOOL], "stream": False}
+    answer = client(model).post("/api/chat", json=body)
+    assert "It is seven." in answer.text
+    assert model.prompts[-1].replace('{"a":1}', '{"a": 1}').endswith(WRITTEN)

@@ -10,16 +10,22 @@ from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.llm.pooling import Recipe
-from inferno.server.generate.generation import Prepared
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.ollama import errors
-from inferno.server.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from inferno.server.ollama.translation import find
-from inferno.server.pooling.embeddings import ONE_TOKEN, encode_inputs
-from inferno.server.pooling.shape import Pooled, WholeShape, blaming
+from inferno.server.api import (
+    ONE_TOKEN,
+    Models,
+    Parsed,
+    Pooled,
+    Prepared,
+    Recipe,
+    ServedModel,
+    WholeShape,
+    blaming,
+    encode_inputs,
+    post_body,
+)
+from inferno_ollama import errors
+from inferno_ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from inferno_ollama.translation import find
 
 
 @post_body(OllamaEmbedRequest, responses=errors.RESPONSES)

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import define, field
 
 from inferno.errors import InfernoError
-from inferno.server.chat.conversation import ParsedChoice, arguments_object
-from inferno.server.generate.shape import Shape, encode
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.errors import log
-from inferno.server.ollama.errors import message
-from inferno.server.openai import logprobs
+from inferno.server.api import (
+    ParsedChoice,
+    ServedModel,
+    Shape,
+    arguments_object,
+    encode,
+    log,
+    logprobs,
+)
+from inferno_ollama.errors import message
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputParser

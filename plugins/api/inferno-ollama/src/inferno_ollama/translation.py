@@ -9,12 +9,16 @@ import msgspec
 from attrs import fields_dict
 
 from inferno.errors import ModelNotFoundError, RequestError
-from inferno.server.chat.translate import Translation, function_call
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.errors import shorten
-from inferno.server.http.parsing import Parsed, read
-from inferno.server.ollama.schema import (
+from inferno.server.api import (
+    Models,
+    Parsed,
+    ServedModel,
+    Translation,
+    function_call,
+    read,
+    shorten,
+)
+from inferno_ollama.schema import (
     Generating,
     OllamaChatRequest,
     OllamaGenerateRequest,

@@ -7,11 +7,7 @@ from typing import Any
 from attrs import frozen
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.server.fields.schema import ERROR_RESPONSES
-from inferno.server.http import errors
-
-PATH = "/api/"
-"""What the API's paths begin with."""
+from inferno.server.api import ERROR_RESPONSES, error_body
 
 
 @frozen
@@ -28,7 +24,7 @@ def formatted(status: int, body: dict[str, Any], request_id: str = "") -> dict[s
 
 def message(error: BaseException) -> str:
     """Return the error's text. Any exception but an InfernoError is opaque."""
-    return str(errors.body(error)[1]["error"]["message"])
+    return str(error_body(error)[1]["error"]["message"])
 
 
 RESPONSES = {
