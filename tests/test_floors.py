@@ -57,7 +57,7 @@ PLUGIN_TESTS = sorted(
 )
 PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
-MAX_CORE_LINES = 3150
+MAX_CORE_LINES = 3350
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:

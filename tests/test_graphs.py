@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from inferno.contracts import Device, Uncaptured
 from inferno.core.engine import Engine
-from inferno.core.kvcache import KVCache
 from inferno.core.runner import ModelRunner
 from inferno.device import GraphCapture
 from inferno.errors import OutOfMemoryError
@@ -225,7 +224,7 @@ def test_the_memory_of_graphs_is_measured_and_left_free(cuda: FakeCuda, toy: Toy
     plan = evolve(toy.plan, memory_limit=1 << 30)
     before = cuda.free
     cuda.free -= trial_plan(plan).kv_bytes + 5000
-    measured = measure(plan, lambda: KVCache.unbind(toy.model), start, lambda: cuda.free, before)
+    measured = measure(plan, [toy.model], start, lambda: cuda.free, before)
     assert measured.measured is not None
     assert (measured.measured.used, measured.measured.captured) == (5000, 1000 + 10 * 3)
     assert started[0].replays is None, "the trial's graphs are gone"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
-from inferno.core.kvcache import CacheGroups, KVCache
+from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
@@ -106,17 +106,14 @@ class Engine:
             lag = 1 if runner.overlaps else 0
             return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner
 
-        def forget() -> None:
-            layers = drafter.layers if drafter is not None else None
-            for each in [model] if layers is None else [model, layers]:
-                KVCache.unbind(each)
-
         with device_errors(plan.device):
             drafting = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, drafting)
             if free is not None:
-                plan = measure(plan, forget, partial(start, trial=True), free, before)
+                layers = drafter.layers if drafter is not None else None
+                models = [model] if layers is None else [model, layers]
+                plan = measure(plan, models, partial(start, trial=True), free, before)
             engine, runner = start(plan)
             runner.capture_ahead()
             return engine

@@ -6,14 +6,16 @@ largest step is the most that the model needs. The trial step verifies no drafts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from attrs import evolve
+from torch import nn
 
 from inferno.contracts import Device
 from inferno.device import device_errors
+from inferno.nn import Attention, State
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
@@ -59,18 +61,21 @@ def free_memory(device: Device) -> FreeMemory | None:
 
 def measure(
     plan: Plan,
-    forget: Callable[[], None],
+    models: Sequence[nn.Module],
     start: Callable[[Plan], tuple[Trial, Captures]],
     free: FreeMemory,
     before: int,
 ) -> Plan:
     """Run a step of the most tokens that the plan admits, capture the two largest decode steps, and
     return the plan with the cache that fits. `start` makes an engine of a plan with a small cache,
-    and `forget` drops the last references to that cache; `before` is the memory that was free
-    before loading the model. Raises OutOfMemoryError."""
+    to which it binds the layers of `models`; `before` is the memory that was free before loading
+    them. Raises OutOfMemoryError."""
     _empty_cache(plan.device)  # what only loading needed
     measured = _measured(plan, start, free, before)
-    forget()
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, Attention | State):
+                module.cache = {}  # so that the trial's memory is free
     _empty_cache(plan.device)
     return with_measured(plan, measured)
 
