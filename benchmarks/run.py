@@ -1,5 +1,5 @@
-"""Measure inferno beside other engines, on random-weight models of well-known shapes. See
-README.md.
+"""Measure inferno beside other engines, on models of well-known shapes, most with random weights.
+See README.md.
 
 python benchmarks/run.py [--model qwen3-0.6b] [--peers transformers,llama-cpp-python] [--formats
 bf16,q8_0] [--setup]
@@ -20,13 +20,13 @@ from pathlib import Path
 import host_cost
 from bench import Bench, Entry, Plan, say
 from cells import COLD, HOST, LONG, cells
-from engines import INFERNO, LLAMA_BENCH, PEERS, Engine, EngineError
+from engines import INFERNO, LLAMA_BENCH, PEERS, SHIPPED, Engine, EngineError
 from goals import standing
 from machine import Neighbours, Probe, this_machine
 from models import SHAPES
 from report import report
 from samples import START, Run, Sample, keep, last_name, load, note, skip
-from weights import FORMATS, weights
+from weights import FORMATS, formats_of, weights
 
 HTTP_CELLS: Mapping[str, tuple[int, int]] = {"http-1": (1, 4), "http-16": (16, 1)}
 """Clients, and the requests of each."""
@@ -40,7 +40,9 @@ def _options() -> argparse.Namespace:
         "--peers", default="transformers", help=f"comma-separated, of {', '.join(PEERS)}"
     )
     parser.add_argument(
-        "--formats", default="bf16", help=f"comma-separated, of {', '.join(FORMATS)}"
+        "--formats",
+        default=f"bf16,{SHIPPED}",
+        help=f"comma-separated, of {', '.join(FORMATS)}; a model has either {SHIPPED} or others",
     )
     parser.add_argument(
         "--cells",
@@ -135,7 +137,7 @@ def _measure(
     http = {name: load for name, load in HTTP_CELLS.items() if name in options.cells}
     if HOST in options.cells:
         _host_cost(run, plan, probe)
-    for format in options.formats:
+    for format in formats_of(run.model, options.formats):
         bench = Bench(run, format, shape, [*_entries(engines, run, format, options)], plan, probe)
         if COLD in options.cells:
             bench.cold_starts()

