@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,16 @@ def test_a_hooks_kind_is_frozen_documented_and_speaks_its_version(name: str) -> 
     oldest, newest = HOOKS[name].versions
     assert fields["api_version"].default == newest and newest - 1 <= oldest <= newest
     assert kind.__setattr__ is not object.__setattr__, "declarations are frozen"
+
+
+def test_the_stub_of_the_contracts_has_the_names_that_are_imported_on_first_use() -> None:
+    assert contracts.__file__ is not None
+    tree = ast.parse(Path(contracts.__file__).with_suffix(".pyi").read_text())
+    [exported] = [ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign)]
+    assert sorted(exported) == list(contracts.__all__) == dir(contracts)
+    assert all(getattr(contracts, name) is not None for name in exported)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(contracts, "Nothing")  # noqa: B009  # type checkers know that there is none
 
 
 def test_hooks_stay_few() -> None:

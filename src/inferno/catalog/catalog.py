@@ -10,31 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from attrs import evolve, frozen
 
+from inferno import contracts
 from inferno.catalog.choice import choose, none_serves, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
 from inferno.catalog.unknown import no_model
-from inferno.contracts import (
-    Architecture,
-    AttentionBackend,
-    AttentionNeed,
-    CachePolicy,
-    ChatFormat,
-    ChatNeed,
-    Checkpoint,
-    CheckpointFormat,
-    GrammarKind,
-    GrammarProvider,
-    Hint,
-    KernelNeed,
-    KernelProvider,
-    QuantScheme,
-    Source,
-    StoredMatrix,
-)
 from inferno.errors import (
     InfernoError,
     MissingKind,
@@ -42,6 +25,25 @@ from inferno.errors import (
     UnsupportedError,
 )
 from inferno.hookspecs import HOOKS
+
+if TYPE_CHECKING:
+    from inferno.contracts import (
+        Architecture,
+        AttentionBackend,
+        AttentionNeed,
+        CachePolicy,
+        ChatFormat,
+        ChatNeed,
+        Checkpoint,
+        CheckpointFormat,
+        GrammarProvider,
+        Hint,
+        KernelNeed,
+        KernelProvider,
+        QuantScheme,
+        Source,
+        StoredMatrix,
+    )
 
 ANY = "*"
 """The name of the fallback architecture, chosen if none has the model's name."""
@@ -220,7 +222,7 @@ class Catalog:
         Raises OptionError if there is none of that name, UnsupportedError if all refuse."""
         offers = self.of("inferno_attention_backends")
         if name != "auto":
-            self.named(AttentionBackend, name)
+            self.named(contracts.AttentionBackend, name)
 
         def refuses(offer: Offer[AttentionBackend]) -> str | None:
             if name not in ("auto", offer.item.name):
@@ -249,7 +251,7 @@ class Catalog:
     def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
         offers = self.of("inferno_cache_policies")
         if name != "auto":
-            self.named(CachePolicy, name)
+            self.named(contracts.CachePolicy, name)
         return choose(
             offers,
             "cache policy",
@@ -278,8 +280,9 @@ class Catalog:
     def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
         """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""
         offers = self.of("inferno_grammars")
-        found, refusals = dict[str, Offer[GrammarProvider]](), list[Refusal]()
-        for kind in get_args(GrammarKind):
+        found: dict[str, Offer[GrammarProvider]] = {}
+        refusals: list[Refusal] = []
+        for kind in get_args(contracts.GrammarKind):
             willing = [o for o in offers if kind in o.item.kinds]
 
             def refuses(offer: Offer[GrammarProvider], kind: str = kind) -> str | None:

@@ -100,9 +100,10 @@ def _ask(
         raise _unknown(error, entry.group) from error
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
-    for hook, kind in KINDS.items():
+    for hook in HOOKS:
         if HOOKS[hook].group != entry.group:
             continue
+        kind = KINDS[hook]
         for items in getattr(manager.hook, hook)():
             held = declared.setdefault(hook, [])
             for item in items:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Generic, TypeVar, get_args, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
 
 from attrs import field, frozen
 
@@ -13,10 +13,23 @@ from inferno.hookspecs import HOOKS
 
 T = TypeVar("T", bound=Declaration)
 
-KINDS: Mapping[str, type] = {
-    name: get_args(get_type_hints(hook.function, vars(contracts))["return"])[0]
-    for name, hook in HOOKS.items()
-}
+
+class _Kinds(Mapping[str, type]):
+    """Looks a hook's type up when it is asked for: most commands load one group of hooks."""
+
+    def __getitem__(self, hook: str) -> type:
+        returned = HOOKS[hook].function.__annotations__["return"]
+        kind: type = getattr(contracts, returned.removeprefix("list[").removesuffix("]"))
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HOOKS)
+
+    def __len__(self) -> int:
+        return len(HOOKS)
+
+
+KINDS = _Kinds()
 """The type of declaration that each hook returns a list of."""
 
 

@@ -8,9 +8,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inferno.contracts import Source
 from inferno.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from inferno.contracts import Source
 
 _PATH = re.compile(r"[./~]|.*[^/]/$|[A-Za-z]:\\")
 _FILE = re.compile(r".+\.[A-Za-z]{2,12}")

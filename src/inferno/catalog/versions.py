@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
+from inferno import contracts
 from inferno.errors import PluginError
 
 if TYPE_CHECKING:
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
     from inferno.nn.weight import Weight
 
 
 def current(item: Any) -> Any:
     """Return a declaration in its contract's current version. Raises PluginError if it lacks what
     its own version requires."""
-    if isinstance(item, QuantScheme) and item.owns is not None:  # stated or not, it is version 1
+    if getattr(item, "owns", None) is not None and isinstance(
+        item, contracts.QuantScheme
+    ):  # stated or not, it is version 1
         return _scheme(item)
     return item
 
