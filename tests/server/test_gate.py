@@ -157,18 +157,9 @@ def test_a_wrong_method_names_the_right_one(client: Any) -> None:
     assert plain.status_code == 204 and "POST" in plain.headers["allow"]
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/v1/messages", "anthropic"),
-        ("/messages", "anthropic"),
-        ("/v1/messages/count_tokens", "anthropic"),
-        ("/v1/chat/completions", "openai"),
-    ],
-)
-def test_refusals_have_the_format_of_the_paths_api(client: Any, path: str, kind: str) -> None:
+def test_refusals_have_openais_format(client: Any) -> None:
     http = client(api_keys=["k"], allowed_hosts=["testserver.local"], max_body_bytes=1000)
-    key = {"X-Api-Key": "k"}
+    key, path = {"X-Api-Key": "k"}, "/v1/chat/completions"
     answers = [
         http.put(path, headers=key),
         http.post(path, json={}, headers={**key, "Host": "evil.example"}),
@@ -178,13 +169,8 @@ def test_refusals_have_the_format_of_the_paths_api(client: Any, path: str, kind:
     ]
     assert answers[-1].status_code == 413 and "--max-body-bytes" in answers[-1].text
     for answer in answers:
-        assert answer.status_code in (401, 403, 404, 405, 413), answer.text
-        found = answer.json()
-        if kind == "anthropic":
-            assert found["type"] == "error" and set(found["error"]) == {"type", "message"}
-            assert found["request_id"] == answer.headers["x-request-id"]
-        else:
-            assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert answer.status_code in (401, 403, 405, 413), answer.text
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 def test_an_allowed_page_may_read_limits_and_ids(client: Any) -> None:

@@ -32,8 +32,6 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/conversations": {},
     "/v1/conversations/{id}": {},
     "/v1/conversations/{id}/items": {"items": []},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
-    "/v1/messages/count_tokens": {"messages": MESSAGES},
 }
 ROWS = [(cls, row) for cls in BODIES for row in cls.rows]
 JSON = st.recursive(

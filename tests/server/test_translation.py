@@ -16,11 +16,7 @@ from tests.server.test_schema import JSON
 from inferno.contracts import Delta
 from inferno.errors import RequestError
 from inferno.server import create_app
-from inferno.server.anthropic.schema import MessagesRequest
-from inferno.server.anthropic.shape import _Choice as Message
-from inferno.server.anthropic.translation import _messages
 from inferno.server.chat.translate import Translation, without_late_systems
-from inferno.server.http.parsing import decode
 from inferno.server.responses.items import read_items, to_messages
 from inferno.server.responses.output import Output
 
@@ -41,15 +37,6 @@ def built(deltas: Sequence[Delta], **options: Any) -> tuple[list[Any], list[Any]
     output = Output(**options)
     events = [event for delta in deltas for event in output.add(delta)]
     return output.items, [*events, *output.close()]
-
-
-def written(deltas: Sequence[Delta]) -> Message:
-    """The blocks of a message, and the events of its stream."""
-    message = Message(0, parser=None, streamed=True)
-    for delta in deltas:
-        message._add(delta)
-    message._close()
-    return message
 
 
 def joined(deltas: Sequence[Delta], kind: str) -> str:
@@ -95,37 +82,6 @@ def test_sealed_reasoning_alone_is_enough(deltas: list[Delta]) -> None:
     kept = [{k: v for k, v in item.items() if k != "content"} for item in items]
     thoughts = [item for item in kept if item["type"] == "reasoning"]
     assert flat(to_messages(read_items(thoughts)), "reasoning") == joined(deltas, "reasoning")
-
-
-@unhurried
-@given(DELTAS)
-def test_a_messages_blocks_sent_back_are_what_the_model_wrote(deltas: list[Delta]) -> None:
-    message = written(deltas)
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": message.blocks}]
-    body = decode(json.dumps({"messages": turns, "max_tokens": 1}).encode(), MessagesRequest).body
-    messages, ignored = _messages(body)
-    assert ignored == []
-    assert flat(messages[1:], "content") == joined(deltas, "content")
-    assert flat(messages[1:], "reasoning") == joined(deltas, "reasoning")
-    assert calls_of(messages) == calls_in(deltas)
-
-
-@unhurried
-@given(DELTAS)
-def test_a_messages_events_rebuild_its_blocks(deltas: list[Delta]) -> None:
-    message = written(deltas)
-    rebuilt: list[Any] = []
-    for event in message.events:
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(rebuilt)
-            rebuilt.append(dict(event["content_block"]))
-        elif event["type"] == "content_block_delta":
-            block, change = rebuilt[event["index"]], dict(event["delta"])
-            if change.pop("type") == "input_json_delta":
-                block["input"] = json.loads(change["partial_json"])
-            else:
-                block |= {name: block[name] + text for name, text in change.items()}
-    assert rebuilt == message.blocks
 
 
 @unhurried
@@ -261,21 +217,6 @@ RESPONSE_BODIES = st.fixed_dictionaries(
         **dict.fromkeys(("stream", "max_output_tokens", "instructions", "seed"), JSON),
     },
 )
-TURN = st.fixed_dictionaries(
-    {
-        "role": st.sampled_from(["user", "assistant", "system", "x"]),
-        "content": TEXT | st.lists(NESTED, max_size=3),
-    }
-)
-MESSAGE_BODIES = st.fixed_dictionaries(
-    {"messages": st.lists(TURN, max_size=3) | JSON, "max_tokens": st.just(5) | JSON},
-    optional={
-        "system": TEXT | st.lists(NESTED, max_size=2),
-        "tools": st.lists(NESTED, max_size=2),
-        **dict.fromkeys(("tool_choice", "thinking", "output_config", "metadata"), OBJECT),
-        **dict.fromkeys(("stream", "stop_sequences", "temperature", "top_k"), JSON),
-    },
-)
 CONVERSATION_BODIES = st.fixed_dictionaries(
     {}, optional={"items": st.lists(NESTED, max_size=2) | JSON, "metadata": OBJECT | JSON}
 )
@@ -285,8 +226,6 @@ CONVERSATION_BODIES = st.fixed_dictionaries(
 @given(
     st.tuples(st.just("/v1/responses"), RESPONSE_BODIES)
     | st.tuples(st.just("/v1/responses/input_tokens"), RESPONSE_BODIES)
-    | st.tuples(st.just("/v1/messages"), MESSAGE_BODIES)
-    | st.tuples(st.just("/v1/messages/count_tokens"), MESSAGE_BODIES)
     | st.tuples(st.just("/v1/conversations"), CONVERSATION_BODIES)
 )
 def test_no_body_is_a_500(http: Any, sent: tuple[str, dict[str, Any]]) -> None:
@@ -301,7 +240,6 @@ DEEP = "[" * 900 + "]" * 900
 
 
 USER = {"role": "user", "content": "x"}
-CALL = {"type": "tool_use", "id": "i", "name": "f", "input": {"a": "DEEP"}}
 SCHEMA = {"type": "object", "properties": {"a": "DEEP"}}
 
 
@@ -315,18 +253,6 @@ SCHEMA = {"type": "object", "properties": {"a": "DEEP"}}
         ),
         ("/v1/responses", {"input": [{"type": "web_search_call", "x": "DEEP"}, USER]}),
         ("/v1/conversations", {"items": [{**USER, "y": "DEEP"}]}),
-        (
-            "/v1/messages",
-            {"max_tokens": 5, "messages": [USER, {"role": "assistant", "content": [CALL]}]},
-        ),
-        (
-            "/v1/messages",
-            {
-                "max_tokens": 5,
-                "messages": [USER],
-                "tools": [{"name": "f", "input_schema": SCHEMA}],
-            },
-        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

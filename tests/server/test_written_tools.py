@@ -49,18 +49,9 @@ def responses(call: Any = None) -> dict[str, Any]:
     return {"input": [USER, *(turns if call else [])], "tools": [tool]}
 
 
-def messages(call: Any = None) -> dict[str, Any]:
-    use = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": "seven"}
-    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    tool = {"name": "f", "description": "d", "input_schema": SCHEMA}
-    return {"max_tokens": 256, "messages": [USER, *(turns if call else [])], "tools": [tool]}
-
-
 APIS = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
-    "/v1/messages": messages,
 }
 
 
@@ -68,9 +59,6 @@ def calls_of(path: str, answer: Any) -> list[tuple[str, Any]]:
     if path == "/v1/responses":
         items = [each for each in answer["output"] if each["type"] == "function_call"]
         return [(each["name"], json.loads(each["arguments"])) for each in items]
-    if path == "/v1/messages":
-        items = [each for each in answer["content"] if each["type"] == "tool_use"]
-        return [(each["name"], each["input"]) for each in items]
     functions = [each["function"] for each in answer["choices"][0]["message"]["tool_calls"]]
     return [(f["name"], json.loads(f["arguments"])) for f in functions]
 

@@ -18,7 +18,7 @@ from inferno.contracts.endpoints import is_under
 from inferno.contracts.lazy import resolved
 from inferno.errors import InfernoError, PluginError
 from inferno.hookspecs import ENDPOINTS
-from inferno.server import anthropic, batches, llamacpp, openai, pooling, responses, routes
+from inferno.server import batches, llamacpp, openai, pooling, responses, routes
 from inferno.server.fields.support import Field
 from inferno.server.hosting import admin
 from inferno.server.http.apis import Api, Apis, Mounted
@@ -48,7 +48,6 @@ BODIES: tuple[type[Any], ...] = (
 support of each field (`rows`)."""
 
 _OWN_APIS = (
-    Mounted("inferno", ("/v1/messages",), anthropic.API),
     Mounted(
         "inferno", ("/completion", "/infill", "/apply-template", "/props", "/slots"), llamacpp.API
     ),

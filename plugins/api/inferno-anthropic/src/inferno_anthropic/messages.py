@@ -8,14 +8,11 @@ from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.server.anthropic.errors import RESPONSES
-from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from inferno.server.anthropic.shape import MessageShape
-from inferno.server.anthropic.translation import translate
-from inferno.server.chat.translate import session_of
-from inferno.server.hosting.models import Models
-from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.observe.record import request_id_of
+from inferno.server.api import Models, Parsed, post_body, request_id_of, session_of
+from inferno_anthropic.errors import RESPONSES
+from inferno_anthropic.schema import CountTokensRequest, MessagesRequest
+from inferno_anthropic.shape import MessageShape
+from inferno_anthropic.translation import translate
 
 
 @post_body(MessagesRequest, responses=RESPONSES)

@@ -7,8 +7,7 @@ from typing import Any
 from attrs import frozen
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.server.fields.schema import ERROR_RESPONSES
-from inferno.server.http import errors
+from inferno.server.api import ERROR_RESPONSES, error_body
 
 _TYPES = {
     400: "invalid_request_error",
@@ -45,9 +44,9 @@ def formatted(status: int, body: dict[str, Any], request_id: str) -> dict[str, A
     return {"type": "error", "error": shown, "request_id": request_id}
 
 
-def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, Any]]:
+def message_error(error: BaseException, request_id: str) -> tuple[int, dict[str, Any]]:
     """Return the status and JSON body. Any exception but an InfernoError becomes an opaque 500."""
-    status, body = errors.body(error)
+    status, body = error_body(error)
     return status, formatted(status, body, request_id)
 
 

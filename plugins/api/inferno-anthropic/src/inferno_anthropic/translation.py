@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from inferno.errors import RequestError
-from inferno.server.anthropic.schema import SAMPLING, CountTokensRequest, MessagesRequest
-from inferno.server.chat.translate import (
+from inferno.server.api import (
+    Parsed,
+    ServedModel,
     Translation,
     function_call,
     function_tool,
     named_function,
+    shorten,
     text_of,
 )
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.errors import shorten
-from inferno.server.http.parsing import Parsed
+from inferno_anthropic.schema import SAMPLING, CountTokensRequest, MessagesRequest
 
 _NAMES = {
     "prompt": "messages",

@@ -1,11 +1,11 @@
-"""Anthropic's Messages API."""
+"""Every endpoint of Anthropic's API."""
 
 from __future__ import annotations
 
-from inferno.server.anthropic import messages, models
-from inferno.server.anthropic.errors import formatted
-from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from inferno.server.http.apis import Api, ModelCards
+from inferno.server.api import Api, ModelCards
+from inferno_anthropic import messages, models
+from inferno_anthropic.errors import formatted
+from inferno_anthropic.schema import CountTokensRequest, MessagesRequest
 
 API = Api(
     handlers=(messages.create_message, messages.count_tokens),

@@ -10,11 +10,16 @@ from attrs import define, field
 
 from inferno.contracts import Delta
 from inferno.errors import InfernoError
-from inferno.server.anthropic.errors import error_body
-from inferno.server.chat.conversation import Conversation, ParsedChoice, arguments_object
-from inferno.server.generate.shape import Shape, encode
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.errors import log
+from inferno.server.api import (
+    Conversation,
+    ParsedChoice,
+    ServedModel,
+    Shape,
+    arguments_object,
+    encode,
+    log,
+)
+from inferno_anthropic.errors import message_error
 
 if TYPE_CHECKING:
     from inferno.llm import TextDelta
@@ -127,7 +132,7 @@ class MessageShape(Shape[_Choice]):
     def error(self, error: BaseException) -> bytes:
         if not isinstance(error, InfernoError):
             log.error("stream failed", exc_info=error)
-        return _event(error_body(error, self.request_id)[1])
+        return _event(message_error(error, self.request_id)[1])
 
     def reasoning_tokens(self) -> int | None:
         return self.choices[0].reasoning_tokens(self.model.tokenizer)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inferno.request.sampling_params import parameters
-from inferno.server.fields.support import Field, honoured, sampling_rows
+from inferno.server.api import Field, honoured, parameters, sampling_rows
 
 OTHER_NAMES = ("max_tokens", "stop", "n", "prompt_logprobs", "thinking_token_budget")
 """Sampling parameters that a message does not have, or that have their own rows."""

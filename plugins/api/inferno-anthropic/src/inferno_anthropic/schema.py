@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen, make_class
 
-from inferno.request.sampling_params import parameters
-from inferno.server.anthropic import support
-from inferno.server.fields.schema import sampling_fields
-from inferno.server.fields.support import Field
+from inferno.server.api import Field, parameters, sampling_fields
+from inferno_anthropic import support
 
 SAMPLING = tuple(p for p in parameters() if p.in_body and p.name not in support.OTHER_NAMES)
 """Sampling parameters that a message takes under their own names."""

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
+from tests.server.test_written_tools import SCHEMA, WRITTEN
+from tests.server.test_written_tools import llm as without_tools
 
 from inferno.server.app import models_of
 from inferno.text import ChatTemplate
@@ -441,3 +443,39 @@ def test_an_id_that_no_header_can_have_is_replaced(
     assert answer.status_code == 200, answer.text
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
     wait_until(lambda: models_of(served.app).hosted[0].limiter.in_flight == 0)
+
+
+# --- what is the same in every API ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages", "/v1/messages/count_tokens"])
+def test_what_the_gate_refuses_has_anthropics_format(client: Any, path: str) -> None:
+    http = client(api_keys=["k"], allowed_hosts=["testserver.local"])
+    key = {"X-Api-Key": "k"}
+    for headers in ({**key, "Host": "evil.example"}, {**key, "Origin": "https://evil.example"}, {}):
+        answer = http.post(path, json={}, headers=headers)
+        assert answer.status_code in (401, 403), answer.text
+        body = answer.json()
+        assert body["type"] == "error" and set(body["error"]) == {"type", "message"}
+        assert body["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_call_is_read_where_the_template_has_no_tools(client: Any) -> None:
+    model = without_tools()
+    tool = {"name": "f", "description": "d", "input_schema": SCHEMA}
+    body = {"max_tokens": 256, "messages": USER, "tools": [tool]}
+    answer = client(model).post("/v1/messages", json=body).json()
+    [call] = [block for block in answer["content"] if block["type"] == "tool_use"]
+    assert (call["name"], call["input"]) == ("f", {"a": 1})
+    assert model.prompts[-1].startswith("[system]You can call these functions.")
+
+
+def test_earlier_calls_and_results_are_text_where_the_template_has_no_tools(client: Any) -> None:
+    model = without_tools(reply="It is seven.")
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "seven"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tool = {"name": "f", "description": "d", "input_schema": SCHEMA}
+    body = {"max_tokens": 256, "messages": [*USER, *turns], "tools": [tool]}
+    assert "It is seven." in client(model).post("/v1/messages", json=body).text
+    assert model.prompts[-1].replace('{"a":1}', '{"a": 1}').endswith(WRITTEN)
