@@ -453,7 +453,7 @@ def _option_default(option: click.Option, context: click.Context) -> str:
 def endpoints() -> Mapping[str, Sequence[Field]]:
     """The fields of every endpoint of this repository's distributions."""
     known = installed_apis().mounted
-    ours = [each for each in known if each.distribution == "inferno" or _is_ours(each.distribution)]
+    ours = [each for each in known if _is_ours(each.distribution)]
     return fields_by_endpoint(Apis(tuple(ours)))
 
 

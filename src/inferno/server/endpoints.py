@@ -18,7 +18,7 @@ from inferno.contracts.endpoints import is_under
 from inferno.contracts.lazy import resolved
 from inferno.errors import InfernoError, PluginError
 from inferno.hookspecs import ENDPOINTS
-from inferno.server import batches, llamacpp, openai, pooling, responses, routes
+from inferno.server import batches, openai, pooling, responses, routes
 from inferno.server.fields.support import Field
 from inferno.server.hosting import admin
 from inferno.server.http.apis import Api, Apis, Mounted
@@ -46,12 +46,6 @@ BODIES: tuple[type[Any], ...] = (
 )
 """The class of each request body of the server's own endpoints, with its endpoint (`path`) and the
 support of each field (`rows`)."""
-
-_OWN_APIS = (
-    Mounted(
-        "inferno", ("/completion", "/infill", "/apply-template", "/props", "/slots"), llamacpp.API
-    ),
-)
 
 
 def installed_apis(disable: Iterable[str] = (), only: Iterable[str] = ()) -> Apis:
@@ -87,7 +81,7 @@ def installed_apis(disable: Iterable[str] = (), only: Iterable[str] = ()) -> Api
                 return str(each)
         return next(filter(None, (hints().missing_hint("endpoint", h.name) for h in found)), "")
 
-    return Apis((*_OWN_APIS, *mounted), missing)
+    return Apis(tuple(mounted), missing)
 
 
 def fields_by_endpoint(apis: Apis) -> Mapping[str, tuple[Field, ...]]:

@@ -10,19 +10,24 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.server.chat.translate import Translation
-from inferno.server.fields.schema import CompletionRequest
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel, in_time
-from inferno.server.http.parsing import Parsed, post_body, read
-from inferno.server.llamacpp.fim import FIM, files
-from inferno.server.llamacpp.schema import (
+from inferno.server.api import (
+    CompletionRequest,
+    Models,
+    Parsed,
+    ServedModel,
+    Translation,
+    in_time,
+    post_body,
+    prepare_text,
+    read,
+)
+from inferno_llamacpp.fim import FIM, files
+from inferno_llamacpp.schema import (
     Generating,
     LlamaCompletionRequest,
     LlamaInfillRequest,
 )
-from inferno.server.llamacpp.shape import LlamaShape
-from inferno.server.openai.completions import prepare_text
+from inferno_llamacpp.shape import LlamaShape
 
 _NAMES = {
     "max_tokens": "n_predict",

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from inferno.server.generate.shape import Choice, Shape, encode
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.llamacpp.schema import Generating
-from inferno.server.openai import logprobs
+from inferno.server.api import Choice, ServedModel, Shape, encode, logprobs
+from inferno_llamacpp.schema import Generating
 
 if TYPE_CHECKING:
     from inferno.llm import TextDelta

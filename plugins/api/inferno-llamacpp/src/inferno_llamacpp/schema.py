@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from inferno.server.fields.schema import Message
-from inferno.server.fields.support import Field, honoured
+from inferno.server.api import Field, Message, honoured
 
 _SAMPLER = "Use temperature, top_k, top_p and min_p."
 _NO_SLOT = "Requests have no slots: shared prefixes are found by content."

@@ -8,14 +8,17 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
-import inferno
-from inferno.server.fields.schema import TokenizeRequest
-from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
-from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.llamacpp.schema import LlamaTemplateRequest
-from inferno.server.llamacpp.shape import settings
-from inferno.server.observe.record import current
+from inferno import __version__
+from inferno.server.api import (
+    Models,
+    Parsed,
+    ServedModel,
+    TokenizeRequest,
+    current_record,
+    post_body,
+)
+from inferno_llamacpp.schema import LlamaTemplateRequest
+from inferno_llamacpp.shape import settings
 
 
 @get("/props", sync_to_thread=False)
@@ -34,7 +37,7 @@ def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) 
         "model_path": served.llm.plan.path,
         "modalities": {"vision": False, "audio": False},
         "chat_template": template.source() if template.exists else "",
-        "build_info": f"inferno-{inferno.__version__}",
+        "build_info": f"inferno-{__version__}",
     }
 
 
@@ -78,7 +81,7 @@ async def apply_template(
 
 def _named(models: Models, name: str | None) -> ServedModel:
     """Return a loaded model that the request's key may use."""
-    record = current()
+    record = current_record()
     if record is not None and record.key is not None:
         record.key.check_model(models.get(name).spec.names)
     return models.named(name)
