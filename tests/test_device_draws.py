@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
 
 from inferno.constraints import Masks
+from inferno.constraints.masks import asks_first
 from inferno.ops.draws import adjust, draw
 from inferno.ops.order import Ranks
 from inferno.ops.reference import TORCH, Ops
@@ -67,6 +68,7 @@ def test_a_batch_gives_what_the_sampler_gives(
     usual, device = Sampler(8, VOCAB), Sampler(8, VOCAB, ops=ops)
     known = [list(request.token_ids) for request in batch]
     rows = [7 - i for i in range(len(batch))]
+    params_of = {row: request.params for row, request in zip(rows, batch, strict=True)}
     for sampler in (usual, device):
         for row, request in zip(rows, batch, strict=True):
             sampler.admit(row, request, request.token_ids)
@@ -83,7 +85,8 @@ def test_a_batch_gives_what_the_sampler_gives(
         before, at = logits.clone(), [rows[i] for i in some]
         # Few or many tokens are allowed, in every second row.
         held = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
-        masks = Masks(known=held)
+        asking = [row for row in held if asks_first(params_of[row])]
+        masks = Masks(known=held, asking=asking)
         expected = usual.sample(logits, at, masks).token_ids
         draw_on = device.sample if step == 3 else device.start
         drawn = draw_on(logits, at, masks)

@@ -1,4 +1,4 @@
-"""How many masks greedy draws need: one where the grammar refuses the best tokens."""
+"""How many masks draws need: one where the grammar refuses the tokens that are asked for first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from attrs import define, evolve
 
 from inferno import LLM, SamplingParams
 from inferno.constraints import Masks
 from inferno.constraints.constraint import GrammarConstraint, Mask, set_bit
 from inferno.contracts import GrammarSpec, ReasoningMarkers
+from inferno.request.requests import Request
+from inferno.sampling import Sampler
 
 PROMPT = "def f(x):"
 ANY = {"regex": "(?s:.*)"}
@@ -63,11 +66,62 @@ def test_a_greedy_answer_that_the_grammar_allows_has_no_mask(
     assert first == second and not computed
 
 
-def test_an_answer_that_is_drawn_at_random_has_a_mask_for_each_token(
-    llm: LLM, computed: list[int]
+@pytest.mark.parametrize("changes", [{}, {"frequency_penalty": 0.5}, {"logprobs": 2}], ids=str)
+def test_an_answer_drawn_at_random_that_the_grammar_allows_has_no_mask(
+    llm: LLM, computed: list[int], changes: dict[str, Any]
 ) -> None:
-    texts(llm, [asking(ANY, temperature=1.0, seed=1), asking(ANY)])
+    random: dict[str, Any] = {"temperature": 1.0, "seed": 3, **changes}
+    [first, second] = texts(llm, [asking(None, **random), asking(ANY, **random)])
+    assert first == second and not computed
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}], ids=str)
+def test_a_draw_from_a_part_of_the_allowed_tokens_has_a_mask(
+    llm: LLM, computed: list[int], cut: dict[str, Any]
+) -> None:
+    """Which part it is depends on all of them."""
+    texts(llm, [asking(ANY, temperature=1.0, seed=1, **cut), asking(ANY)])
     assert computed == [1] * 24
+
+
+RANDOM = [
+    asking({"regex": "[a-z ]{30}"}, temperature=1.0, seed=1),
+    asking({"json": SCHEMA}, temperature=1.5, seed=2),
+    asking(None, temperature=1.0, seed=3),
+    asking({"choice": ["red", "green"]}, temperature=1.0, seed=4),
+    asking({"regex": "[0-9]{3}[a-z]{20}"}, temperature=0.8, top_k=30, seed=5),
+    asking({"json_object": True}),
+]
+
+
+def test_answers_drawn_at_random_are_the_same_alone_in_a_batch_and_with_drafts(llm: LLM) -> None:
+    alone = [texts(llm, [params])[0] for params in RANDOM]
+    assert texts(llm, RANDOM) == alone
+    with LLM("demo", device="cpu", max_num_seqs=16, speculative="ngram") as drafting:
+        assert texts(drafting, RANDOM) == alone
+
+
+def test_a_token_that_is_refused_is_drawn_again_with_the_probabilities_of_the_allowed() -> None:
+    """Of five tokens two are allowed: the less likely ones. The same number would not do: those
+    that lead to a refused token are not spread evenly."""
+    rows, steps = 256, 100
+    logits_V = torch.tensor([0.05, 0.2, 0.3, 0.1, 0.35]).log()
+    mask_NW = np.zeros((1, 1), np.int32)
+    for token_id in (1, 3):
+        set_bit(mask_NW[0], token_id)
+    sampler = Sampler(rows, 5)
+    for row in range(rows):
+        params = SamplingParams(temperature=1.0, seed=row)
+        request = Request(id=str(row), token_ids=(1,), params=params, eos_token_ids=())
+        sampler.admit(row, request, (1,))
+    masks = Masks(known=dict.fromkeys(range(rows), mask_NW), asking=range(rows))
+    counts = np.zeros(5)
+    for _ in range(steps):
+        drawn = sampler.sample(logits_V.expand(rows, 5), range(rows), masks).token_ids
+        counts += np.bincount(drawn, minlength=5)
+    shares = counts / (rows * steps)
+    assert shares[[0, 2, 4]].sum() == 0
+    assert abs(shares[1] - 2 / 3) < 4 * (2 / 9 / (rows * steps)) ** 0.5
 
 
 @define(eq=False)
@@ -149,7 +203,7 @@ def test_a_mask_is_computed_if_the_best_tokens_are_refused(llm: LLM) -> None:
     assert 1 <= constraint.filled <= 8 and constraint.asked >= 4 * constraint.filled
     random = Every(only=65)
     drawn_under(llm, random, temperature=1.0, seed=1)
-    assert (random.asked, random.filled) == (0, 24)
+    assert random.asked == random.filled == 8, "one token is asked for, then the mask"
 
 
 THINK = ReasoningMarkers(open="<think>", close="</think>", is_open=True)

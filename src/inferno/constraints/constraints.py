@@ -9,7 +9,7 @@ from typing import Protocol
 from attrs import define, field
 
 from inferno.constraints.constraint import Constraint
-from inferno.constraints.masks import MaskJob
+from inferno.constraints.masks import MaskJob, asks_first
 from inferno.request.sampling_params import SamplingParams
 
 _POLL_SECONDS = 0.02
@@ -30,7 +30,8 @@ class Constraints:
 
     vocab_size: int
     looks: bool = False
-    """Whether greedy draws look at the model's best token before they ask for a mask."""
+    """Whether draws that can (`asks_first`) ask for a token before their masks are computed. Where
+    steps are in flight a draw waits for nothing: it asks the mask."""
     held: dict[str, Constraint] = field(factory=dict)
     _compiling: dict[str, Future[Constraint | None]] = field(factory=dict)
     _compiler: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "compile"))
@@ -65,6 +66,6 @@ class Constraints:
         """Begin the masks of a step, whose sampling rows belong to these requests. `beside`:
         compute them in a thread, as soon as the step's drafts are known."""
         rows = {row: self.held[r.id] for row, r in requests.items() if r.id in self.held}
-        asking = {row for row in rows if self.looks and requests[row].params.greedy}
+        asking = {row for row in rows if asks_first(requests[row].params)}
         words = -(-self.vocab_size // 32)
-        return MaskJob(rows, words, asking, self._masker if beside else None)
+        return MaskJob(rows, words, asking, self._masker if beside else None, self.looks)

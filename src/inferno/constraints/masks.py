@@ -1,6 +1,7 @@
-"""The masks of one step. A draw at random chooses among the allowed tokens: its mask is computed in
-a thread, while the model runs. A greedy draw looks at the model's best token first, and has a mask
-computed only if the grammar refuses that one and the next.
+"""The masks of one step. Most draws ask the grammar for one token first, and need a mask only if it
+is refused: a greedy draw for the model's best token, then the next; a draw from all of the
+vocabulary for the token that it draws without a mask (`sampling.groups`). `top_k`, `top_p` and
+`min_p` depend on all allowed tokens: their masks are computed in a thread, while the model runs.
 
 Suffixes: M masks, W words of 32 tokens, N a row's next token and drafts.
 """
@@ -16,6 +17,15 @@ from attrs import define, field
 
 from inferno.constraints.constraint import Constraint, Mask, has_bit
 from inferno.contracts import GrammarCompiler, MaskRequest
+from inferno.request.sampling_params import SamplingParams
+
+
+def asks_first(params: SamplingParams) -> bool:
+    """Whether a request's draws can ask for a token before they need a mask: what they keep of the
+    vocabulary does not depend on which tokens are allowed."""
+    keeps_all = params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0
+    return params.greedy or keeps_all
+
 
 Drafts = Mapping[int, Sequence[int]]
 """Draft tokens by row."""
@@ -32,6 +42,8 @@ class Masks:
     """Those that the step verifies; the constraints allow them."""
     known: dict[int, Mask] = field(factory=dict)
     """The masks that are computed, by row."""
+    asking: Collection[int] = ()
+    """Rows whose draws ask for a token before they need a mask (`asks_first`)."""
 
     def __bool__(self) -> bool:
         return bool(self.constraints or self.known)
@@ -45,6 +57,17 @@ class Masks:
         if (constraint := self.constraints.get(row)) is None:
             return True
         return None if at else constraint.allows(token_id)
+
+    def allow(self, places: Sequence[tuple[int, int]], token_ids: Sequence[int]) -> list[bool]:
+        """Return whether each token is allowed in its place, a row and the number of drafts before
+        it. Computes the masks without which that is not known."""
+        asked = list(zip(places, token_ids, strict=True))
+        answers = [self.allows(row, token_id, at) for (row, at), token_id in asked]
+        self.fill({row for (row, _), each in zip(places, answers, strict=True) if each is None})
+        return [
+            bool(self.allows(row, token_id, at) if answer is None else answer)
+            for ((row, at), token_id), answer in zip(asked, answers, strict=True)
+        ]
 
     def of(self, row: int, at: int = 0) -> Mask | None:
         """Return a row's mask (W,), or the one after `at` drafts; None if it has no constraint."""
@@ -93,9 +116,11 @@ class MaskJob:
     rows: Mapping[int, Constraint]
     words: int
     asking: Collection[int]
-    """Rows whose draws ask for their best token before they need a mask."""
+    """Rows whose draws ask for a token before they need a mask (`asks_first`)."""
     pool: ThreadPoolExecutor | None
-    """Computes the other rows' masks beside the step; None: after it."""
+    """Computes the masks that are needed from the start beside the step; None: after it."""
+    looks: bool
+    """Whether the rows that ask can wait for their masks."""
     _masks: Masks = field(factory=Masks)
     _begun: Future[Any] | None = None
 
@@ -107,7 +132,7 @@ class MaskJob:
             constraint = self.rows.get(row)
             found[row] = ids if constraint is None else ids[: constraint.count_valid(ids)]
         drafts = {row: ids for row, ids in found.items() if ids}
-        self._masks = Masks(self.rows, self.words, drafts)
+        self._masks = Masks(self.rows, self.words, drafts, asking=self.asking)
         if self.pool is not None and (wanted := self._wanted()):
             self._begun = self.pool.submit(self._masks.fill, wanted)
         return drafts
@@ -116,7 +141,8 @@ class MaskJob:
         """Return the rows that need their masks from the start. After drafts a constraint is not
         asked for single tokens."""
         drafts = self._masks.drafts
-        return [row for row in self.rows if row not in self.asking or row in drafts]
+        later = self.asking if self.looks else ()
+        return [row for row in self.rows if row not in later or row in drafts]
 
     def result(self) -> Masks:
         """Return the masks, once those that are needed from the start are computed."""

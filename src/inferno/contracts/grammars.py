@@ -36,10 +36,10 @@ class Matcher(Protocol):
         ...
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """Return how many leading ones of these tokens may follow. Changes nothing. Greedy
-        draws ask for the model's best tokens one by one, and for a mask only if none of them may
-        follow: where one may, the mask allows just those that may, but where text is forced,
-        perhaps `forced`'s first alone."""
+        """Return how many leading ones of these tokens may follow. Changes nothing. Draws
+        ask for the model's best tokens one by one, or for the one drawn without a mask, and for a
+        mask only if none of them may follow: where one may, the mask allows just those that may,
+        but where text is forced, perhaps `forced`'s first alone."""
         ...
 
     def forced(self) -> Sequence[int]:
@@ -70,7 +70,7 @@ class GrammarCompiler(Protocol):
     def fill(self, requests: Sequence[MaskRequest], masks_MW: Any) -> None:
         """Write masks into a numpy array of int32, all zero: bit i of word w allows token 32 w + i.
         An end token is allowed where the output may end. Runs beside the model's step, so it should
-        release the interpreter's lock; or after it, for a greedy draw whose best token may not
+        release the interpreter's lock; or after it, for a draw whose first tokens may not
         follow. Leaves the matchers as they were."""
         ...
 

@@ -11,7 +11,7 @@ Suffixes: S logits rows of a step, B those drawn together, V vocabulary, R resid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from inferno.sampling.state import RowState, Strategy, TokenCounts
 TEMPERATURE, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(5)
 
 
+_NONE = -1
+"""The second number of a row that does not ask."""
 _AT_ONCE = 2**23
 """Logits whose temporaries, of 8 bytes each, are in memory at once."""
 
@@ -58,7 +60,7 @@ class DeviceDraws:
     _sent: Tensor = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        count = 3 * len(self.resident.top_k_R)
+        count = 4 * len(self.resident.top_k_R)
         self._buffers = HostBuffers(8 * count, str(self.device))
         self._numbers = [held.view(torch.int64).numpy() for held in self._buffers.buffers]
         self._sent = torch.empty(count, dtype=torch.int64, device=self.device)
@@ -69,17 +71,30 @@ class DeviceDraws:
         rows: Sequence[int],
         states: Sequence[RowState],
         masks: Mapping[int, Any],
+        asking: Collection[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """Return token ids, (S,), and the rows, on the device, and count the tokens. `masks` has
-        the words of allowed tokens (W,) of some rows. No state may want what only the host can give
-        (`RowState.waits`)."""
+        the words of allowed tokens (W,) of some rows, of which the `asking` ones draw without a
+        mask first, and again where that token is refused (`groups.drawn_again`). No state may want
+        what only the host can give (`RowState.waits`)."""
         together = self.ops.draw is not TORCH.draw
         most = max(1, _AT_ONCE // self.vocab_size)
         groups = [[*range(len(states))]] if together else _groups(states, most)
         order = [i for members in groups for i in members]
         uniforms = [BEST if s.strategy is Strategy.GREEDY else s.uniform(0) for s in states]
-        rows_S, uniform_S, order_S = self._send(rows, uniforms, order)
+        asks = [
+            row in masks and row in asking and s.strategy is not Strategy.GREEDY
+            for row, s in zip(rows, states, strict=True)
+        ]
+        seconds = [
+            s.uniform(0, refused=True) if ask else _NONE
+            for s, ask in zip(states, asks, strict=True)
+        ]
+        rows_S, uniform_S, second_S, order_S = self._send(rows, uniforms, seconds, order)
         words_SW = self._words(rows, masks) if masks else None
+        first_SW = words_SW
+        if words_SW is not None and any(asks):
+            first_SW = words_SW.masked_fill(second_S[:, None] != _NONE, -1)
         ids_S = torch.empty_like(rows_S)
         first = 0
         for members in groups:
@@ -88,8 +103,15 @@ class DeviceDraws:
                 at = slice(None)  # in order: nothing is copied
             first += len(members)
             rows_B, some = rows_S[at], [states[i] for i in members]
-            words_BW = None if words_SW is None else words_SW[at]
-            ids_S[at] = self._draw(logits_SV[at], rows_B, uniform_S[at], some, words_BW)
+            words_BW, first_BW = (None if w is None else w[at] for w in (words_SW, first_SW))
+            x_BV = logits_SV[at]
+            ids_B = self._draw(x_BV, rows_B, uniform_S[at], some, first_BW)
+            if words_BW is not None and any(asks[i] for i in members):
+                second_B = second_S[at]
+                again_B = self._draw(x_BV, rows_B, second_B.clamp(min=0), some, words_BW)
+                kept_B = (second_B == _NONE) | _allowed(words_BW, ids_B)
+                ids_B = torch.where(kept_B, ids_B, again_B)
+            ids_S[at] = ids_B
             if any(state.counts_tokens for state in some):
                 self.resident.generated.add_drawn(rows_B, ids_S[at])
                 self.resident.recent.add_drawn(rows_B, ids_S[at])
@@ -180,6 +202,13 @@ class DeviceDraws:
             counts, output_size=sum(map(len, ids))
         )
         return Biases(at_N, torch.cat(ids), torch.cat(values))
+
+
+def _allowed(words_BW: Tensor, ids_B: Tensor) -> Tensor:
+    """Return whether the masks allow these tokens, (B,)."""
+    word_B = ids_B >> 5
+    found_B = words_BW.gather(-1, word_B.clamp(max=words_BW.shape[1] - 1)[:, None])[:, 0]
+    return (word_B < words_BW.shape[1]) & (found_B >> (ids_B & 31) & 1).bool()
 
 
 def _groups(states: Sequence[RowState], most: int) -> list[list[int]]:

@@ -18,16 +18,15 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from inferno.constraints import NO_MASKS, Masks
-from inferno.constraints.rules import LogitsRules, few_allowed, masked, picked, processed
+from inferno.constraints.rules import LogitsRules, masked, picked, processed
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
 from inferno.errors import InfernoError
@@ -53,6 +52,7 @@ from inferno.sampling.device import (
 )
 from inferno.sampling.draw import confirmed, draw_truncated, index_of, sort_best, truncate
 from inferno.sampling.finite import are_broken
+from inferno.sampling.groups import Draw, drawn_again, draws_of, grouped
 from inferno.sampling.logprobs import wanted_logprobs
 from inferno.sampling.state import RowState, Strategy, TokenCounts
 
@@ -188,7 +188,9 @@ class Sampler:
             resident = Resident(self._floats_RP, self._top_k_R, self._top_p_R, *counts)
             self._draws = DeviceDraws(resident, self._device, self._vocab_size, self._ops)
         words = {row: mask_W for row in rows if (mask_W := masks.of(row)) is not None}
-        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], words)
+        return self._draws.draw(
+            logits_SV, rows, [self._rows[row] for row in rows], words, asking=masks.asking
+        )
 
     def failures(self, rows: Sequence[int]) -> dict[str, InfernoError]:
         """Return the errors of these rows' logits processors, by request id."""
@@ -262,31 +264,42 @@ class Sampler:
     ) -> Tensor:
         """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`. `places` are
         the rows, each with the number of drafts before the draw."""
-        uniforms = [state.uniform(offset) for state in states]
-        host = torch.tensor([[row for row, _ in places], uniforms], device=self._device)
-        rows_S, uniform_S = host.unbind()
-        ids_S = torch.empty_like(rows_S)
-        own = [
-            None if state.strategy is Strategy.GREEDY else masks.of(*place)
-            for place, state in zip(places, states, strict=True)
-        ]
-        few = [None if mask_W is None else few_allowed(mask_W, self._vocab_size) for mask_W in own]
-        for part in self._groups(states, few):
-            at = index_of(part, self._device)
-            rows_B, members = rows_S[at], [states[i] for i in part]
-            x_BV, uniform_B = self._adjusted(logits_SV[at], rows_B, members), uniform_S[at]
-            if members[0].strategy is Strategy.GREEDY:
-                ids_S[at] = best_allowed(self._argmax, x_BV, [places[i] for i in part], masks)
-            elif few[part[0]] is not None:  # the same tokens are drawn from them alone
-                x_BK, ids_BK = picked(x_BV, [few[i] for i in part])
-                index_B = self._draw_group(x_BK, rows_B, uniform_B, members, num_candidates)
+        size = self._vocab_size
+        draws = draws_of(places, states, masks, offset=offset, vocab_size=size)
+        ids_S = torch.empty(len(draws), dtype=torch.int64, device=self._device)
+        self._draw_each(logits_SV, draws, ids_S, masks, num_candidates)
+        if any(draw.asks for draw in draws):
+            drawn, last = ids_S.tolist(), num_candidates > 0
+            again = drawn_again(draws, drawn, masks, offset=offset, vocab_size=size, last=last)
+            self._draw_each(logits_SV, again, ids_S, masks, num_candidates)
+        return ids_S
+
+    def _draw_each(
+        self,
+        logits_SV: Tensor,
+        draws: Sequence[Draw],
+        ids_S: Tensor,
+        masks: Masks,
+        num_candidates: int,
+    ) -> None:
+        """Write the token ids of these draws."""
+        for part in grouped(draws, self._rows_at_once):
+            at = index_of([draw.index for draw in part], self._device)
+            states = [draw.state for draw in part]
+            numbers = [[draw.place[0] for draw in part], [draw.number for draw in part]]
+            rows_B, uniform_B = torch.tensor(numbers, device=self._device).unbind()
+            x_BV = self._adjusted(logits_SV[at], rows_B, states)
+            if states[0].strategy is Strategy.GREEDY:
+                ids_S[at] = best_allowed(self._argmax, x_BV, [d.place for d in part], masks)
+            elif part[0].few is not None:  # the same tokens are drawn from them alone
+                x_BK, ids_BK = picked(x_BV, [draw.few for draw in part])
+                index_B = self._draw_group(x_BK, rows_B, uniform_B, states, num_candidates)
                 ids_B = ids_BK.gather(-1, index_B.clamp(min=0)[:, None])[:, 0]
                 ids_S[at] = torch.where(index_B < 0, UNDECIDED, ids_B)
             else:
-                if any(own[i] is not None for i in part):
-                    x_BV = masked(x_BV, [own[i] for i in part])
-                ids_S[at] = self._draw_group(x_BV, rows_B, uniform_B, members, num_candidates)
-        return ids_S
+                if any(draw.mask_W is not None for draw in part):
+                    x_BV = masked(x_BV, [draw.mask_W for draw in part])
+                ids_S[at] = self._draw_group(x_BV, rows_B, uniform_B, states, num_candidates)
 
     def _draw_group(
         self,
@@ -318,16 +331,6 @@ class Sampler:
         )
         complete = ids_BK.shape[1] == x_BV.shape[1]
         return draw_truncated(best_BK, ids_BK, mass_BK, uniform_B, complete=complete)
-
-    def _groups(self, states: Sequence[RowState], few: Sequence[Any]) -> Iterator[list[int]]:
-        """Group the positions by strategy, width and whether they have `few` tokens, in groups
-        whose temporaries fit the caches."""
-        groups: dict[Any, list[int]] = {}
-        for i, state in enumerate(states):
-            groups.setdefault((state.strategy, state.width, few[i] is None), []).append(i)
-        for members in groups.values():
-            for start in range(0, len(members), self._rows_at_once):
-                yield members[start : start + self._rows_at_once]
 
     def _adjusted(self, x_BV: Tensor, rows_B: Tensor, states: Sequence[RowState]) -> Tensor:
         """Apply penalties, bias and `min_tokens`, on a float32 copy if a row asks for any."""

@@ -124,11 +124,12 @@ class RowState:
         """Whether it is greedy and no penalty counts its tokens."""
         return self.strategy is Strategy.GREEDY and not self.counts_tokens
 
-    def uniform(self, offset: int) -> int:
-        """Return the uniform number of the next draw, or of one `offset` positions after it."""
+    def uniform(self, offset: int, *, refused: bool = False) -> int:
+        """Return the uniform number of the next draw, or of one `offset` positions after it; a
+        second number if the grammar `refused` the token of the first."""
         if self.strategy is Strategy.GREEDY:
             return 0
-        return uniform(self.key, self.generated + offset)
+        return uniform(_mix(self.key) if refused else self.key, self.generated + offset)
 
     def advance(self) -> None:
         self.generated += 1
