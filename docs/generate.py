@@ -25,6 +25,7 @@ from inferno.llm import outputs
 from inferno.plan import options, plan
 from inferno.request import sampling_params
 from inferno.server import api
+from inferno.server import options as server_options
 from inferno.server.access import keys
 from inferno.server.endpoints import fields_by_endpoint, installed_apis
 from inferno.server.fields.support import Field
@@ -498,6 +499,7 @@ _MODULES = {
     "contracts": contracts,
     "plan": plan,
     "options": options,
+    "server": server_options,
     "outputs": outputs,
     "cli.config": config,
     "server": api,

@@ -23,9 +23,9 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.cli import cli
 from inferno.cli.serve import command
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.access.keys import Keys, read_keys
-from inferno.server.app import OPEN_PATHS
+from inferno.server.options import OPEN_PATHS
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -54,7 +54,7 @@ def checked(*args: str) -> None:
 @pytest.fixture(scope="module")
 def metrics() -> set[str]:
     """Every name that a server exports."""
-    app = create_app(FakeLLM(), api_keys=Keys(["k"]), key_metrics=True)  # type: ignore[arg-type]
+    app = create_app(FakeLLM(), ServerOptions(api_keys=Keys(["k"]), key_metrics=True))  # type: ignore[arg-type]
     with TestClient(app) as http:
         headers = {"Authorization": "Bearer k"}
         body = {"messages": [{"role": "user", "content": "hi"}]}

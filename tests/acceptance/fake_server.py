@@ -21,7 +21,7 @@ from tests.fake_engine import FakeClient, FakeEngine
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, open_model
-from inferno.server import run_server
+from inferno.server import ServerOptions, run_server
 
 NAMES = ("fake", "gpt-4o-mini", "text-embedding-3-small")
 
@@ -32,12 +32,11 @@ def serve(folder: Path) -> None:
         plan = opened.plan
     client = FakeClient(FakeEngine(Script(text, FORMATS[folder.name].call_id)))
     client.plan = plan
-    options: dict[str, Any] = {"served_names": NAMES}
     run_server(
         AsyncLLM.of(cast(Any, client), text),
         port=0,
         ready=lambda url, _: print(folder.name, url, flush=True),
-        app_options=options,
+        app_options=ServerOptions(served_names=NAMES),
     )
 
 

@@ -15,7 +15,7 @@ from litestar.testing import TestClient
 from litestar.utils.signature import ParsedSignature
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.http.transport import Door, Limits
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Live:
 
     def __init__(self, llm: FakeLLM, *, limits: Limits | None = None, **options: Any) -> None:
         self.llm = llm
-        self.app = create_app(llm, **options)  # type: ignore[arg-type]
+        self.app = create_app(llm, ServerOptions(**options))  # type: ignore[arg-type]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -112,7 +112,7 @@ def client() -> Iterator[Callable[..., TestClient[Any]]]:
     with contextlib.ExitStack() as stack:
 
         def start(llm: FakeLLM | None = None, **options: Any) -> TestClient[Any]:
-            app = create_app(llm or FakeLLM(), **options)  # type: ignore[arg-type]
+            app = create_app(llm or FakeLLM(), ServerOptions(**options))  # type: ignore[arg-type]
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield start

@@ -13,9 +13,10 @@ from tests.server.test_schema import JSON
 
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.request.requests import EngineStats
-from inferno.server import create_app
-from inferno.server.app import MAX_WAITING, models_of
+from inferno.server import ServerOptions, create_app
+from inferno.server.app import models_of
 from inferno.server.generate import pipeline
+from inferno.server.options import MAX_WAITING
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -339,7 +340,7 @@ def _references(node: Any) -> Any:
 
 def test_the_app_starts_and_closes_a_model_that_it_owns() -> None:
     owned, lent = FakeLLM(), FakeLLM()
-    with TestClient(create_app(owned)), TestClient(create_app(lent, own_llm=False)):  # type: ignore[arg-type]
+    with TestClient(create_app(owned)), TestClient(create_app(lent, ServerOptions(own_llm=False))):  # type: ignore[arg-type]
         assert (owned.started, lent.started) == (1, 0)
     assert (owned.started, lent.started) == (0, 0)
 
@@ -361,7 +362,7 @@ def test_two_apps_in_a_process_know_nothing_of_each_other(client: Any) -> None:
 
 
 def test_the_app_can_be_mounted_in_another() -> None:
-    inner = create_app(FakeLLM(), api_keys=["k"])  # type: ignore[arg-type]
+    inner = create_app(FakeLLM(), ServerOptions(api_keys=["k"]))  # type: ignore[arg-type]
 
     @asgi("/llm", is_mount=True, copy_scope=True)
     async def mounted(scope: Any, receive: Any, send: Any) -> None:

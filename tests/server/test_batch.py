@@ -13,7 +13,7 @@ import pytest
 from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OptionError, WriteError
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.batches.offline import Done, Summary, read_lines, resume, run, started
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ def request(custom_id: Any, url: Any = CHAT, body: Any = MESSAGES, **more: Any) 
 def answers(
     *lines: bytes, llm: FakeLLM | None = None, done: Done | None = None, concurrency: int = 2
 ) -> tuple[list[Any], Summary]:
-    app = create_app(llm or FakeLLM(), max_waiting=None, page=False)  # type: ignore[arg-type]
+    app = create_app(llm or FakeLLM(), ServerOptions(max_waiting=None, page=False))  # type: ignore[arg-type]
     output, summary = io.BytesIO(), Summary()
 
     async def work() -> None:
@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_error_for_all_requests() -> None:
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    app = create_app(FakeLLM(), max_waiting=None, page=False)  # type: ignore[arg-type]
+    app = create_app(FakeLLM(), ServerOptions(max_waiting=None, page=False))  # type: ignore[arg-type]
 
     async def work() -> None:
         async with started(app):

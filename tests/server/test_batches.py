@@ -15,7 +15,7 @@ from litestar.testing import TestClient
 from tests.server.conftest import wait_until
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.access.keys import Keys
 from inferno.server.batches.objects import ENDED
 from inferno.server.batches.service import MAX_UNFINISHED
@@ -76,7 +76,7 @@ def start() -> Iterator[Start]:
     opened: list[TestClient[Any]] = []
 
     def start(llm: FakeLLM | None = None, **options: Any) -> TestClient[Any]:
-        app = create_app(llm or FakeLLM(), **options)  # type: ignore[arg-type]
+        app = create_app(llm or FakeLLM(), ServerOptions(**options))  # type: ignore[arg-type]
         opened.append(TestClient(app, raise_server_exceptions=False).__enter__())
         return opened[-1]
 

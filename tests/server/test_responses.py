@@ -14,7 +14,7 @@ from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.errors import QueueFullError
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.access.keys import Keys
 from inferno.server.observe.record import Record, current, in_record
 from inferno.server.responses.background import Background
@@ -436,12 +436,12 @@ def test_mistakes_are_told_before_the_background(
 
 def test_a_server_that_stops_stores_what_it_had(tmp_path: Path) -> None:
     llm, path = FakeLLM(endless=True, delay=0.01), tmp_path / "store.sqlite"
-    app = create_app(llm, store=Store(path))  # type: ignore[arg-type]
+    app = create_app(llm, ServerOptions(store=Store(path)))  # type: ignore[arg-type]
     with TestClient(app) as http:
         made = http.post("/v1/responses", json={"input": "hi", "background": True}).json()
         wait_until(lambda: bool(llm.made))
     assert not llm.live
-    with TestClient(create_app(FakeLLM(), store=Store(path))) as http:  # type: ignore[arg-type]
+    with TestClient(create_app(FakeLLM(), ServerOptions(store=Store(path)))) as http:  # type: ignore[arg-type]
         found = http.get(f"/v1/responses/{made['id']}").json()
     assert found["status"] == "failed" and "shut down" in found["error"]["message"]
 

@@ -16,7 +16,7 @@ from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OptionError, RequestError
-from inferno.server import create_app
+from inferno.server import ServerOptions, create_app
 from inferno.server.responses.database import Database, Stored
 from inferno.server.responses.items import Item, read_items
 from inferno.server.responses.store import Store
@@ -258,7 +258,7 @@ def test_a_damaged_database_is_a_typed_error(tmp_path: Path) -> None:
         assert "--store" in str(error)
         return
     with TestClient(
-        create_app(FakeLLM(), store=store),  # type: ignore[arg-type]
+        create_app(FakeLLM(), ServerOptions(store=store)),  # type: ignore[arg-type]
         raise_server_exceptions=False,
     ) as http:
         answer = http.post(RESPONSES, json={"input": "hi"})

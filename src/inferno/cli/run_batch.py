@@ -65,7 +65,7 @@ def command(
     launch_early()
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model
-    from inferno.server import create_app
+    from inferno.server import ServerOptions, create_app
     from inferno.server.batches.offline import Summary, read_lines, resume, run, started
 
     done, summary = resume(output), Summary()
@@ -75,7 +75,9 @@ def command(
     if left:
         opened = open_model(chosen(ref), plan_options(values))
         llm = AsyncLLM.of_opened(opened, chat_template)
-        app = create_app(llm, served_names=names, max_waiting=None, page=False, prompt_history=0)
+        app = create_app(
+            llm, ServerOptions(served_names=names, max_waiting=None, page=False, prompt_history=0)
+        )
         wanted = concurrency or 2 * opened.plan.max_num_seqs
 
         async def work() -> None:

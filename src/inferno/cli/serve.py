@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
+from attrs import fields, frozen
 
 from inferno.cli.network import Network, network_options
 from inferno.cli.operations import operation_options
@@ -22,6 +24,9 @@ from inferno.cli.options import (
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
+    from inferno.cli.config import ModelConfig
+    from inferno.cli.session import Clock
+    from inferno.llm import AsyncLLM
     from inferno.server.hosting.hosted_model import ModelSpec
     from inferno.server.observe.logs import LogFormat
 
@@ -98,150 +103,192 @@ log = logging.getLogger("inferno.server")
 @operation_options
 @engine_options
 @click.pass_context
-def command(
-    ctx: click.RichContext,
-    /,
-    refs: tuple[str, ...],
-    host: str,
-    port: int,
-    api_keys: tuple[str, ...],
-    names: tuple[str, ...],
-    strict_params: bool,
-    open_paths: tuple[str, ...],
-    prompt_history: int,
-    shutdown_timeout: float,
-    reasoning: str,
-    store: Path | None,
-    store_size: int,
-    store_days: float | None,
-    page: bool,
-    locked: bool,
-    chat_template: str | None,
-    config: str | None,
-    print_config: bool,
-    named: tuple[str, ...],
-    idle: str | None,
-    max_loaded: int | None,
-    keys_file: str | None,
-    key_metrics: bool,
-    log_format: LogFormat,
-    log_level: str,
-    log_prompts: bool,
-    otlp_endpoint: str | None,
-    **values: Any,
-) -> None:
+def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
-    from inferno.process.launch import begin_early, discard_early, launch_early
+    from inferno.process.launch import discard_early, launch_early
 
-    is_one = len(refs) < 2 and not named and not print_config
+    serving, network = Serving.taken(values), Network.taken(values)
+    is_one = len(refs) < 2 and not serving.named and not serving.print_config
     if is_one:  # unless a configuration file says otherwise
         launch_early()
     else:
         discard_early()
-    from inferno.cli import lock, render
     from inferno.cli.config import from_file, printed
     from inferno.cli.session import Clock
-    from inferno.cli.several import configured, several
-    from inferno.llm import AsyncLLM
-    from inferno.plan import open_model, reopen
+    from inferno.cli.several import configured
 
-    clock, network = Clock(), Network.taken(values)
-    models = configured(ctx, refs, named)
-    if print_config:
+    clock = Clock()
+    models = configured(ctx, refs, serving.named)
+    if serving.print_config:
         click.echo(printed(ctx, models))
         return
-    if not all(names):
+    if not all(serving.names):
         raise OptionError("--served-model-name is empty", "Give a name, or leave it out.")
-    is_one = is_one and not from_file(ctx)
-    if is_one:
-        ref = refs[0] if refs else None
-        opened = (
-            reopen(lock.read(ref, values))
-            if locked
-            else open_model(chosen(ref), plan_options(values))
-        )
-        begin_early(opened.plan)
-    elif locked or names:
-        flag = "--locked" if locked else "--served-model-name"
+    if is_one and not from_file(ctx):
+        served = _one(refs[0] if refs else None, serving, network, values)
+    else:
+        served = _several(ctx, models, serving, network, values)
+    clock.lap("plan")
+    _run(served, serving, network, clock)
+
+
+@frozen(kw_only=True)
+class Serving:
+    """The command's options but those of the engine and of the network."""
+
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    names: tuple[str, ...]
+    strict_params: bool
+    open_paths: tuple[str, ...]
+    prompt_history: int
+    shutdown_timeout: float
+    reasoning: Literal["both", "reasoning", "reasoning_content"]
+    store: Path | None
+    store_size: int
+    store_days: float | None
+    page: bool
+    locked: bool
+    chat_template: str | None
+    config: str | None
+    print_config: bool
+    named: tuple[str, ...]
+    idle: str | None
+    max_loaded: int | None
+    keys_file: str | None
+    key_metrics: bool
+    log_format: LogFormat
+    log_level: str
+    log_prompts: bool
+    otlp_endpoint: str | None
+    disable: tuple[str, ...]
+    only: tuple[str, ...]
+
+    @classmethod
+    def taken(cls, values: dict[str, Any]) -> Serving:
+        """Take the options out of the command's values. Those that choose plugins are the engine's
+        too."""
+        shared = {name: values[name] for name in ("disable", "only")}
+        own = [each.name for each in fields(cls) if each.name not in shared]
+        return cls(**{name: values.pop(name) for name in own}, **shared)
+
+
+@frozen(kw_only=True)
+class _Served:
+    """The models, and what `ServerOptions` say of them."""
+
+    llm: AsyncLLM | tuple[ModelSpec, ...]
+    name: str
+    """The first model's, for clients."""
+    options: Mapping[str, Any]
+
+
+def _one(ref: str | None, serving: Serving, network: Network, engine: Mapping[str, Any]) -> _Served:
+    from inferno.cli import lock
+    from inferno.llm import AsyncLLM
+    from inferno.plan import open_model, reopen
+    from inferno.process.launch import begin_early
+
+    if serving.locked:
+        opened = reopen(lock.read(ref, engine))
+    else:
+        opened = open_model(chosen(ref), plan_options(engine))
+    begin_early(opened.plan)
+    llm = AsyncLLM.of_opened(
+        opened,
+        serving.chat_template,
+        engine_timeout=network.engine_timeout,
+        expect_grammars=True,
+    )
+    name = next(iter(serving.names), llm.model_id)
+    return _Served(llm=llm, name=name, options={"served_names": serving.names})
+
+
+def _several(
+    ctx: click.Context,
+    models: Sequence[ModelConfig],
+    serving: Serving,
+    network: Network,
+    engine: Mapping[str, Any],
+) -> _Served:
+    from inferno.cli.several import several
+
+    if serving.locked or serving.names:
+        flag = "--locked" if serving.locked else "--served-model-name"
         raise OptionError(
             f"{flag} is for one model", "Leave it out; name models by --model NAME=REF."
         )
-    else:
-        engine = {**values, "chat_template": chat_template}
-        found = several(
-            ctx,
-            models,
-            engine,
-            idle=idle,
-            max_loaded=max_loaded,
-            engine_timeout=network.engine_timeout,
-        )
-    clock.lap("plan")
-    from inferno.server import run_server
-    from inferno.server.app import OPEN_PATHS
-    from inferno.server.responses.store import Store
+    found = several(
+        ctx,
+        models,
+        {**engine, "chat_template": serving.chat_template},
+        idle=serving.idle,
+        max_loaded=serving.max_loaded,
+        engine_timeout=network.engine_timeout,
+    )
+    options = {"budgets": found.budgets, "max_loaded": serving.max_loaded}
+    return _Served(llm=found.specs, name=found.specs[0].name, options=options)
 
-    stored = Store(store, days=store_days, max_bytes=store_size * 2**20)
+
+def _run(served: _Served, serving: Serving, network: Network, clock: Clock) -> None:
+    from inferno.server import run_server
     from inferno.server.access.keys import Keys
     from inferno.server.observe.observers import observe
+    from inferno.server.options import OPEN_PATHS, ServerOptions
+    from inferno.server.responses.store import Store
 
-    keys = Keys(api_keys, None if keys_file is None else Path(keys_file))
+    store_bytes = serving.store_size * 2**20
+    store = Store(serving.store, days=serving.store_days, max_bytes=store_bytes)
+    file = serving.keys_file
+    keys = Keys(serving.api_keys, None if file is None else Path(file))
     clock.lap("imports")
-
-    def ready(url: str, app: Any) -> None:
-        chat = f" Chat at {url}/." if page and not url.startswith("unix:") else ""
-        name = found.specs[0].name if not is_one else names[0] if names else llm.model_id
-        if log_format == "json":  # one object per line, and nothing else
-            log.info("serving %s at %s/v1", name, url)
-            return
-        if is_one:
-            clock.lap("engine")
-            render.started(llm.plan, clock.laps)
-        else:
-            for spec in found.specs:
-                click.echo(f"  {', '.join(spec.names)}: {spec.ref}", err=True)
-        curl = _curl(url, name, keyed=keys.needed)
-        click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
-
-    app = {
-        "api_keys": keys,
-        "key_metrics": key_metrics,
-        "served_names": names,
-        "strict_params": strict_params,
-        "prompt_history": prompt_history,
-        "reasoning": reasoning,
-        "page": page,
-        "open_paths": (*OPEN_PATHS, *open_paths),
-        "store": stored,
-        "disable": values["disable"],
-        "only": values["only"],
-        **network.app,
-    }
-    if is_one:
-        served: AsyncLLM | tuple[ModelSpec, ...] = (
-            llm := AsyncLLM.of_opened(
-                opened,
-                chat_template,
-                engine_timeout=network.engine_timeout,
-                expect_grammars=True,
-            )
-        )
-    else:
-        served = found.specs
-        app |= {"budgets": found.budgets, "max_loaded": max_loaded}
-    with observe(log_format, log_level, otlp_endpoint, prompts=log_prompts) as observers:
+    with observe(serving.log_format, serving.log_level, serving.otlp_endpoint) as on_end:
         if network.server["uds"] is None:
-            _warn(host, keyed=keys.needed)
+            _warn(serving.host, keyed=keys.needed)
         run_server(
-            served,
-            host=host,
-            port=port,
-            ready=ready,
-            app_options=app | observers,
-            shutdown_seconds=shutdown_timeout,
+            served.llm,
+            host=serving.host,
+            port=serving.port,
+            ready=lambda url, _: _announce(url, served, serving, clock, keyed=keys.needed),
+            app_options=ServerOptions(
+                api_keys=keys,
+                key_metrics=serving.key_metrics,
+                strict_params=serving.strict_params,
+                prompt_history=serving.prompt_history,
+                reasoning=serving.reasoning,
+                page=serving.page,
+                open_paths=(*OPEN_PATHS, *serving.open_paths),
+                store=store,
+                disable=serving.disable,
+                only=serving.only,
+                on_end=on_end,
+                log_prompts=serving.log_prompts,
+                **served.options,
+                **network.app,
+            ),
+            shutdown_seconds=serving.shutdown_timeout,
             **network.server,
         )
+
+
+def _announce(url: str, served: _Served, serving: Serving, clock: Clock, *, keyed: bool) -> None:
+    """Say what is served, where, and how to ask it."""
+    from inferno.cli import render
+
+    chat = f" Chat at {url}/." if serving.page and not url.startswith("unix:") else ""
+    if serving.log_format == "json":  # one object per line, and nothing else
+        log.info("serving %s at %s/v1", served.name, url)
+        return
+    if isinstance(served.llm, tuple):
+        for spec in served.llm:
+            click.echo(f"  {', '.join(spec.names)}: {spec.ref}", err=True)
+    else:
+        clock.lap("engine")
+        render.started(served.llm.plan, clock.laps)
+    curl = _curl(url, served.name, keyed=keyed)
+    click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
 
 
 def _warn(host: str, *, keyed: bool) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from attrs import evolve
 from litestar import Litestar
 
 from inferno.server.app import create_app, keys_of, models_of
@@ -23,6 +24,7 @@ from inferno.server.hosting.models import Models
 from inferno.server.http.gate import ANY, hosts_of
 from inferno.server.http.listen import UDS_MODE, check_certificate, listening, url_of
 from inferno.server.http.transport import Door, Limits
+from inferno.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -44,7 +46,7 @@ def run_server(
     shutdown_seconds: float = SHUTDOWN_SECONDS,
     log_level: str = "warning",
     ready: Callable[[str, Litestar], None] | None = None,
-    app_options: dict[str, Any] | None = None,
+    app_options: ServerOptions | None = None,
     uds: str | os.PathLike[str] | None = None,
     uds_mode: int = UDS_MODE,
     ssl_certfile: str | None = None,
@@ -56,9 +58,8 @@ def run_server(
     `options`, or several models to load on demand.
 
     Port 0 picks a free one; `uds` is the path of a Unix socket to listen on instead, with the
-    permissions `uds_mode`. `ready(url, app)` is called once requests are served. `app_options` go
-    to `create_app`, whose `allowed_hosts` are by default this machine's names if `host` is a
-    loopback address; `limits` are those of a connection. SIGHUP reads the file of keys again.
+    permissions `uds_mode`. `ready(url, app)` is called once requests are served. `app_options` are
+    those of `create_app`; `limits` are those of a connection. SIGHUP reads the file of keys again.
     Raises AddressError and OptionError before loading, and any InfernoError from loading; several
     models are loaded later.
     """
@@ -70,8 +71,9 @@ def run_server(
             llm = AsyncLLM(llm, **{"expect_grammars": True, **options})
         elif options:
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
-        hosts = (ANY,) if uds is not None else hosts_of(host)
-        app = create_app(llm, own_llm=False, **{"allowed_hosts": hosts, **(app_options or {})})
+        chosen = app_options or ServerOptions()
+        hosts = chosen.allowed_hosts or ((ANY,) if uds is not None else hosts_of(host))
+        app = create_app(llm, evolve(chosen, own_llm=False, allowed_hosts=hosts))
         door = Door(limits or Limits(), app.state.apis)
         config = uvicorn.Config(
             app,

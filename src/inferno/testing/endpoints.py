@@ -55,14 +55,16 @@ class EndpointsTests:
         """A server that wants a key, with a model that is never loaded."""
         from litestar.testing import TestClient
 
-        from inferno.server import create_app
+        from inferno.server import ServerOptions, create_app
         from inferno.server.hosting.hosted_model import ModelSpec
 
         def make() -> Any:
             raise AssertionError("no request of these tests needs a model")
 
         spec = ModelSpec(names=("unloaded",), make=make, ref="unloaded")
-        app = create_app([spec], api_keys=[_KEY], max_body_bytes=_LARGEST, page=False)
+        app = create_app(
+            [spec], ServerOptions(api_keys=[_KEY], max_body_bytes=_LARGEST, page=False)
+        )
         with TestClient(app, raise_server_exceptions=False) as client:
             yield client
 

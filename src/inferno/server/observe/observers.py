@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from inferno.server.observe import logs
 from inferno.server.observe.record import Record
@@ -15,10 +14,8 @@ def observe(
     form: logs.LogFormat = "text",
     level: str = "info",
     otlp_endpoint: str | None = None,
-    *,
-    prompts: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Set up logs and traces; yield the options of `create_app` that connect them to an app. Raises
+) -> Iterator[Callable[[Record], None]]:
+    """Set up logs and traces; yield what an app calls with each request's record. Raises
     OptionError if traces are asked for and cannot be sent."""
     logs.set_up(form, level)
     tracer = None
@@ -33,7 +30,7 @@ def observe(
             tracer.ended(record)
 
     try:
-        yield {"on_end": ended, "log_prompts": prompts}
+        yield ended
     finally:
         if tracer is not None:
             tracer.close()
