@@ -14,47 +14,12 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from inferno.host import load_torch_library, sleep_at_barriers
 
 if TYPE_CHECKING:
     from inferno.catalog import Catalog
-
-EXTENSIONS = (
-    "_bisect",
-    "_blake2",
-    "_bz2",
-    "_csv",
-    "_ctypes",
-    "_datetime",
-    "_decimal",
-    "_hashlib",
-    "_heapq",
-    "_json",
-    "_lzma",
-    "_opcode",
-    "_posixsubprocess",
-    "_random",
-    "_sha2",
-    "_sha512",
-    "_socket",
-    "_struct",
-    "_typing",
-    "_uuid",
-    "array",
-    "binascii",
-    "fcntl",
-    "math",
-    "mmap",
-    "msgspec._core",
-    "select",
-    "unicodedata",
-    "zlib",
-)
-"""The extension modules that `import_python` needs, of every supported Python. They take
-milliseconds, but each would wait for torch's library, and hold the interpreter."""
 
 
 def main() -> None:
@@ -108,9 +73,6 @@ class _Imports(threading.Thread):
 
     def run(self) -> None:
         with suppress(Exception):
-            for name in EXTENSIONS:
-                with suppress(ImportError):  # of another Python
-                    import_module(name)
             library = load_torch_library()
             self.catalog = import_python()
             if library is not None:
