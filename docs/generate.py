@@ -499,7 +499,7 @@ _MODULES = {
     "contracts": contracts,
     "plan": plan,
     "options": options,
-    "server": server_options,
+    "server.options": server_options,
     "outputs": outputs,
     "cli.config": config,
     "server": api,

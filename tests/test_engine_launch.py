@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, Plan, open_model, resolve
 from inferno.process import launch
 from inferno.process.blocking import BlockingClient
+from inferno.process.client import EngineClient
 from inferno.request.requests import FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
 
@@ -89,10 +91,9 @@ def test_a_command_without_an_engine_launches_none(words: list[str]) -> None:
         from inferno.__main__ import main
         from inferno.process import launch
         launch.usable_cores = lambda: 2
-        inferno.cli.main = lambda: None
+        inferno.cli.main = lambda early: print(early)
         sys.argv = ["inferno", *{words}]
         main()
-        print(launch._early)
     """)
     assert line == "None"
 
@@ -110,48 +111,51 @@ def test_a_server_of_several_models_keeps_no_process_for_the_first(tmp_path: Pat
             main()
         except SystemExit as end:
             assert end.code, "--locked is for one model"
-        print(len(launched), launched[0]._child.wait({SECONDS}), launch._early)
+        print(len(launched), launched[0]._child.wait({SECONDS}))
     """)
-    assert line == "1 -9 None"
+    assert line == "1 -9"
 
 
 def test_on_one_core_the_engine_runs_in_the_same_process() -> None:
     line = run("""
         from inferno.process import launch
         launch.usable_cores = lambda: 1
-        print(launch.launch_early(), launch._early)
+        print(launch.launch_early())
     """)
-    assert line == "False None"
+    assert line == "None"
 
 
 def test_a_process_without_a_plan_ends_with_its_parent() -> None:
     pid = run("""
         from inferno.process import launch
         launch.usable_cores = lambda: 2
-        assert launch.launch_early() and launch.launch_early()
-        print(launch._early.pid)
+        print(launch.launch_early().pid)
     """)
     assert gone(int(pid))
 
 
-def test_an_engine_gets_it_once_and_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_closed_before_its_start_ends_the_process_it_was_given() -> None:
+    early = launch.EngineProcess()
+    client = EngineClient(resolve("demo", Options(memory="2GiB")), early=early)
+    asyncio.run(client.close())
+    assert gone(early)
+
+
+def test_an_engine_gets_an_early_process_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_COMMAND", ("sh", "-c", "exec cat >/dev/null"))
     plan = resolve("demo", Options(memory="2GiB"))
     early = launch.EngineProcess(beat=3)
-    monkeypatch.setattr(launch, "_early", early)
-    first, second = launch.launch(plan, 3), launch.launch(plan, 3)
+    first, second = launch.launch(plan, 3, early), launch.launch(plan, 3)
     assert first is early and second is not early
     begun = launch.EngineProcess(beat=3)
-    monkeypatch.setattr(launch, "_early", begun)
-    launch.begin_early(plan)
-    assert launch.launch(plan, 3) is begun
+    begun.begin(plan)
+    assert launch.launch(plan, 3, begun) is begun
     others = []
     for other, beat in ((plan, 5), (attrs.evolve(plan, model_id="b"), 3)):
         unfit = launch.EngineProcess(beat=3)
-        monkeypatch.setattr(launch, "_early", unfit)
-        launch.begin_early(plan)
-        others.append(launch.launch(other, beat))
-        assert others[-1] is not unfit and gone(unfit) and launch._early is None
+        unfit.begin(plan)
+        others.append(launch.launch(other, beat, unfit))
+        assert others[-1] is not unfit and gone(unfit)
     for process in (first, second, begun, *others):
         process.discard()
         assert gone(process)

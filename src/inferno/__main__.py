@@ -16,14 +16,15 @@ def main() -> None:
     The engine process imports torch, which takes most of a start, so it is launched before even the
     command line is imported. It ends with this process if the command does not need it after all.
     """
+    early = None
     words = [word.partition("=")[0] for word in sys.argv[1:]]
     if words and words[0] in _WITH_ENGINE and not _NO_ENGINE.intersection(words):
         from inferno.process.launch import launch_early
 
-        launch_early()
+        early = launch_early()
     from inferno.cli import main as run
 
-    run()
+    run(early=early)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from inferno.errors import InfernoError
 if TYPE_CHECKING:
     from inferno.catalog import Offer
     from inferno.contracts import Command
+    from inferno.process.launch import EngineProcess
 
 COMMANDS = {
     "serve": "Serve models over HTTP, with OpenAI's API.",
@@ -162,10 +163,11 @@ def cli() -> None:
     """Run and serve large language models."""
 
 
-def main(args: list[str] | None = None) -> None:
-    """Run the `inferno` command. Does not return."""
+def main(args: list[str] | None = None, early: EngineProcess | None = None) -> None:
+    """Run the `inferno` command. Does not return. `early` is the process that its engine gets
+    (`inferno.cli.early`)."""
     arm_interrupt()
-    cli.main(args, prog_name="inferno")
+    cli.main(args, prog_name="inferno", obj=early)
 
 
 def arm_interrupt() -> None:

@@ -12,6 +12,7 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from inferno.cli import arm_interrupt, report
+from inferno.cli.early import engine_process
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.errors import InfernoError, OptionError
@@ -117,14 +118,12 @@ def _talk(conversation: Conversation, read: Reader) -> None:
 
 @contextlib.contextmanager
 def _local(ref: str | None, values: dict[str, Any], drops_oldest: bool) -> Iterator[ChatModel]:
-    from inferno.process.launch import launch_early
-
-    launch_early()
+    process = engine_process()
     from inferno.cli import session
     from inferno.cli.chat_model import LocalModel
 
     chat_template = values.pop("chat_template")
-    with session.opened(ref, values, chat_template) as run:
+    with session.opened(ref, values, chat_template, process) as run:
         yield LocalModel(run, drops_oldest=drops_oldest)
 
 

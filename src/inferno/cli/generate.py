@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.early import engine_process
 from inferno.cli.lines import say
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
@@ -59,13 +60,11 @@ def command(
     """Answer prompts with REF: a directory, a file or a hub id."""
     sampling = take_sampling(values) | take_structured(values)
     SamplingParams(**{"max_tokens": None} | sampling)  # wrong values are errors before a load
-    from inferno.process.launch import launch_early
-
-    launch_early()
+    process = engine_process()
     from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch
-    with opened(ref, values, chat_template) as run:
+    with opened(ref, values, chat_template, process) as run:
         inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
         params = run.params(**sampling)
         if len(inputs) == 1 and stream:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.early import engine_process
 from inferno.cli.options import chosen, declare, engine_options, plan_options, template_option
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def command(
     Ctrl-C, the same command continues. Exits with 1 if a request failed."""
     import asyncio
 
-    from inferno.process.launch import launch_early
-
-    launch_early()
+    process = engine_process()
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model
     from inferno.server import ServerOptions, create_app
@@ -74,7 +73,7 @@ def command(
     start = time.perf_counter()
     if left:
         opened = open_model(chosen(ref), plan_options(values))
-        llm = AsyncLLM.of_opened(opened, chat_template)
+        llm = AsyncLLM.of_opened(opened, chat_template, early=process)
         app = create_app(
             llm, ServerOptions(served_names=names, max_waiting=None, page=False, prompt_history=0)
         )

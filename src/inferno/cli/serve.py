@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import rich_click as click
 from attrs import fields, frozen
 
+from inferno.cli.early import engine_process
 from inferno.cli.network import Network, network_options
 from inferno.cli.operations import operation_options
 from inferno.cli.options import (
@@ -106,14 +107,11 @@ log = logging.getLogger("inferno.server")
 def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
-    from inferno.process.launch import discard_early, launch_early
-
     serving, network = Serving.taken(values), Network.taken(values)
     is_one = len(refs) < 2 and not serving.named and not serving.print_config
-    if is_one:  # unless a configuration file says otherwise
-        launch_early()
-    else:
-        discard_early()
+    process = engine_process() if is_one else None  # unless a configuration file has several
+    if ctx.obj is not None and not is_one:
+        ctx.obj.discard()
     from inferno.cli.config import from_file, printed
     from inferno.cli.session import Clock
     from inferno.cli.several import configured
@@ -126,8 +124,10 @@ def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> 
     if not all(serving.names):
         raise OptionError("--served-model-name is empty", "Give a name, or leave it out.")
     if is_one and not from_file(ctx):
-        served = _one(refs[0] if refs else None, serving, network, values)
+        served = _one(refs[0] if refs else None, serving, network, values, process)
     else:
+        if process is not None:
+            process.discard()
         served = _several(ctx, models, serving, network, values)
     clock.lap("plan")
     _run(served, serving, network, clock)
@@ -185,22 +185,29 @@ class _Served:
     options: Mapping[str, Any]
 
 
-def _one(ref: str | None, serving: Serving, network: Network, engine: Mapping[str, Any]) -> _Served:
+def _one(
+    ref: str | None,
+    serving: Serving,
+    network: Network,
+    engine: Mapping[str, Any],
+    process: EngineProcess | None,
+) -> _Served:
     from inferno.cli import lock
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model, reopen
-    from inferno.process.launch import begin_early
 
     if serving.locked:
         opened = reopen(lock.read(ref, engine))
     else:
         opened = open_model(chosen(ref), plan_options(engine))
-    begin_early(opened.plan)
+    if process is not None:
+        process.begin(opened.plan)
     llm = AsyncLLM.of_opened(
         opened,
         serving.chat_template,
         engine_timeout=network.engine_timeout,
         expect_grammars=True,
+        early=process,
     )
     name = next(iter(serving.names), llm.model_id)
     return _Served(llm=llm, name=name, options={"served_names": serving.names})

@@ -23,7 +23,7 @@ from inferno.llm.preprocessor import Preprocessor
 from inferno.llm.prompts import Prompt
 from inferno.plan import Opened, Plan, open_model
 from inferno.process.blocking import BlockingClient
-from inferno.process.launch import launch_early
+from inferno.process.launch import EngineProcess, launch_early
 from inferno.process.prepare import prepared
 from inferno.request.sampling_params import SamplingParams
 
@@ -35,30 +35,38 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def opened(
-    ref: str | None, values: dict[str, Any], chat_template: str | None = None
+    ref: str | None,
+    values: dict[str, Any],
+    chat_template: str | None = None,
+    process: EngineProcess | None = None,
 ) -> Iterator[Run]:
-    """Resolve and load the model, and print what runs and the start-up times; closed at the end."""
-    apart = launch_early()
-    if not apart:
+    """Resolve and load the model, and print what runs and the start-up times; closed at the end.
+    `process` is its engine's, if one was launched before."""
+    process = process or launch_early()
+    if process is None:
         load_torch_library()
     options = plan_options(values)
     clock = Clock()
     opened = open_model(chosen(ref), options)
     clock.lap("plan")
+    engine: Engine | BlockingClient
     with opened:
-        start = _in_own_process if apart else _in_this_process
-        engine, plan, preprocessor = start(opened, chat_template, clock)
+        engine, plan, preprocessor = (
+            _in_this_process(opened, chat_template, clock)
+            if process is None
+            else _in_own_process(opened, chat_template, clock, process)
+        )
     with LLM.of(engine, preprocessor) as llm:
         render.started(plan, clock.laps)
         yield Run(llm, preprocessor, plan.model_id)
 
 
 def _in_own_process(
-    opened: Opened, chat_template: str | None, clock: Clock
+    opened: Opened, chat_template: str | None, clock: Clock, process: EngineProcess
 ) -> tuple[BlockingClient, Plan, Preprocessor]:
     """Start the engine in its process, which is importing torch, and meanwhile read the text
     side."""
-    engine = BlockingClient(opened.plan)
+    engine = BlockingClient(opened.plan, process)
     try:
         preprocessor = Preprocessor.open(opened, chat_template)
         clock.lap("text")

@@ -20,6 +20,7 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
+from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
 from inferno.request.sampling_params import SamplingParams
 
@@ -77,10 +78,12 @@ class AsyncLLM:
         *,
         engine_timeout: float | None = None,
         expect_grammars: bool = False,
+        early: EngineProcess | None = None,
     ) -> Self:
-        """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
+        """An AsyncLLM for an already opened model, which it closes once the tokenizer is read.
+        `early` is an engine process that was launched before."""
         self = cls.__new__(cls)
-        self._begin(opened, chat_template, engine_timeout, expect_grammars)
+        self._begin(opened, chat_template, engine_timeout, expect_grammars, early)
         return self
 
     @classmethod
@@ -97,13 +100,14 @@ class AsyncLLM:
         chat_template: str | None,
         engine_timeout: float | None,
         expect_grammars: bool,
+        early: EngineProcess | None = None,
     ) -> None:
         from inferno.process.client import EngineClient
         from inferno.process.watchdog import ENGINE_TIMEOUT
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
         self._client: _Client = EngineClient(
-            opened.plan, timeout=timeout, expect_grammars=expect_grammars
+            opened.plan, timeout=timeout, expect_grammars=expect_grammars, early=early
         )
         self._opened: Opened | None = opened
         self._chat_template = chat_template

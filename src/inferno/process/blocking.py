@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from inferno.plan import Plan
 from inferno.process.client import EngineClient, TokenStream
+from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineOutput, Request
 
 _Result = TypeVar("_Result")
@@ -18,9 +19,10 @@ class BlockingClient:
     """The engine in a separate process, called as `inferno.core.engine.Engine` is. Its event loop
     runs in a thread."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Start the engine process, without waiting for it (`wait_until_ready`)."""
-        self._client = EngineClient(plan)
+    def __init__(self, plan: Plan, early: EngineProcess | None = None) -> None:
+        """Start the engine process, without waiting for it (`wait_until_ready`). `early` is one
+        that was launched before (`launch_early`)."""
+        self._client = EngineClient(plan, early=early)
         self._news = asyncio.Event()
         self._streams: dict[str, TokenStream] = {}
         self._loop = asyncio.new_event_loop()

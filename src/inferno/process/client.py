@@ -15,6 +15,7 @@ from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
 from inferno.process.heartbeat import BEAT_SECONDS
+from inferno.process.launch import EngineProcess
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import ENGINE_TIMEOUT
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
@@ -75,12 +76,16 @@ class EngineClient:
         timeout: float = ENGINE_TIMEOUT,
         beat: float = BEAT_SECONDS,
         expect_grammars: bool = False,
+        early: EngineProcess | None = None,
     ) -> None:
         """`timeout` is the silence in seconds after which a hung process is replaced, 0 for never;
         `beat` the time between its signs of life. With `expect_grammars`, the process that checks
-        grammars is started once the engine is ready, instead of with the first grammar."""
+        grammars is started once the engine is ready, instead of with the first grammar. `early`
+        is an engine process that was launched before (`launch_early`)."""
         self.stats = EngineStats()
-        self._engine = Supervisor(plan, self._take, self._fail_all, timeout=timeout, beat=beat)
+        self._engine = Supervisor(
+            plan, self._take, self._fail_all, timeout=timeout, beat=beat, early=early
+        )
         self._checker = GrammarChecker(plan)
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 PLAN, ENDPOINT = "plan.json", "engine"
 """The files in the folder that an engine process is given."""
 _COMMAND = (sys.executable, "-m", "inferno.process")
-_early: EngineProcess | None = None
 
 
 class EngineProcess:
@@ -118,37 +117,19 @@ class EngineProcess:
         code.set_result(result)
 
 
-def launch_early() -> bool:
-    """Launch the process that the next engine gets. Call it before anything else: then torch's
-    import takes another core while the model is opened. Returns False, and does nothing, where that
-    is no gain: on one core, or if this process has imported torch already."""
-    global _early
+def launch_early() -> EngineProcess | None:
+    """Launch a process for the next engine. Call it before anything else: then torch's import takes
+    another core while the model is opened. Returns None where that is no gain: on one core, or if
+    this process has imported torch already."""
     if "torch" in sys.modules or usable_cores() < 2:
-        return False
-    if _early is None:
-        _early = EngineProcess()
-    return True
+        return None
+    return EngineProcess()
 
 
-def begin_early(plan: Plan) -> None:
-    """Make the process that `launch_early` launched, if any, run a plan before its client is
-    made."""
-    if _early is not None:
-        _early.begin(plan)
-
-
-def discard_early() -> None:
-    """End the process that `launch_early` launched, if any: no engine will be started soon."""
-    global _early
-    process, _early = _early, None
-    if process is not None:
-        process.discard()
-
-
-def launch(plan: Plan, beat: float) -> EngineProcess:
-    """Return a process that runs the plan: the one that `launch_early` launched, or a new one."""
-    global _early
-    process, _early = _early, None
+def launch(plan: Plan, beat: float, early: EngineProcess | None = None) -> EngineProcess:
+    """Return a process that runs the plan: `early`, or a new one if that is None, runs another plan
+    or gives its signs of life at other times. Then `early` is ended."""
+    process = early
     if process is not None and (process.beat != beat or process.plan not in (None, plan)):
         process.discard()
         process = None

@@ -42,7 +42,9 @@ class Supervisor:
         *,
         timeout: float = ENGINE_TIMEOUT,
         beat: float = BEAT_SECONDS,
+        early: EngineProcess | None = None,
     ) -> None:
+        """`early` is a process for the first start."""
         self.running = False
         """Whether the process takes requests."""
         self.restarts = 0
@@ -50,6 +52,7 @@ class Supervisor:
         self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: EngineProcess | None = None
+        self._early = early
         self._connection: Connection | None = None
         self._watchdog: Watchdog | None = None
         self._timeout, self._beat = timeout, beat
@@ -81,6 +84,9 @@ class Supervisor:
         """Stop the process. Kill it if it has not ended after 5 s, or is just being started. If
         `patient`, wait until it has written its packed weights."""
         self._closing = True
+        if self._early is not None:  # it was never started
+            self._early.discard()
+            self._early = None
         was_running, self.running = self.running, False
         if was_running and self._connection is not None and not self._connection.closed:
             self._connection.send(protocol.STOP, protocol.PATIENTLY if patient else b"")
@@ -125,7 +131,8 @@ class Supervisor:
 
     async def _run_plan(self, undo: AsyncExitStack) -> EngineProcess:
         """Start a process, wait until it is ready, and return it. `undo` gets what ends it."""
-        self._process = process = launch(self.plan, self._beat)
+        early, self._early = self._early, None
+        self._process = process = launch(self.plan, self._beat, early)
         undo.callback(process.remove_files)
         undo.push_async_callback(process.wait)
         undo.callback(process.kill)
