@@ -44,6 +44,8 @@ class Harness:
     num_snapshots: int | None = None
     """None: no layer has a recurrent state."""
     interval: int = 1024
+    cache_groups: Sequence[CacheGroup] = ()
+    """Instead of those of `windows` and `num_snapshots`."""
     groups: CacheGroups = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: FakeRunner = field(init=False)
@@ -53,12 +55,7 @@ class Harness:
     """Request ids in the order of their first tokens."""
 
     def __attrs_post_init__(self) -> None:
-        count, groups = self.num_snapshots, list[CacheGroup]([FullGroup()])
-        for index, (window, num_places) in enumerate(self.windows.items(), 1):
-            groups.append(WindowGroup(index, num_places, self.block_size, window))
-        if count is not None:
-            snapshots = Snapshots(self.max_num_seqs, count if self.prefix else 0)
-            groups.append(StateGroup(len(groups), snapshots, self.block_size, self.interval))
+        groups = self.cache_groups or self._groups()
         self.groups = CacheGroups(
             self.num_blocks,
             self.block_size,
@@ -72,6 +69,15 @@ class Harness:
             max_num_batched_tokens=self.budget,
         )
         self.runner = FakeRunner(self.block_size, VOCAB, *views_of(groups))
+
+    def _groups(self) -> list[CacheGroup]:
+        count, groups = self.num_snapshots, list[CacheGroup]([FullGroup()])
+        for index, (window, num_places) in enumerate(self.windows.items(), 1):
+            groups.append(WindowGroup(index, num_places, self.block_size, window))
+        if count is not None:
+            snapshots = Snapshots(self.max_num_seqs, count if self.prefix else 0)
+            groups.append(StateGroup(len(groups), snapshots, self.block_size, self.interval))
+        return groups
 
     @property
     def window_groups(self) -> list[WindowGroup]:
@@ -129,7 +135,8 @@ class Harness:
         while self.scheduler.busy:
             step = self.step()
             assert step.slices or step.moves, "requests wait and nothing runs"
-        assert self.groups.available() == min([self.num_blocks, *self.windows.values()])
+        groups = self.groups.groups
+        assert self.groups.available() == min(self.num_blocks, *[g.available() for g in groups])
         assert self.groups.usage == 0, "a block is not given back"
 
     def ask(self, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> int:

@@ -128,6 +128,8 @@ class _Watched:
 
     cache: PrefixCache
     runner: FakeRunner
+    group: CacheGroup
+    """The first, whose content tells what a block is."""
     cached: dict[int, bytes] = field(factory=dict)
     idle: set[int] = field(factory=set)
     parents: dict[bytes, bytes | None] = field(factory=dict)
@@ -158,7 +160,9 @@ class _Watched:
 
     def _parent(self, key: bytes, block_id: int) -> bytes | None:
         """The key before this one. Asserts that the block's content matches the key."""
-        tokens = self.runner.content(block_id)
+        place = self.group.place(block_id)
+        assert place is not None, "a block just computed has no place"
+        tokens = self.runner.content(place)
         chains: list[list[bytes]] = [[] for _ in SALTS]
         for chain, salt in zip(chains, SALTS, strict=True):
             extend_keys(chain, tokens, BLOCK_SIZE, salt)
@@ -210,7 +214,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.groups = CacheGroups(
             NUM_BLOCKS,
             BLOCK_SIZE,
-            _Watched(_built(build), self.runner),
+            _Watched(_built(build), self.runner, groups[0]),
             groups,
         )
         self.scheduler = Scheduler(

@@ -72,9 +72,9 @@ class FakeRunner:
     def __attrs_post_init__(self) -> None:
         self._contents = [{} for _ in self.windows]
 
-    def content(self, block_id: int) -> Tokens:
-        """Tokens up to the end of a block that is at this place of group 0."""
-        return self._contents[0][block_id * self.block_size + self.block_size - 1]
+    def content(self, place: int) -> Tokens:
+        """Tokens up to the end of the block at this place of the first group."""
+        return self._contents[0][(place + 1) * self.block_size - 1]
 
     def run(self, step: Step) -> Sampled:
         """Launch, draw, and return the results."""
