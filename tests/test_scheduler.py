@@ -107,6 +107,18 @@ def test_the_least_urgent_sequence_is_preempted() -> None:
     assert harness.output("patient") == continuation(prompt_of(1, 8), 20, VOCAB)
 
 
+def test_of_equally_urgent_sequences_the_latest_is_preempted() -> None:
+    harness = Harness(num_blocks=12, max_model_len=48)
+    names = ["first", "second", "third"]
+    for seed, name in enumerate(names):
+        harness.add(name, prompt_of(seed, 8), 24)
+    while not harness.scheduler.stats.preemptions:
+        harness.step()
+    assert [s.row for s in harness.steps[-1].slices] == [0, 1], "the third has lost its row"
+    harness.run()
+    assert [len(harness.output(name)) for name in names] == [24, 24, 24]
+
+
 def test_a_preempted_sequence_finds_what_it_computed() -> None:
     harness = Harness(num_blocks=12, max_model_len=48)
     for i in range(3):
@@ -245,6 +257,20 @@ def test_salts_keep_caches_apart() -> None:
         harness.add(name, prompt_of(0, 16), salt=salt)
         harness.run()
     assert [harness.last(name).num_cached for name in "abcd"] == [0, 0, 0, 15]
+
+
+@pytest.mark.parametrize("length", [3, 4, 16])
+def test_salts_keep_running_sequences_apart(length: int) -> None:
+    """The last block of a prompt is copied from a sequence that runs, but not from another's."""
+    harness = Harness()
+    harness.add("a", prompt_of(0, length), 20, salt="alice")
+    harness.step()
+    for name, salt in (("b", "bob"), ("c", "alice")):
+        harness.add(name, prompt_of(0, length), salt=salt)
+    for _ in range(3):
+        harness.step()
+    assert [harness.outputs[name][0].num_cached for name in "bc"] == [0, length - 1]
+    harness.run()
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:

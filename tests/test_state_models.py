@@ -208,6 +208,9 @@ def test_a_mamba_2_of_2_7b_takes_a_slot_per_row_and_a_few_snapshots() -> None:
     assert full.nbytes == 0 and full.num_blocks == 64 * (1 << 17) // 64
     assert (states.num_slots, states.num_snapshots) == (65, 4)
     assert states.nbytes / GIB == pytest.approx(10.9, abs=0.05)
+    assert sizes.state_bytes() == 65 * states.unit_bytes, (
+        "a plan that fits has the trial's slot too"
+    )
 
 
 def test_states_that_do_not_fit_are_refused_with_a_remedy(checkpoint: str) -> None:

@@ -272,7 +272,8 @@ class FakeLLM:
                 if params.logprobs is not None
                 else None,
                 finish_reason=finish,
-                num_cached=2 if first else 0,
+                # Further outputs find the prompt that the first one computes.
+                num_cached=0 if not first else 2 if i % params.n == 0 else len(ids) - 1,
                 prompt_logprobs=(None, *(_score(t, params.prompt_logprobs) for t in ids[1:]))
                 if params.prompt_logprobs is not None and first and i % params.n == 0
                 else None,

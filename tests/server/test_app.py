@@ -389,6 +389,14 @@ def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
     assert limiter.in_flight == 5
 
 
+def test_an_idle_server_admits_more_outputs_than_its_limit(client: Any) -> None:
+    """Otherwise such a request could never be answered."""
+    http = client(max_waiting=0)  # and four run
+    assert http.post(CHAT, json={"messages": MESSAGES, "n": 6}).status_code == 200
+    models_of(http.app).hosted[0].limiter.in_flight = 1
+    error(http.post(CHAT, json={"messages": MESSAGES, "n": 6}), 429)
+
+
 def test_a_stopping_server_lets_nobody_in(client: Any) -> None:
     http = client()
     models_of(http.app).hosted[0].limiter.draining = True
