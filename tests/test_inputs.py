@@ -14,14 +14,14 @@ from inferno.core.types import BlockUpdate, NewSequence, Slice, Step
 from inferno.nn.batch import Batch
 from inferno.request.requests import Request
 
-SPEC = InputSpec(4, 64, (8,), trial_slot=3)
+SPEC = InputSpec(4, 64, 2, trial_slot=3)
 DECODE = Step((Slice(0, 5, 1, True), Slice(2, 2, 1, True)))
 MIXED = Step((Slice(2, 0, 3, False), Slice(0, 5, 1, True)))
 
 
 @pytest.fixture
 def tables() -> Tables:
-    tables = Tables(3, 64, 4, SPEC.windows)
+    tables = Tables(3, 64, 4, SPEC.num_groups)
     new = [
         NewSequence(0, Request(id="a", token_ids=(7,)), (9, 8, 7, 6, 5, 4)),
         NewSequence(2, Request(id="b", token_ids=(7,)), (1, 2, 3)),
@@ -32,7 +32,7 @@ def tables() -> Tables:
 
 
 def values(batch: Batch) -> list[object]:
-    groups = [batch.for_window(None), batch.for_window(8)]
+    groups = [batch.of_group(0), batch.of_group(1)]
     return [
         batch.token_ids_T.tolist(),
         batch.positions_T.tolist(),

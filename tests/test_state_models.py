@@ -162,7 +162,7 @@ def test_equal_specs_are_equal_whatever_the_order_of_their_tensors() -> None:
     assert spec.resolved("bfloat16")["conv"] == CacheTensor((2, 4), "bfloat16")
 
 
-def test_each_group_says_what_a_prefix_of_it_is_worth() -> None:
+def test_each_group_says_what_a_sequence_takes_of_it() -> None:
     """Latent attention is a full group of other bytes."""
     groups = CacheSizes(
         [],
@@ -175,18 +175,10 @@ def test_each_group_says_what_a_prefix_of_it_is_worth() -> None:
     full, states = groups
     window = attrs.evolve(full, kind="window", window=40, unit_bytes=32)
     latent = attrs.evolve(full, unit_bytes=640)
-    assert [g.resumes_at for g in (full, window, states)] == [
-        "every block",
-        "a cached window",
-        "a snapshot",
-    ]
     assert [g.bytes_per_token for g in (full, window, latent, states)] == [0, 0, 40, 0]
-    assert [g.bytes_of(1000) for g in (full, window, latent, states)] == [
-        0,
-        4 * 32,
-        63 * 640,
-        8192,
-    ], "what a copy takes: of a window four blocks at most, of a state a slot"
+    assert [g.blocks_of(1000) for g in (full, window, latent, states)] == [63, 4, 63, 0], (
+        "four hold a window at most, and a state has a slot"
+    )
     assert describe(groups) == "5 states and 16 snapshots, 8.0 KiB each"
 
 

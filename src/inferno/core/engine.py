@@ -101,7 +101,7 @@ class Engine:
             draft = opened.draft if captures else None
             draft_capture = capture_of(draft) if draft is not None else None
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
-            others = begin_of(opened), opened.parts.logits_processors
+            others = begin_of(opened, plan), opened.parts.logits_processors
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
             lag = 1 if runner.overlaps else 0
             return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner

@@ -17,7 +17,7 @@ from inferno.nn.layer import Finalize, Layer
 
 class Attention(Layer):
     """Causal attention over the cache. Declares what it computes; the loader binds a backend to it,
-    the runner its tensors.
+    the runner its tensors and group.
 
     `layer_id` is the layer's index in its config's `cache_specs()`.
     """
@@ -27,6 +27,8 @@ class Attention(Layer):
         self.layer_id = layer_id
         self.spec = spec
         self.attend: Attend = unbound
+        self.group = 0
+        """Index of its cache group in the plan."""
         self.cache: Mapping[str, Tensor] = {}
         """Each (blocks, *shape of one block)."""
 
@@ -45,7 +47,7 @@ class Attention(Layer):
         """Return (T, H·`spec.output_dim`), from (T, H·C), (T, K·C) and (T, K·V). Latent attention
         has no values; `sinks_H` are the logits of `spec.sinks`, `waves` what is added to scores for
         a part of the keys that is not in `k_TX`."""
-        spec, batch = self.spec, batch.for_window(self.spec.sliding_window)
+        spec, batch = self.spec, batch.of_group(self.group)
         q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
             k_TKC[..., : spec.latent_dim]

@@ -7,7 +7,7 @@ Shape suffixes, here and in every model:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -17,7 +17,7 @@ from torch import Tensor
 @frozen(eq=False)
 class Batch:
     """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T.
-    Slots and block tables are the full group's: see `for_window`.
+    Slots and block tables are those of one cache group: see `of_group`.
 
     A padding row is a sequence of one token, slot -1 and length 0, that fills up a step's shape. It
     changes nothing, and nothing reads its result.
@@ -50,18 +50,23 @@ class Batch:
     scratch: dict[object, Any] = field(factory=dict)
     """Values that an attention backend derives from the step once and its other layers reuse, under
     the backend's own key."""
-    windows: Mapping[int, Batch] = field(factory=dict)
-    """The step with the slots and block tables of each sliding window's group, by window."""
+    groups: tuple[Batch, ...] = ()
+    """The step as layers of each cache group see it. Empty if there is only one."""
 
-    def for_window(self, window: int | None) -> Batch:
-        """Return the step with the slots and block tables of this sliding window's group, or of the
-        full group if the window has none: the input of `Attend`. Table entries before the window
+    def of_group(self, index: int) -> Batch:
+        """Return the step with the slots and block tables of the plan's cache group of this index:
+        the input of `Attend`. Entries of a table before the group's sliding window, if it has one,
         are arbitrary valid ids."""
-        return self if window is None else self.windows.get(window, self)
+        return self.groups[index] if self.groups else self
 
-    def with_windows(self, tables: Mapping[int, tuple[Tensor, Tensor]]) -> Batch:
-        """Return the step with slots and block tables for each sliding window that has a group."""
-        windows: dict[int, Batch] = {}
-        for window, (slots_T, blocks_SM) in tables.items():
-            windows[window] = evolve(self, slots_T=slots_T, blocks_SM=blocks_SM, scratch={})
-        return evolve(self, windows=windows)
+    def with_groups(self, tables: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Return the step with slots and block tables for each cache group."""
+        if len(tables) == 1:
+            return self
+        return evolve(
+            self,
+            groups=tuple(
+                evolve(self, slots_T=slots_T, blocks_SM=blocks_SM, scratch={})
+                for slots_T, blocks_SM in tables
+            ),
+        )

@@ -52,9 +52,8 @@ def state_uses(
 class CacheGroupPlan:
     """One group of layers: what it keeps, and after which prefixes it can resume.
 
-    full: a block for every `block_size` tokens. The prefix cache refers to these blocks, so every
-    plan has this group first, with no layers and empty blocks if no layer needs it. Latent
-    attention is full attention with another layout.
+    full: a block for every `block_size` tokens. Every plan has this group, with no layers and empty
+    blocks if no layer needs it. Latent attention is full attention with another layout.
     window: the same for a sliding window's tokens only.
     state: a slot for every running sequence, one for trial steps, and snapshots.
     """
@@ -86,17 +85,6 @@ class CacheGroupPlan:
         """Bytes that each further token of a running sequence takes."""
         return self.unit_bytes / self.block_size if self.kind == "full" else 0.0
 
-    @property
-    def resumes_at(self) -> Literal["every block", "a cached window", "a snapshot"]:
-        """After which full blocks of a cached prefix a sequence can be resumed: every block, those
-        preceded by a whole cached window, or those with a snapshot."""
-        kinds: Mapping[str, Literal["every block", "a cached window", "a snapshot"]] = {
-            "full": "every block",
-            "window": "a cached window",
-            "state": "a snapshot",
-        }
-        return kinds[self.kind]
-
     def blocks_of(self, num_tokens: int) -> int:
         """Return the number of blocks that a sequence of this length holds."""
         if self.kind == "state":
@@ -105,12 +93,6 @@ class CacheGroupPlan:
         if self.window is None:
             return blocks
         return min(blocks, -(-self.window // self.block_size) + 1)
-
-    def bytes_of(self, num_tokens: int) -> int:
-        """Return the bytes that a sequence of this length holds, which is also the size of a copy:
-        to resume it elsewhere or to fork it."""
-        units = 1 if self.kind == "state" else self.blocks_of(num_tokens)
-        return units * self.unit_bytes
 
 
 def with_num_blocks(

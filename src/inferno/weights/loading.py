@@ -322,25 +322,28 @@ def attention_of(opened: Opened) -> dict[int, Attend]:
     return {layer: build(use) for use in opened.plan.attention for layer in use.layers}
 
 
-def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
-    """Return what calls the `begin` of every attention backend that has one; None if none has."""
-    backends, uses = opened.parts.attention, opened.plan.attention
+def begin_of(opened: Opened, plan: Plan) -> Callable[[Batch], None] | None:
+    """Return what calls the `begin` of every attention backend that has one, with the step as this
+    plan's cache groups see it; None if none has."""
+    backends, uses = opened.parts.attention, plan.attention
+    group_of = {layer: i for i, group in enumerate(plan.groups) for layer in group.layers}
     begins = [
         (
             use.need,
+            group_of[use.layers[0]],
             backends[use.name].begin,
             backends[use.tokens.name if use.tokens is not None else use.name].begin,
         )
         for use in uses
     ]
-    if not any(prompts or tokens for _, prompts, tokens in begins):
+    if not any(prompts or tokens for _, _, prompts, tokens in begins):
         return None
 
     def begin_all(batch: Batch) -> None:
-        for need, prompts, tokens in begins:
+        for need, group, prompts, tokens in begins:
             begin = tokens if is_single(batch) else prompts
             if begin is not None:
-                begin(need, batch.for_window(need.sliding_window))
+                begin(need, batch.of_group(group))
 
     return begin_all
 

@@ -61,12 +61,15 @@ class KVCache:
         )
 
     def bind(self, model: nn.Module) -> None:
-        """Give every attention and state layer its tensors."""
+        """Give every attention and state layer its tensors, and attention the group of these."""
         from inferno.nn import Attention, State
 
+        group_of = {layer: i for i, layers in enumerate(self.groups) for layer in layers}
         for module in model.modules():
             if isinstance(module, Attention | State):
                 module.cache = self.layers[module.layer_id]
+            if isinstance(module, Attention):
+                module.group = group_of[module.layer_id]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy whole places in every layer of their groups, in order: what one move copied may be

@@ -28,8 +28,8 @@ class InputSpec:
 
     block_size: int
     max_model_len: int
-    windows: Sequence[int] = ()
-    """The sliding windows that have a cache group."""
+    num_groups: int = 1
+    """Cache groups with block tables, which come first in the plan."""
     trial_slot: int | None = None
     """The slot of padding rows' recurrent states, if the model has any."""
     device: str = "cpu"
@@ -48,7 +48,7 @@ class InputSpec:
         return cls(
             plan.block_size,
             plan.max_model_len,
-            [group.window for group in plan.groups if group.window is not None],
+            sum(group.kind != "state" for group in plan.groups),
             trial_slot=plan.max_num_seqs if plan.states else None,
             device=device,
             apart=apart,
@@ -57,8 +57,7 @@ class InputSpec:
 
     def inputs_of(self, arrays: StepArrays) -> Inputs:
         """Return inputs with a step's arrays."""
-        sequences, width = arrays.tables.shape
-        sizes = len(arrays.token_ids), sequences, width, len(arrays.last)
+        sizes = len(arrays.token_ids), len(arrays.rows), arrays.width, len(arrays.last)
         inputs = Inputs(self, *sizes, buffers=1)
         inputs.write(arrays)
         return inputs
@@ -107,7 +106,7 @@ class Inputs:
         T, S, M, L = self.tokens, self.sequences, self.width, self.sampled
         for name, count in (("token_ids", T), ("positions", T), ("rows", S), ("last", L)):
             yield name, (count,), torch.int64
-        for group in (None, *self.spec.windows):
+        for group in range(self.spec.num_groups):
             yield f"slots {group}", (T,), torch.int64
             yield f"tables {group}", (S, M), torch.int64
         yield "query_starts", (S + 1,), torch.int32
@@ -117,7 +116,7 @@ class Inputs:
         """Fill every buffer with padding rows."""
         for _ in self._views:
             self._turn()
-            for group in (None, *self.spec.windows):
+            for group in range(self.spec.num_groups):
                 self._arrays[f"tables {group}"][:] = 0
             self._pad(0, 0, 0)
             self._send()
@@ -134,10 +133,10 @@ class Inputs:
         held["last"][:sampled] = arrays.last
         held["query_starts"][: sequences + 1] = arrays.query_starts
         held["context_lens"][:sequences] = arrays.context_lens
-        for group, (slots, tables) in arrays.groups():
+        for group, (slots, tables) in enumerate(arrays.groups):
             held[f"slots {group}"][:tokens] = slots
             # The other entries are of earlier steps: valid ids.
-            held[f"tables {group}"][:sequences, : tables.shape[1]] = tables
+            held[f"tables {group}"][:sequences, : arrays.width] = tables
         if sequences < self.sequences:
             self._pad(tokens, sequences, sampled)
         self._send()
@@ -162,7 +161,7 @@ class Inputs:
         held["last"][sampled:] = 0
         held["query_starts"][sequences:] = range(tokens, self.tokens + 1)
         held["context_lens"][sequences:] = 0
-        for group in (None, *self.spec.windows):
+        for group in range(self.spec.num_groups):
             held[f"slots {group}"][tokens:] = -1
 
     def _send(self) -> None:
@@ -185,18 +184,15 @@ class Inputs:
         batch = Batch(
             token_ids_T=held["token_ids"],
             positions_T=held["positions"],
-            slots_T=held["slots None"],
+            slots_T=held["slots 0"],
             query_starts=query_starts,
             context_lens=context_lens,
-            blocks_SM=held["tables None"],
+            blocks_SM=held["tables 0"],
             block_size=self.spec.block_size,
             query_starts_S1=held["query_starts"],
             context_lens_S=held["context_lens"],
             state_slots_S=None if self.spec.trial_slot is None else held["rows"],
             captured=captured,
         )
-        if not self.spec.windows:
-            return batch
-        return batch.with_windows(
-            {w: (held[f"slots {w}"], held[f"tables {w}"]) for w in self.spec.windows}
-        )
+        groups = range(self.spec.num_groups)
+        return batch.with_groups([(held[f"slots {i}"], held[f"tables {i}"]) for i in groups])

@@ -62,8 +62,8 @@ class ModelRunner:
         self.overlaps: bool = overlaps
         """Whether a step may be launched before the results of the one before it are known."""
         self._input_spec = InputSpec.of_plan(plan, apart=overlaps)
-        windows = self._input_spec.windows
-        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, windows)
+        num_groups = self._input_spec.num_groups
+        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, num_groups)
         self._sampler = Sampler(
             plan.max_num_seqs,
             plan.vocab_size,

@@ -123,7 +123,7 @@ class Replays:
     def run(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits of the step's sampled tokens, valid until the next step. None if it
         must be computed in the usual way: it is large, or it samples nothing."""
-        tokens, (sequences, blocks) = len(arrays.token_ids), arrays.tables.shape
+        tokens, sequences, blocks = len(arrays.token_ids), len(arrays.rows), arrays.width
         if not len(arrays.last):
             return None
         if prompt := tokens > sequences:

@@ -6,7 +6,7 @@ Suffixes: T tokens of the step, S sequences of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,12 +29,10 @@ class StepArrays:
     context_lens: list[int]
     rows: Array
     """Each sequence's row."""
-    slots: Array
-    """Each token's slot in the full group."""
-    tables: Array
-    """Each sequence's blocks in the full group."""
-    windows: dict[int, tuple[Array, Array]]
-    """Slots and tables of each sliding window's group."""
+    groups: list[tuple[Array, Array]]
+    """For each cache group with block tables: each token's slot, and each sequence's blocks."""
+    width: int
+    """Number of blocks of every table."""
     last: Array
     """Index in T of each token whose logits are needed: each sampling slice's last one, and its
     drafts."""
@@ -45,11 +43,6 @@ class StepArrays:
     """Index in T of each slice's first token."""
     drafts: list[Sequence[int]] | None = None
     """Each sampling slice's drafts; None if no slice has any."""
-
-    def groups(self) -> Iterator[tuple[int | None, tuple[Array, Array]]]:
-        """Slots and tables of each group: the full one, then each window's."""
-        yield None, (self.slots, self.tables)
-        yield from self.windows.items()
 
     @property
     def spans(self) -> list[Span]:
@@ -68,8 +61,7 @@ class StepArrays:
             query_starts=list(range(len(owner) + 1)),
             context_lens=(self.positions + 1).tolist(),
             rows=self.rows[owner],
-            tables=self.tables[owner],
-            windows={w: (slots, tables[owner]) for w, (slots, tables) in self.windows.items()},
+            groups=[(slots, tables[owner]) for slots, tables in self.groups],
         )
 
 
@@ -80,20 +72,20 @@ class Tables:
     num_rows: int
     max_model_len: int
     block_size: int
-    windows: Sequence[int] = ()
-    """The sliding windows that have a group, in the groups' order."""
+    num_groups: int = 1
+    """Cache groups with block tables, which come first in the plan."""
     token_ids: Array = field(init=False)
     owners: Array = field(init=False)
     """By row, the number of sequences that it has had."""
     block_ids: list[Array] = field(init=False)
-    """By group. A row's entries before its window are stale but valid ids."""
+    """By group. A row's entries before a group's window are stale but valid ids."""
 
     def __attrs_post_init__(self) -> None:
         # Their untouched pages cost no memory.
         self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
         self.owners = np.zeros(self.num_rows, np.int64)
         shape = self.num_rows, -(-self.max_model_len // self.block_size) + 1
-        self.block_ids = [np.zeros(shape, np.int64) for _ in (None, *self.windows)]
+        self.block_ids = [np.zeros(shape, np.int64) for _ in range(self.num_groups)]
 
     def update(self, step: Step) -> None:
         """Store the step's new rows and new blocks."""
@@ -103,7 +95,7 @@ class Tables:
         if not step.block_updates:
             return
         groups, rows, indices, blocks = np.array(step.block_updates, np.int64).T
-        if len(self.block_ids) == 1:
+        if self.num_groups == 1:
             self.block_ids[0][rows, indices] = blocks
             return
         for group, block_ids in enumerate(self.block_ids):
@@ -151,16 +143,15 @@ class Tables:
             positions = np.arange(total) - np.repeat(ends - counts, counts) + starts[owner]
         contexts = starts + counts
         width = -(-int(contexts.max()) // self.block_size)
-        (slots, tables), *windows = self._located(rows, owner, positions, width)
+        groups = self._located(rows, owner, positions, width)
         return StepArrays(
             token_ids=self.token_ids[rows[owner], positions + shift],
             positions=positions,
             query_starts=[0, *ends.tolist()],
             context_lens=contexts.tolist(),
             rows=rows,
-            slots=slots,
-            tables=tables,
-            windows=dict(zip(self.windows, windows, strict=True)),
+            groups=groups,
+            width=width,
             last=ends[sampling] - 1,
             sampling_rows=sampling_rows,
             next_positions=next_positions,
@@ -175,16 +166,15 @@ class Tables:
         count = len(sampling_rows)
         rows, positions, each = np.array(sampling_rows), np.array(starts), np.arange(count)
         width = max(starts) // self.block_size + 1
-        (slots, tables), *windows = self._located(rows, each, positions, width)
+        groups = self._located(rows, each, positions, width)
         return StepArrays(
             token_ids=self.token_ids[rows, positions + shift],
             positions=positions,
             query_starts=list(range(count + 1)),
             context_lens=[start + 1 for start in starts],
             rows=rows,
-            slots=slots,
-            tables=tables,
-            windows=dict(zip(self.windows, windows, strict=True)),
+            groups=groups,
+            width=width,
             last=each,
             sampling_rows=sampling_rows,
             next_positions=positions + 1,
@@ -193,13 +183,12 @@ class Tables:
 
     def _located(
         self, rows: Array, owner: Array, positions: Array, width: int
-    ) -> Iterator[tuple[Array, Array]]:
-        """Yield, for each group, the tokens' slots and the tables of the rows, `width` blocks wide.
-        `owner` is the index in `rows` of each token's row."""
+    ) -> list[tuple[Array, Array]]:
+        """Return, for each group, the tokens' slots and the tables of the rows, `width` blocks
+        wide. `owner` is the index in `rows` of each token's row."""
         indices, offsets = np.divmod(positions, self.block_size)
-        for block_ids in self.block_ids:
-            tables = block_ids[rows, :width]
-            yield tables[owner, indices] * self.block_size + offsets, tables
+        tables = [block_ids[rows, :width] for block_ids in self.block_ids]
+        return [(table[owner, indices] * self.block_size + offsets, table) for table in tables]
 
     def _write_drafts(self, step: Step, drafts: Mapping[int, Sequence[int]]) -> None:
         for row, start, count, *_ in step.slices:

@@ -66,7 +66,7 @@ class Scorer:
             self._hidden: list[Tensor] = []
             self._model = _Shown(load_model(opened, packed), self._hidden.append)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, None))
-            runner = ModelRunner(self._model, plan, ops_of(opened), begin=begin_of(opened))
+            runner = ModelRunner(self._model, plan, ops_of(opened), begin=begin_of(opened, plan))
             self._engine = Engine(plan, scheduler, runner)
 
     def score(self, windows: Sequence[Window], vocab_size: int) -> Iterator[Scored]:
