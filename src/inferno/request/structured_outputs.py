@@ -116,6 +116,17 @@ class GrammarSpec:
             space = {"whitespace_pattern": self.whitespace or json_whitespace(schema)}
         return {**space, "coerce_one_of": True}
 
+    @property
+    def embedded_json_options(self) -> dict[str, Any]:
+        """The same for JSON in other text, such as a call. Without whitespace of its own it is in
+        one line, as templates write it: perhaps a space after a comma and a colon, none elsewhere.
+        (Whitespace that is let in is let in everywhere, and this text is not followed by a
+        matcher of JSON.)"""
+        if self.whitespace is not None:
+            return self.json_options
+        line = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+        return {**line, "coerce_one_of": True}
+
 
 MAX_CHARACTERS = 256 * 1024
 """Limit of a grammar's text. The largest schemas in use have a tenth of it."""

@@ -145,6 +145,39 @@ def test_a_call_that_may_be_made_is_held_to_strict_schemas(spec: Spec, special: 
     assert allows(grammar, vocabulary, written(spec, [loose], lead))
 
 
+OBJECTS = [s for s in WITH_CALLS if {Slot.OBJECT, Slot.OBJECTS} & {*s.calls[0].call}]
+
+
+@pytest.mark.parametrize("spec", OBJECTS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        (', "days"', ' , "days"'),
+        (', "days"', ',\n"days"'),
+        (', "days"', ',\t"days"'),
+        (', "days"', ',  "days"'),
+        ('"days": ', '"days" : '),
+        ('"days": ', '"days":\n'),
+        ('{"city"', '{\n"city"'),
+    ],
+)
+def test_a_call_has_blanks_only_after_commas_and_colons(spec: Spec, where: str, wrong: str) -> None:
+    vocabulary = vocabulary_of(spec, special=True)
+    grammar, text = grammar_of(spec, vocabulary), written(spec, [CALL])
+    assert text.count(where) == 1
+    assert allows(grammar, vocabulary, text.replace(where, where.replace(" ", "")))
+    assert not allows(grammar, vocabulary, text.replace(where, wrong))
+
+
+def test_calls_in_a_list_have_no_blank_before_a_comma() -> None:
+    [spec] = [spec for spec in FAMILIES if spec.name == "mistral"]
+    vocabulary = vocabulary_of(spec, special=True)
+    grammar, text = grammar_of(spec, vocabulary), written(spec, [CALL, OTHER])
+    for between, allowed in ((", {", True), (",\n {", True), (" , {", False), (",\n\n{", False)):
+        assert text.count(", {") == 1
+        assert allows(grammar, vocabulary, text.replace(", {", between)) == allowed
+
+
 def test_tools_may_have_definitions_of_the_same_name() -> None:
     def tool(name: str, type: str) -> dict[str, Any]:
         schema = {

@@ -188,7 +188,7 @@ def _either(own: GrammarSpec, calls: str) -> GrammarSpec:
     found = json.loads(own.text) if own.kind == "json_schema" else {"type": "object"}
     if isinstance(found, bool):
         found = {} if found else {"not": {}}
-    schema = json.dumps({**found, "x-guidance": own.json_options}, ensure_ascii=False)
+    schema = json.dumps({**found, "x-guidance": own.embedded_json_options}, ensure_ascii=False)
     calls = calls.replace("start:", "calls_only:", 1)
     text = f"start: {_ANSWER}_only | calls_only\n{_ANSWER}_only: %json {schema}\n{calls}"
     return GrammarSpec(kind="lark", text=text, param=own.param)

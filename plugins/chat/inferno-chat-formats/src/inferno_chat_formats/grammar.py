@@ -17,7 +17,7 @@ from inferno_chat_formats.values import resolve, types_of
 Token = Callable[[str], AddedToken | None]
 
 _TEXT = "/(?s:.*)/"
-_SPACE = r"/\s{0,8}/"
+_SPACE = r"/ ?|\n[ \t]{0,8}/"
 
 
 def grammar(
@@ -181,7 +181,7 @@ class _Rules:
         return f"({' | '.join(objects)})"
 
     def _objects(self) -> str:
-        more = f'({_SPACE} "," {_SPACE} {self._object()})*' if self.parallel else ""
+        more = f'("," {_SPACE} {self._object()})*' if self.parallel else ""
         return f'"[" {_SPACE} {self._object()} {more} {_SPACE} "]"'
 
     def _as_object(self, tool: _Tool) -> dict[str, Any]:
@@ -372,7 +372,7 @@ _QUOTE = '<|"|>'
 def _dumped(schema: Mapping[str, Any]) -> str:
     hoisted = _hoisted(dict(schema))
     spec = GrammarSpec(kind="json_schema", text=json.dumps(hoisted))
-    return json.dumps({**hoisted, "x-guidance": spec.json_options}, ensure_ascii=False)
+    return json.dumps({**hoisted, "x-guidance": spec.embedded_json_options}, ensure_ascii=False)
 
 
 def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:

@@ -99,12 +99,12 @@ def _structural_tag(spec: GrammarSpec) -> str:
 
 
 def _embedded(schema: Any, whitespace: str | None) -> str:
-    """Return a schema as a part of a grammar, with the whitespace of one that is all of it."""
+    """Return a schema as a part of a grammar."""
     text = json.dumps(schema)
     if not isinstance(schema, dict):
         return text
     own = GrammarSpec(kind="json_schema", text=text, whitespace=whitespace)
-    return json.dumps({"x-guidance": own.json_options, **schema})
+    return json.dumps({"x-guidance": own.embedded_json_options, **schema})
 
 
 def _lark(text: str) -> str:
