@@ -26,6 +26,7 @@ from inferno.errors import OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.config import ModelConfig
+    from inferno.process.launch import EngineProcess
     from inferno.cli.session import Clock
     from inferno.llm import AsyncLLM
     from inferno.server.hosting.hosted_model import ModelSpec

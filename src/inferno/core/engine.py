@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from attrs import evolve
+
 from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.drafts import DraftCost
@@ -100,9 +102,10 @@ class Engine:
             capture = capture_of(opened) if captures else None
             draft = opened.draft if captures else None
             draft_capture = capture_of(draft) if draft is not None else None
-            scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
+            groups = CacheGroups.of_plan(plan, prefix)
             others = begin_of(opened, plan), opened.parts.logits_processors
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
+            scheduler = scheduler_of(plan, groups, runner.verify_cost())
             lag = 1 if runner.overlaps else 0
             return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner
 
@@ -263,10 +266,12 @@ class _Closed:
         raise RequestError("the engine is closed", "Load another one.")
 
 
-def scheduler_of(plan: Plan, groups: CacheGroups) -> Scheduler:
+def scheduler_of(plan: Plan, groups: CacheGroups, verify: float | None = None) -> Scheduler:
+    """`verify`: the measured cost of a draft, or None."""
     drafts = None
     if (speculation := plan.speculation) is not None:
         drafts = DraftCost(most=speculation.num_drafts, propose=speculation.propose_cost)
+        drafts = drafts if verify is None else evolve(drafts, verify=verify)
     return Scheduler(
         groups,
         max_model_len=plan.max_model_len,

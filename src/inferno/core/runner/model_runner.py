@@ -25,6 +25,7 @@ from inferno.core.runner.launched import Draws, LaunchedStep
 from inferno.core.runner.parts import Drafting, Pooling, PromptScores, StepPart
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
+from inferno.core.schedule.drafts import draft_counts, verify_cost
 from inferno.core.types import Sampled, Step
 from inferno.device import device_errors
 from inferno.nn.batch import Batch
@@ -72,7 +73,11 @@ class ModelRunner:
             processors=processors,
         )
         self._draws = Draws(self._sampler, self._tables, self._input_spec.last_tokens_R)
-        self.replays = Replays.of_model(model, capture, plan.capture, self._input_spec, begin)
+        counts: tuple[int, ...] = ()
+        if plan.speculation is not None and drafter is not None and not drafter.sees_steps:
+            counts = draft_counts(plan.speculation.num_drafts)
+        spec = self._input_spec
+        self.replays = Replays.of_model(model, capture, plan.capture, spec, begin, counts)
         """Captured steps, if the plan has any."""
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         own = () if self.drafting is None else (self.drafting,)
@@ -100,6 +105,14 @@ class ModelRunner:
             for replays in models:
                 replays.capture_ahead(most)
         return sum(replays.num_waiting for replays in models)
+
+    @torch.inference_mode()
+    def verify_cost(self) -> float | None:
+        """Measure `DraftCost.verify` on a CPU; None if no steps with drafts are captured ahead."""
+        if self._plan_device.kind != "cpu" or self.replays is None or not self.replays.drafts:
+            return None
+        self.capture_ahead()
+        return verify_cost(self.replays.seconds, self.replays.drafts[-1])
 
     def forget_captures(self) -> None:
         """Drop the captured steps, and with them the last references to this runner's memory."""

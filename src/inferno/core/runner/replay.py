@@ -13,10 +13,12 @@ Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
@@ -35,6 +37,9 @@ def prepare(model: nn.Module, batch: Batch) -> None:
         if isinstance(module, Rope):
             module(batch)
 
+
+_DRAFTED = 256
+"""The most blocks of a sequence in the steps that are captured for drafts."""
 
 Compute = Callable[[Batch], Tensor]
 """Maps a batch to the logits of its tokens."""
@@ -62,6 +67,9 @@ class Replays:
     """Computes what depends on the context's length in Python, such as the size of tables."""
     begin: Callable[[Batch], None] | None = None
     """Called before every replay, and before a step is captured."""
+    drafts: tuple[int, ...] = ()
+    """The numbers of drafts that a step of one sequence may verify. Such steps are captured before
+    the first one: in the middle of an answer that would take longer than drafts gain."""
     refusal: str | None = None
     """Why steps are not captured."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
@@ -77,6 +85,7 @@ class Replays:
         use: CaptureUse | None,
         spec: InputSpec,
         begin: Callable[[Batch], None] | None,
+        drafts: tuple[int, ...] = (),
     ) -> Replays | None:
         """Return the captured steps of a model (`contracts.Model`), or None if it has none."""
         if capture is None or use is None:
@@ -86,12 +95,14 @@ class Replays:
             logits_TV: Tensor = model.logits(model(batch))  # type: ignore[operator]
             return logits_TV
 
-        return cls(compute, capture, use, spec, partial(prepare, model), begin)
+        return cls(compute, capture, use, spec, partial(prepare, model), begin, drafts)
 
     def __attrs_post_init__(self) -> None:
         use = self.use
         shapes = [(size, width) for size in use.sizes for width in use.blocks]
-        self._waiting = shapes[::-1] if use.ahead else []
+        wide = max((width for width in use.blocks if width <= _DRAFTED), default=use.blocks[0])
+        drafted = [(1 + count, wide) for count in (0, *self.drafts) if 1 + count in use.sizes]
+        self._waiting = shapes[::-1] if use.ahead else drafted[::-1] if self.drafts else []
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -114,6 +125,16 @@ class Replays:
         del self._waiting[:most]
         if not self._waiting and self._shapes:
             self.refusal = None  # smaller ones could be captured
+
+    def seconds(self, size: int) -> float:
+        """Return the time of a captured step of `size` padding rows on a CPU, or infinity."""
+        shape = next((each for key, each in self._shapes.items() if key[0] == size), None)
+        if shape is None:
+            return math.inf
+        shape.inputs.clear()
+        start = perf_counter()
+        shape.captured.replay()
+        return perf_counter() - start
 
     def _refuse(self, reason: str) -> None:
         if self.refusal is None:
@@ -143,23 +164,25 @@ class Replays:
         return logits_TV if logits_TV.shape[0] == tokens else logits_TV[:tokens]
 
     def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
-        """Return the smallest shape that holds such a step. A new one is captured now, or if not
-        `at_once`, the second time: one prompt alone is not worth it."""
+        """Return the smallest captured shape for so many sequences: a wide table costs nothing. A
+        new one is captured now, or if not `at_once`, the second time: one prompt alone is not worth
+        it."""
         size, width = at_least(self.use.sizes, sequences), at_least(self.use.blocks, blocks)
         if self.refusal is not None or size is None or width is None:
             return None
-        if self.use.ahead:
-            return self._shapes.get((size, width))
-        if (size, width) not in self._shapes:
-            if not at_once and (size, width) not in self._seen:
-                self._seen.add((size, width))
-                return None
-            try:
-                self._shapes[size, width] = self._captured(size, width)
-            except Uncaptured as reason:
-                self._refuse(str(reason))
-                return None
-        return self._shapes[size, width]
+        if (shape := self._shapes.get((size, width))) is not None or self.use.ahead:
+            return shape
+        if wider := [key for key in self._shapes if key[0] == size and key[1] > width]:
+            shape = self._shapes[size, width] = self._shapes[min(wider)]
+            return shape
+        if not at_once and (size, width) not in self._seen:
+            self._seen.add((size, width))
+            return None
+        try:
+            shape = self._shapes[size, width] = self._captured(size, width)
+        except Uncaptured as reason:
+            self._refuse(str(reason))
+        return shape
 
     def _captured(self, size: int, width: int) -> Shape:
         inputs = Inputs(self.spec, size, size, width, size)

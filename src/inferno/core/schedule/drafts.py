@@ -8,6 +8,8 @@ per unit of time, none if no k pays.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import lru_cache
 
 from attrs import define, frozen
@@ -31,7 +33,7 @@ class DraftCost:
     most: int
     """The most drafts in one step of one sequence."""
     verify: float = 0.1
-    """Cost of computing one more token in a step."""
+    """Cost of computing one more token in a step. On a CPU it is measured."""
     propose: float = 0.0
     """Cost of proposing one draft."""
 
@@ -40,6 +42,32 @@ class DraftCost:
         without drafts: with many sequences, a step's time grows with its tokens."""
         step = 1 + self.verify * (num_running - 1)
         return (self.verify * num_running + self.propose) / step
+
+
+@lru_cache
+def draft_counts(most: int) -> tuple[int, ...]:
+    """Return the numbers of drafts that a step may verify, ascending, the last one `most`. They are
+    few, because a step of another number of tokens is captured anew, and that takes as long as 20
+    steps of a small model."""
+    powers = (2**i - 1 for i in range(1, most.bit_length()))
+    return (*(count for count in powers if 2 * count <= most), most)
+
+
+def at_most(limit: int, most: int) -> int:
+    """Return the largest of `draft_counts(most)` that is at most `limit`, or 0."""
+    return max((count for count in draft_counts(most) if count <= limit), default=0)
+
+
+def verify_cost(seconds: Callable[[int], float], most: int) -> float | None:
+    """Return `DraftCost.verify`, measured. `seconds` runs a step of so many tokens and returns its
+    time, or infinity if it cannot. A step of one token and one of `most` drafts take turns, five
+    times or for a quarter of a second; the shortest times count. At most 0.45, with which drafts
+    that did not pay are still tried again."""
+    times: list[tuple[float, float]] = []
+    while len(times) < 5 and sum(map(sum, times)) < 0.25:
+        times.append((seconds(1), seconds(1 + most)))
+    one, more = (min(each) for each in zip(*times, strict=True))
+    return min(max(0.01, (more / one - 1) / most), 0.45) if more < math.inf else None
 
 
 @define(eq=False)
@@ -99,13 +127,12 @@ class Acceptance:
 
 @lru_cache(maxsize=4096)
 def _best_count(probability: int, cost: int, most: int) -> int:
-    """Return the number of drafts with the most tokens per unit of time. `probability` and `cost`
-    are in units of 1 / _STEPS."""
+    """Return the number of drafts, of those that a step may verify, with the most tokens per unit
+    of time. `probability` and `cost` are in units of 1 / _STEPS."""
     p, c = probability / _STEPS, cost / _STEPS
-    best, best_rate, tokens, power = 0, 1.0, 1.0, 1.0
-    for count in range(1, most + 1):
-        power *= p
-        tokens += power
+    best, best_rate = 0, 1.0
+    for count in draft_counts(most):
+        tokens = sum(p**i for i in range(count + 1))
         if (rate := tokens / (1 + c * count)) > best_rate:
             best, best_rate = count, rate
     return best

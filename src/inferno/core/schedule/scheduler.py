@@ -20,7 +20,7 @@ from itertools import count as counter
 from time import monotonic
 
 from inferno.core.kvcache import CacheGroups, fork_of, is_being_computed
-from inferno.core.schedule.drafts import MOST_SUGGESTED, DraftCost
+from inferno.core.schedule.drafts import MOST_SUGGESTED, DraftCost, at_most
 from inferno.core.schedule.finish import embedding_of, limit_of, output_of, outputs_of
 from inferno.core.types import BlockUpdate, Copy, Move, NewSequence, Sampled, Sequence, Slice, Step
 from inferno.errors import InfernoError, NonFiniteError
@@ -189,7 +189,7 @@ class Scheduler:
         num_running, suggested = len(self._running), sequence.suggested
         room = sequence.num_left
         count = min(sequence.acceptance.count(self._cost, num_running), room - 1, budget)
-        count = min(count, len(suggested) or count)
+        count = min(count, len(suggested)) if suggested else at_most(count, self._cost.most)
         if not self._proposes:  # the plan has memory for the logits of max_num_seqs tokens
             taken = sum(map(len, self._suggestions.values()))
             count = min(count, self._max_num_seqs - num_running - taken)
