@@ -24,8 +24,10 @@ export function watchScroller(grows) {
   document.addEventListener("keydown", turn);
   $("latest").onclick = toEnd;
   // After the layout and before the frame is painted: what was added is seen at once or not at all.
+  let width = box().clientWidth; // in a narrower window lines wrap, which is no growth
   new ResizeObserver(() => {
-    if (!grows() && above() >= NEAR) following = false;
+    if (!grows() && width === box().clientWidth && above() >= NEAR) following = false;
+    width = box().clientWidth;
     follow();
   }).observe($("messages"));
   new ResizeObserver(follow).observe(box());
