@@ -6,6 +6,7 @@ import pytest
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.text import ChatTemplate, read_template
+from inferno.text.messages import TemplateNeeds
 
 CHATML = """{%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
@@ -179,3 +180,12 @@ def test_a_template_can_be_given_as_text_or_file(tmp_path: Path) -> None:
 def test_a_template_of_an_unknown_form_is_the_checkpoint_s_fault() -> None:
     with pytest.raises(CheckpointError):
         ChatTemplate.from_assets(TextAssets(tokenizer_config={"chat_template": 3}))
+
+
+def test_a_template_that_was_warmed_up_is_not_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ChatTemplate({}).warm_up()  # a model without one
+    ChatTemplate({"default": "{% if %}"}).warm_up()  # the first prompt reports it
+    template = ChatTemplate({"default": CHATML})
+    template.warm_up()
+    monkeypatch.setattr(TemplateNeeds, "of", None)
+    assert template.render(USER).startswith("<|im_start|>user")

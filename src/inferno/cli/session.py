@@ -69,6 +69,7 @@ def _in_own_process(
     engine = BlockingClient(opened.plan, process)
     try:
         preprocessor = Preprocessor.open(opened, chat_template)
+        preprocessor.template.warm_up()
         clock.lap("text")
         plan = engine.wait_until_ready()
     except BaseException:

@@ -85,6 +85,12 @@ class ChatTemplate:
         plain = converted(plain, self.needs(source))
         return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
 
+    def warm_up(self) -> None:
+        """Compile the template of plain conversations, and find what it expects, before the first
+        of them comes."""
+        if self.exists:
+            self.needs(self.source())
+
     def variables(self, source: str) -> frozenset[str]:
         """Return the names that one of the templates reads and does not set itself."""
         if source not in self._variables:
