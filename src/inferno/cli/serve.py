@@ -26,9 +26,9 @@ from inferno.errors import OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.config import ModelConfig
-    from inferno.process.launch import EngineProcess
     from inferno.cli.session import Clock
     from inferno.llm import AsyncLLM
+    from inferno.process.launch import EngineProcess
     from inferno.server.hosting.hosted_model import ModelSpec
     from inferno.server.observe.logs import LogFormat
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from inferno.constraints.constraint import Constraint, Mask, allow_all
 from inferno.constraints.constraints import Constraints
+from inferno.constraints.following import follow
 from inferno.constraints.grammars import Grammars, hint_for, uncompiled, vocabulary_of
 from inferno.constraints.masks import NO_MASKS, Drafts, MaskJob, Masks
 
@@ -18,6 +19,7 @@ __all__ = [
     "MaskJob",
     "Masks",
     "allow_all",
+    "follow",
     "hint_for",
     "uncompiled",
     "vocabulary_of",

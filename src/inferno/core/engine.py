@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
+from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks, follow
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
@@ -209,36 +209,8 @@ class Engine:
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
                 log.error("%s", output.failure().cause)
-        return self._follow(outputs) if self._constraints.held else outputs
-
-    def _follow(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
-        """Let the constraints accept the outputs. One that is complete ends its request, and so
-        does one with an error. The request's later outputs are dropped."""
-        held, found, ended = self._constraints.held, list[EngineOutput](), set[str]()
-        for output in outputs:
-            request_id, constraint = output.request_id, held.get(output.request_id)
-            if request_id in ended:
-                continue
-            if output.finish is FinishReason.ERROR:
-                constraint = None
-            if error := _advance(constraint, output) if constraint else "":
-                output = EngineOutput(request_id, None, FinishReason.ERROR, error=error)
-            elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
-                if constraint.ends(output.token_id):  # with `ignore_eos`, or before `min_tokens`
-                    output.finish = FinishReason.STOP
-                else:
-                    output.finish = None  # its token is part of the text
-                    found.append(output)
-                    output = EngineOutput(request_id, None, FinishReason.STOP)
-            if output.finish is not None:
-                ended.add(request_id)
-                self._scheduler.abort(request_id)
-                held.pop(request_id, None)
-            found.append(output)
-        for request_id in {output.request_id for output in found} - ended:
-            if (constraint := held.get(request_id)) is not None:
-                self._scheduler.suggest(request_id, constraint.forced())
-        return found
+        held = self._constraints.held
+        return follow(held, outputs, self._scheduler) if held else outputs
 
     @property
     def busy(self) -> bool:
@@ -279,13 +251,3 @@ def scheduler_of(plan: Plan, groups: CacheGroups, verify: float | None = None) -
         max_num_batched_tokens=plan.max_num_batched_tokens,
         drafts=drafts,
     )
-
-
-def _advance(constraint: Constraint, output: EngineOutput) -> str:
-    """Let a constraint accept a drawn token, unless it ended the request. Returns the error, or an
-    empty string."""
-    if constraint.error or output.token_id is None or output.finish is FinishReason.STOP:
-        return constraint.error
-    if constraint.accept(output.token_id):
-        return ""
-    return constraint.error or "a token was drawn that the grammar does not allow"

@@ -1,9 +1,12 @@
-"""What a prompt gives besides tokens: log-probabilities, or an embedding.
+"""What a prompt gives besides tokens: log-probabilities, or an embedding. A prompt may be computed
+in slices.
 
-Suffixes: P prompt positions, N tokens of a slice, D hidden, V vocabulary.
+Suffixes: S rows of logits, N tokens of a slice, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from attrs import define, field
@@ -13,6 +16,9 @@ from inferno.request.requests import Logprobs, Reduction
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import logprobs_of
 
+_ROWS = 256
+"""Positions whose logits are in memory at once."""
+
 
 @define
 class PromptLogprobs:
@@ -21,16 +27,25 @@ class PromptLogprobs:
     request_id: str
     token_ids: tuple[int, ...]
     top: int
-    found: list[Logprobs] = field(factory=list)
+    logits_of: Callable[[Tensor], Tensor]
+    """Maps hidden states to logits: (S, D) -> (S, V)."""
     broken: int | None = None
     """The first position whose logits are not finite."""
+    _logprobs: list[Logprobs] = field(factory=list)
 
-    def add(self, logits_PV: Tensor, start: int) -> None:
-        """Score the tokens from position `start` on by the logits of those before them."""
-        targets = self.token_ids[start : start + len(logits_PV)]
-        self.found += logprobs_of(logits_PV, targets, self.top)
-        if self.broken is None and bool((broken_P := are_broken(logits_PV)).any()):
-            self.broken = start + int(broken_P.int().argmax())
+    def add(self, hidden_ND: Tensor, start: int) -> tuple[Logprobs | None, ...] | None:
+        """Score the tokens after those of a slice that begins at position `start`. Returns the
+        whole prompt's once it is complete; its first token has none."""
+        stop = min(len(hidden_ND), len(self.token_ids) - 1 - start)
+        for begin in range(0, stop, _ROWS):
+            logits_SV = self.logits_of(hidden_ND[begin : min(begin + _ROWS, stop)])
+            first = start + begin + 1
+            targets = self.token_ids[first : first + len(logits_SV)]
+            self._logprobs += logprobs_of(logits_SV, targets, self.top)
+            if self.broken is None and bool((broken_S := are_broken(logits_SV)).any()):
+                self.broken = first + int(broken_S.int().argmax())
+        is_complete = start + len(hidden_ND) >= len(self.token_ids)
+        return (None, *self._logprobs) if is_complete else None
 
 
 @define
@@ -40,26 +55,36 @@ class Pooled:
     request_id: str
     num_tokens: int
     how: Reduction
-    vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
-    """So far. Sums are of float64: how a prompt is cut into chunks does not show in float32."""
+    score: Callable[[Tensor], Tensor]
+    """Maps hidden states to the model's scores: (N, D) -> (N, scores)."""
+    broken: int | None = None
+    """The last position, if the result is not finite."""
+    _vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
+    """So far. Sums are of float64: how a prompt is cut into slices does not show in float32."""
 
-    def add(self, hidden_ND: Tensor, start: int) -> None:
-        """Add the tokens of a slice that begins at position `start`."""
+    def add(self, hidden_ND: Tensor, start: int) -> tuple[float, ...] | None:
+        """Add the tokens of a slice that begins at position `start`. Returns the vector once the
+        prompt is complete."""
         if self.how in ("mean", "mean_sqrt_len"):
-            self.vector_D = self.vector_D + hidden_ND.sum(0, dtype=torch.float64)
+            self._vector_D = self._vector_D + hidden_ND.sum(0, dtype=torch.float64)
         elif self.how == "weighted_mean":
             x_ND = hidden_ND.double()
             weights_N = torch.arange(len(x_ND), dtype=x_ND.dtype, device=x_ND.device) + start + 1
-            self.vector_D = self.vector_D + weights_N @ x_ND
+            self._vector_D = self._vector_D + weights_N @ x_ND
         elif self.how == "max":
             best_D = hidden_ND.amax(0)
-            self.vector_D = torch.maximum(self.vector_D, best_D) if start else best_D
+            self._vector_D = torch.maximum(self._vector_D, best_D) if start else best_D
         elif not start or self.how == "last":
-            self.vector_D = hidden_ND[0 if self.how == "first" else -1].double()
+            self._vector_D = hidden_ND[0 if self.how == "first" else -1].double()
+        stop = start + len(hidden_ND)
+        return self._result(hidden_ND[-1:]) if stop == self.num_tokens else None
 
-    def result(self) -> Tensor:
+    def _result(self, last_1D: Tensor) -> tuple[float, ...]:
         """Return the whole prompt's vector, in float32."""
         n = self.num_tokens
         weights = {"mean": n, "mean_sqrt_len": n**0.5, "weighted_mean": n * (n + 1) / 2}
-        mean_D: Tensor = self.vector_D / weights.get(self.how, 1)
-        return mean_D.float()
+        vector_D = self.score(last_1D)[0] if self.how == "score" else self._vector_D
+        vector_D = (vector_D / weights.get(self.how, 1)).float()
+        if not bool(vector_D.isfinite().all()):
+            self.broken = n - 1
+        return tuple(vector_D.tolist())

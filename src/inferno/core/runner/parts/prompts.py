@@ -1,13 +1,12 @@
-"""Results of prompts: log-probabilities of their tokens, and embeddings. A prompt may be computed
-in chunks.
+"""Prompts whose results are more than tokens: log-probabilities, or an embedding.
 
-Suffixes: S rows of logits, N tokens of a slice, T tokens of the step, D hidden, V vocabulary.
+Suffixes: T tokens of the step, N tokens of a slice, D hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field
 from torch import Tensor, nn
@@ -15,29 +14,37 @@ from torch import Tensor, nn
 from inferno.core.runner.parts.part import PartResults, StepPart
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import NewSequence, Step
+from inferno.request.requests import Logprobs
 from inferno.sampling import Pooled, PromptLogprobs
 
-_LOGPROB_ROWS = 256
-"""Prompt positions whose logits are in memory at once."""
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
 
-Result = TypeVar("Result")
+
+class PromptResult(Protocol[Value_co]):
+    """The result of the computed part of a prompt."""
+
+    request_id: str
+    broken: int | None
+    """A position for which the model's output is not finite."""
+
+    def add(self, hidden_ND: Tensor, start: int) -> Value_co | None:
+        """Add the tokens of a slice. Returns the value once the prompt is complete."""
+        ...
 
 
 @define(eq=False)
-class PromptPart(StepPart, Generic[Result]):
-    """The rows whose prompts have a result, as far as it is known."""
+class PromptPart(StepPart, Generic[Value]):
+    """The rows whose prompts have a result of one kind."""
 
-    pending: dict[int, Result] = field(factory=dict, init=False)
+    pending: dict[int, PromptResult[Value]] = field(factory=dict, init=False)
 
-    def result_of(self, new: NewSequence) -> Result | None:
+    def result_of(self, new: NewSequence) -> PromptResult[Value] | None:
         """Return the empty result of a new sequence; None if its request wants none."""
         raise NotImplementedError
 
-    def add(
-        self, result: Result, row: int, hidden_ND: Tensor, start: int, results: PartResults
-    ) -> bool:
-        """Add the tokens of a slice that begins at position `start`. If the result is now complete,
-        return True and add it to the step's."""
+    def values_of(self, results: PartResults) -> dict[int, Value]:
+        """Return where the step's complete values go, by row."""
         raise NotImplementedError
 
     def admit(self, new: NewSequence) -> None:
@@ -51,68 +58,44 @@ class PromptPart(StepPart, Generic[Result]):
     def after(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor, results: PartResults
     ) -> None:
-        if not self.pending:
-            return
-        starts = arrays.slice_starts.tolist()
-        for first, (row, start, count, *_) in zip(starts, step.slices, strict=True):
-            if (result := self.pending.get(row)) is not None:
-                if self.add(result, row, hidden_TD[first : first + count], start, results):
-                    del self.pending[row]
+        for i, (row, start, count, *_) in enumerate(step.slices) if self.pending else ():
+            if (result := self.pending.get(row)) is None:
+                continue
+            first = int(arrays.slice_starts[i])
+            if (value := result.add(hidden_TD[first : first + count], start)) is not None:
+                del self.pending[row]
+                self.values_of(results)[row] = value
+                if result.broken is not None:
+                    results.broken[result.request_id] = result.broken
 
 
 @define(eq=False)
-class PromptScores(PromptPart[PromptLogprobs]):
-    """Log-probabilities of prompts' tokens."""
+class PromptScores(PromptPart[tuple[Logprobs | None, ...]]):
+    """Log-probabilities of prompts' own tokens."""
 
     logits_of: Callable[[Tensor], Tensor]
-    """Maps hidden states to logits: (S, D) -> (S, V)."""
 
     def result_of(self, new: NewSequence) -> PromptLogprobs | None:
         request, top = new.request, new.request.params.prompt_logprobs
         if top is None or request.pooling is not None:
             return None
-        return PromptLogprobs(request.id, request.token_ids, top)
+        return PromptLogprobs(request.id, request.token_ids, top, self.logits_of)
 
-    def add(
-        self, result: PromptLogprobs, row: int, hidden_ND: Tensor, start: int, results: PartResults
-    ) -> bool:
-        count = len(hidden_ND)
-        stop = min(count, len(result.token_ids) - 1 - start)
-        for begin in range(0, stop, _LOGPROB_ROWS):
-            hidden_SD = hidden_ND[begin : min(begin + _LOGPROB_ROWS, stop)]
-            result.add(self.logits_of(hidden_SD), start + begin + 1)
-        if start + count < len(result.token_ids):
-            return False
-        if result.broken is not None:
-            results.broken[result.request_id] = result.broken
-        results.prompt_logprobs[row] = (None, *result.found)
-        return True
+    def values_of(self, results: PartResults) -> dict[int, tuple[Logprobs | None, ...]]:
+        return results.prompt_logprobs
 
 
 @define(eq=False)
-class Pooling(PromptPart[Pooled]):
-    """Embeddings: hidden states of a prompt, reduced."""
+class Pooling(PromptPart[tuple[float, ...]]):
+    """Embeddings, and scores of the model's own head (`score`)."""
 
     model: nn.Module
-    """Its `score` makes the vector of a request that asks for one."""
 
     def result_of(self, new: NewSequence) -> Pooled | None:
-        request = new.request
-        if request.pooling is None:
+        if (how := new.request.pooling) is None:
             return None
-        return Pooled(request.id, len(new.token_ids), request.pooling)
+        score: Callable[[Tensor], Tensor] = getattr(self.model, "score", nn.Identity())
+        return Pooled(new.request.id, len(new.token_ids), how, score)
 
-    def add(
-        self, result: Pooled, row: int, hidden_ND: Tensor, start: int, results: PartResults
-    ) -> bool:
-        result.add(hidden_ND, start)
-        stop = start + len(hidden_ND)
-        if stop < result.num_tokens:
-            return False
-        if result.how == "score":
-            result.vector_D = self.model.score(hidden_ND[-1:])[0]  # type: ignore[operator]
-        vector_D = result.result()
-        if not bool(vector_D.isfinite().all()):
-            results.broken[result.request_id] = stop - 1
-        results.embeddings[row] = tuple(vector_D.tolist())
-        return True
+    def values_of(self, results: PartResults) -> dict[int, tuple[float, ...]]:
+        return results.embeddings
