@@ -80,8 +80,9 @@ class ModelRunner:
         self.replays = Replays.of_model(model, capture, plan.capture, spec, begin, counts)
         """Captured steps, if the plan has any."""
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
+        # None of them refers to the runner: its memory is free as soon as nobody else does.
         own = () if self.drafting is None else (self.drafting,)
-        self._parts = (*own, PromptScores(self.logits_of), Pooling(model), *parts)
+        self._parts = (*own, PromptScores(model), Pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:
         speculation, spec = self.plan.speculation, self._input_spec

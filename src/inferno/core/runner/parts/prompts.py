@@ -5,8 +5,7 @@ Suffixes: T tokens of the step, N tokens of a slice, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from attrs import define, field
 from torch import Tensor, nn
@@ -73,13 +72,14 @@ class PromptPart(StepPart, Generic[Value]):
 class PromptScores(PromptPart[tuple[Logprobs | None, ...]]):
     """Log-probabilities of prompts' own tokens."""
 
-    logits_of: Callable[[Tensor], Tensor]
+    model: nn.Module
 
     def result_of(self, new: NewSequence) -> PromptLogprobs | None:
         request, top = new.request, new.request.params.prompt_logprobs
         if top is None or request.pooling is not None:
             return None
-        return PromptLogprobs(request.id, request.token_ids, top, self.logits_of)
+        logits_of: Any = self.model.logits  # contracts.Model
+        return PromptLogprobs(request.id, request.token_ids, top, logits_of)
 
     def values_of(self, results: PartResults) -> dict[int, tuple[Logprobs | None, ...]]:
         return results.prompt_logprobs
@@ -94,7 +94,7 @@ class Pooling(PromptPart[tuple[float, ...]]):
     def result_of(self, new: NewSequence) -> Pooled | None:
         if (how := new.request.pooling) is None:
             return None
-        score: Callable[[Tensor], Tensor] = getattr(self.model, "score", nn.Identity())
+        score: Any = getattr(self.model, "score", None)  # asked of models that have one
         return Pooled(new.request.id, len(new.token_ids), how, score)
 
     def values_of(self, results: PartResults) -> dict[int, tuple[float, ...]]:
