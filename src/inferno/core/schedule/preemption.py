@@ -1,0 +1,39 @@
+"""Blocks for running sequences when there are too few: the least urgent ones give theirs back."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from inferno.core.schedule.admission import Admission
+from inferno.core.schedule.rows import Rows
+from inferno.core.types import Sequence
+
+
+@frozen(eq=False)
+class Preemption:
+    """Takes rows and blocks from sequences, which then wait again."""
+
+    rows: Rows
+    admission: Admission
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> Sequence | None:
+        """Acquire blocks for `num_tokens` tokens. Preempts the least urgent sequences while there
+        are too few; returns the last one preempted, which may be `sequence` itself."""
+        rows, groups = self.rows, self.rows.groups
+        missing = groups.blocks_for(num_tokens) - len(sequence.block_ids)
+        victim: Sequence | None = None
+        while groups.available() < missing:
+            victim = max(rows.running.values(), key=lambda s: (s.request.priority, s.arrival))
+            self.preempt(victim)
+            if victim is sequence:
+                return victim
+        rows.acquire(sequence, missing)
+        return victim
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's row and blocks and queue it again. Later its tokens are found in the
+        prefix cache or recomputed."""
+        self.rows.vacate(sequence)
+        sequence.num_computed = sequence.num_planned = sequence.num_unknown = 0
+        self.admission.enqueue(sequence)
+        self.admission.stats.preemptions += 1

@@ -1,0 +1,94 @@
+"""The rows of running sequences: who has them, and what the runner must be told of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import count as counter
+
+from attrs import define, field
+
+from inferno.core.kvcache import CacheGroups, Match, fork_of
+from inferno.core.types import BlockUpdate, Copy, Move, Sequence
+
+
+@define(eq=False)
+class Rows:
+    """Gives rows and blocks to sequences, and takes them back."""
+
+    groups: CacheGroups
+    free: list[int]
+    running: dict[int, Sequence] = field(factory=dict)
+    """By row, first admitted first."""
+    in_flight: deque[list[Sequence | None]] = field(factory=deque)
+    """The sequence of each slice of each planned step; None once it has lost its row."""
+    updates: list[BlockUpdate] = field(factory=list)
+    """Changes of block tables that the runner has not received yet; so are `moves`, `copies`."""
+    moves: list[Move] = field(factory=list)
+    copies: list[Copy] = field(factory=list)
+    _arriving: dict[int, Sequence] = field(factory=dict)
+    """By the key of the move that they wait for."""
+    _keys: counter[int] = field(factory=counter)
+
+    def take(self, sequence: Sequence, match: Match) -> None:
+        """Give a sequence a row and its cached blocks, the last one as a copy that may have to
+        arrive first."""
+        groups = self.groups
+        sequence.row = self.free.pop()
+        self.running[sequence.row] = sequence
+        sequence.num_inserted = len(match.block_ids)
+        sequence.num_computed = sequence.num_inserted * groups.block_size
+        updates, copies = groups.resume(sequence, match)
+        self.updates += updates
+        self.copies += copies
+        running = self.running.values()
+        source = fork_of(sequence, match.last, running, groups.block_size, groups.has_places)
+        if source is not None:
+            updates, moved = groups.acquire_copy(sequence, source)
+            self.updates += updates
+            if moved:
+                sequence.arriving = key = next(self._keys)
+                self._arriving[key] = sequence
+                self.moves += [Move(key, *places) for places in moved]
+            sequence.num_computed = len(sequence.token_ids) - 1
+        sequence.num_planned = sequence.num_computed
+
+    def acquire(self, sequence: Sequence, num_blocks: int) -> None:
+        """Give a sequence more blocks, which the groups have available."""
+        self.updates += self.groups.acquire(sequence, num_blocks)
+
+    def arrived(self, keys: Iterable[int]) -> None:
+        """Let the sequences go on that wait for these moves."""
+        for key in keys:
+            if (sequence := self._arriving.pop(key, None)) is not None:
+                sequence.arriving = None
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""
+        row = sequence.held_row
+        for members in self.in_flight:
+            if sequence in members:
+                members[members.index(sequence)] = None
+        sequence.is_verifying = False
+        if sequence.arriving is not None:
+            del self._arriving[sequence.arriving]
+            sequence.arriving = None
+        self.groups.release(sequence)
+        del self.running[row]
+        self.free.append(row)
+        self.updates = [update for update in self.updates if update.row != row]
+        sequence.row = None
+
+    def take_news(self) -> tuple[list[BlockUpdate], list[Move], list[Copy]]:
+        """Return what the next step tells the runner, and forget it."""
+        news = self.updates, self.moves, self.copies
+        self.updates, self.moves, self.copies = [], [], []
+        return news
+
+    def check(self) -> None:
+        """Check the invariants, for tests."""
+        self.groups.check(self.running.values())
+        rows = [s.row for s in self.running.values() if s.row is not None]
+        assert sorted(rows + self.free) == list(range(len(self.running) + len(self.free))), (
+            "a row is lost or held twice"
+        )
