@@ -26,7 +26,7 @@ from inferno.hookspecs import HOOKS
 from inferno.plan import Options, resolve
 
 STRANGERS = Path(__file__).parent / "thirdparty"
-STRANGER, SCRIBE = STRANGERS / "inferno-stranger", STRANGERS / "inferno-scribe"
+STRANGER, SCRIBE, PARROT = (STRANGERS / f"inferno-{n}" for n in ("stranger", "scribe", "parrot"))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def run(site: Path, *command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("stranger", [STRANGER, SCRIBE], ids=lambda stranger: stranger.name)
+@pytest.mark.parametrize("stranger", [STRANGER, SCRIBE, PARROT], ids=lambda stranger: stranger.name)
 def test_its_own_conformance_tests_pass(installed: Path, stranger: Path, tmp_path: Path) -> None:
     tests = shutil.copytree(stranger / "tests", tmp_path / "tests")
     out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), cwd=tmp_path)
@@ -142,6 +142,29 @@ def test_its_command_is_one_of_inferno(installed: Path, checkpoint: Path) -> Non
     assert "scribe" in run(installed, "-m", "inferno", "plugins")
     out = run(installed, "-m", "inferno", "scribe", "after", str(checkpoint), "1", "2", "--count=3")
     assert len([int(token) for token in out.split()]) == 3
+
+
+def test_its_endpoint_is_one_of_the_server(installed: Path) -> None:
+    script = """
+import json
+from litestar.testing import TestClient
+from inferno import AsyncLLM
+from inferno.server import create_app
+app = create_app(AsyncLLM("demo", device="cpu", max_num_seqs=1))
+with TestClient(app) as http:
+    sent = {"inputs": "What does math.gcd do?", "max_new_tokens": 4, "details": True}
+    answers = [http.post("/parrot/generate", json=sent), http.post("/parrot/generate", json={})]
+    document = http.get("/schema/openapi.json").text
+print(json.dumps([*(a.json() for a in answers), "/parrot/generate" in document]))
+"""
+    answer, refusal, is_described = json.loads(run(installed, "-c", script))
+    assert answer["generated_text"] and answer["ignored"] == ["details"]
+    assert refusal == {
+        "error": "inputs: required field missing.",
+        "error_type": "invalid_request_error",
+    }
+    assert is_described
+    assert "parrot" in run(installed, "-m", "inferno", "plugins")
 
 
 # --- plugins that break their contract ------------------------------------------------------------
