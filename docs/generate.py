@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -318,10 +319,10 @@ def index() -> str:
             for ref in PREFIXES.get(offer.item.name) or offer.item.list()
         },
         "size": {
-            size: offer.distribution
-            for offer in catalog.of("inferno_architectures")
-            if _is_ours(offer.distribution)
-            for size in offer.item.sizes
+            size: entry.dist.name
+            for entry in entry_points(group="inferno_gpu_report.sizes")
+            if entry.dist is not None and _is_ours(entry.dist.name)
+            for size in entry.load()
         },
     }
     held = {kind: dict(sorted(names.items())) for kind, names in hints.items() if names}

@@ -19,7 +19,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"cli"},
     {"testing"},
     {"server"},
-    {"llm", "convert", "gpu_report"},
+    {"llm", "convert"},
     {"process"},
     {"core"},
     {"sampling"},
@@ -47,7 +47,8 @@ FOR_PLUGINS = {
 }
 COMMANDS = ROOT / "plugins" / "commands"
 """Released together with the kernel, whose rooms they may import below the command line."""
-ABOVE_COMMANDS, FOR_COMMANDS = {"__main__", "cli", "server", "testing"}, {"inferno.cli.options"}
+ABOVE_COMMANDS = {"__main__", "cli", "server"}
+FOR_COMMANDS = {"inferno.cli.options", "inferno.cli.ragged"}
 FOR_ENDPOINTS = "inferno.server.api"
 """What plugins with endpoints may import of the server."""
 MODULES = sorted(SRC.rglob("*.py"))

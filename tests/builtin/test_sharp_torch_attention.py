@@ -14,9 +14,9 @@ from torch import Tensor
 from inferno.builtin import torch_cache
 from inferno.builtin.torch_attention import TorchAttend
 from inferno.contracts import AttentionNeed, Device, DType
-from inferno.gpu_report.naive_attention import exact
-from inferno.gpu_report.paged_steps import batch_of
 from inferno.testing import KVCache
+from inferno.testing.naive_attention import exact
+from inferno.testing.paged_steps import batch_of
 
 
 def attended(need: AttentionNeed, qkv: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,6 @@ from inferno.cli import cli
     [
         ("explain demo --packed-cache-size lots", "invalid --packed-cache-size 'lots'"),
         ("convert demo --to q8_0 -o x.gguf --split-size 1X", "invalid --split-size '1X'"),
-        ("bench demo --section machine", "Add --gpu-report."),
         ("serve demo --served-model-name=", "--served-model-name is empty"),
         ("generate demo -p hi --temperature -1", "temperature is -1.0"),
     ],

@@ -1,12 +1,10 @@
-"""`inferno bench`: prefill and decode speed of a model in this process, or a report on a device.
+"""`inferno bench`: prefill and decode speed of a model in this process.
 `benchmarks/` compares engines."""
 
 from __future__ import annotations
 
 import json
 import random
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -19,8 +17,6 @@ from inferno.errors import OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.session import Run
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 @frozen
@@ -54,28 +50,6 @@ class Speed:
     "outputs of 100 to 1024 tokens, drawn with seed 0.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-@click.option(
-    "--gpu-report",
-    is_flag=True,
-    help="Instead: measure speed and errors of this GPU with the installed plugins. Takes no REF: "
-    "weights are random.",
-)
-@click.option(
-    "--budget", metavar="TIME", default="480s", help="Time for all sections of the report."
-)
-@click.option(
-    "--section",
-    "sections",
-    multiple=True,
-    metavar="NAME",
-    help="Only this section of the report; may be repeated.",
-)
-@click.option(
-    "--output",
-    metavar="FILE",
-    default="gpu-report.json",
-    help="JSON file of the report, rewritten after each section.",
-)
 @engine_options
 def command(
     ref: str | None,
@@ -85,23 +59,9 @@ def command(
     rounds: int,
     ragged: int | None,
     as_json: bool,
-    gpu_report: bool,
-    budget: str,
-    sections: tuple[str, ...],
-    output: str,
     **values: Any,
 ) -> None:
     """Benchmark REF on random tokens, without prefix cache hits or early stops."""
-    if gpu_report:
-        if ref is not None:
-            raise OptionError(
-                "--gpu-report takes no model: it makes some with random weights",
-                f"Leave {ref} out, or leave --gpu-report out to benchmark it.",
-            )
-        _report(values["device"], seconds_of(budget), sections, Path(output))
-        return
-    if sections:
-        raise OptionError("--section names a part of the report", "Add --gpu-report.")
     from inferno.cli.session import opened
 
     if ragged is not None:
@@ -160,7 +120,7 @@ def _uniform(
 
 def _ragged(run: Run, count: int, as_json: bool) -> None:
     """Measure requests of many lengths at once."""
-    from inferno.gpu_report.serving import ragged_load
+    from inferno.cli.ragged import ragged_load
 
     load = ragged_load(count, vocab_size=run.vocab_size)
     params = [
@@ -186,19 +146,3 @@ def _round(run: Run, count: int, input_len: int, output_len: int) -> float:
     prompts = [[random.randrange(run.vocab_size) for _ in range(input_len)] for _ in range(count)]
     params = run.params(max_tokens=output_len, temperature=0, ignore_eos=True)
     return run.timed(lambda: run.llm.generate(prompts, params))[1]
-
-
-def _report(device: str | None, budget: float, sections: tuple[str, ...], output: Path) -> None:
-    from inferno.gpu_report import make_report, plan_of, to_markdown
-
-    plan = plan_of(device, budget, output, sections)
-    report = make_report(evolve(plan, say=lambda line: click.echo(line, err=True)))
-    click.echo(to_markdown(report))
-
-
-def seconds_of(text: str) -> float:
-    """Parse a time such as 480s, 8m or 90. Raises OptionError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if found is None or not float(found[1]):
-        raise OptionError(f"{text!r} is not a time", "Write seconds, minutes or hours: 480s, 8m.")
-    return float(found[1]) * _UNITS[found[2]]

@@ -142,9 +142,6 @@ class Architecture:
     """How its rerankers judge."""
     checkpoints: tuple[str, ...] = field(default=(), converter=_texts)
     """Published models of this architecture, for listings: "Qwen/Qwen3-0.6B"."""
-    sizes: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Sizes of published models, by the names that users give them ("0.6B", "8B"): the fields of
-    `config.json` that determine the tensors. Benchmarks give such a model random weights."""
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1

@@ -181,12 +181,6 @@ class AttentionBackend:
     runs again: work that must not be captured, such as a schedule made from the lengths on the
     host. In a captured step, `batch` has the tensors of the capture, and the lengths of this
     step."""
-    variants: Callable[[AttentionNeed, int], Mapping[str, Callable[[], Attend]]] | None = field(
-        default=None, converter=lazy.optional
-    )
-    """variants(need, block_size) -> other ways to build the attention of single tokens, by a short
-    description ("64 keys, 3 stages"). Benchmarks compare them. Called only for needs that the
-    backend does not refuse."""
     features: frozenset[str] = frozenset()
     """Optional fields of AttentionNeed that it implements. The kernel refuses it for needs with any
     other."""

@@ -18,11 +18,11 @@ from torch import Tensor
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
 from inferno.errors import UnsupportedError
-from inferno.gpu_report.naive_attention import LONGEST
-from inferno.gpu_report.paged_steps import STEPS, run_steps
 from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
+from inferno.testing.naive_attention import LONGEST
+from inferno.testing.paged_steps import STEPS, run_steps
 from inferno.testing.tiny import run_python
 from inferno.testing.trained import trained_heads
 

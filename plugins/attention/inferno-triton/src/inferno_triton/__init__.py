@@ -16,7 +16,6 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses=attention.refuses,
             build="inferno_triton.attend:build",
             cache=attention.cache,
-            variants="inferno_triton.variants:variants",
             features=frozenset(
                 {
                     "sliding_window",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import Architecture, Reranker, classifier_of
 from inferno_qwen3.gguf import QWEN3
-from inferno_qwen3.sizes import SIZES
 
 RERANKER = Reranker(
     template=(
@@ -48,7 +47,6 @@ CAUSAL = Architecture(
         "Qwen/Qwen3-Embedding-0.6B",
         "Qwen/Qwen3-Reranker-0.6B",
     ),
-    sizes=SIZES,
 )
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from inferno.contracts import Attend, AttentionBackend, AttentionNeed
 from inferno.core.kvcache import KVCache
-from inferno.gpu_report.naive_attention import (
+from inferno.nn.batch import Batch
+from inferno.testing.naive_attention import (
     LONGEST,
     as_stored,
     drawn,
@@ -26,7 +27,6 @@ from inferno.gpu_report.naive_attention import (
     naive,
     waves_of,
 )
-from inferno.nn.batch import Batch
 
 Draw = Callable[[AttentionNeed, int, int, str], tuple[list[list[Tensor]], Tensor | None]]
 """Like `drawn`: maps a number of sequences and their length to queries, keys, values and sinks."""

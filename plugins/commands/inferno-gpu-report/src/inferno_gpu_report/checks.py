@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from inferno.contracts import OPS, AttentionBackend, AttentionNeed, KernelNeed, lazy
-from inferno.gpu_report.job import Job
-from inferno.gpu_report.paged_steps import STEPS, run_steps
-from inferno.gpu_report.products import Matrix, matrices
 from inferno.ops import reference
 from inferno.ops.draws import DrawParams, Penalties
+from inferno.testing.paged_steps import STEPS, run_steps
+from inferno_gpu_report.job import Job
+from inferno_gpu_report.products import Matrix, matrices
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}

@@ -23,11 +23,12 @@ from inferno.contracts import (
     TensorInfo,
     TextAssets,
 )
-from inferno.gpu_report.job import Job
-from inferno.gpu_report.products import packed
 from inferno.nn import Unloaded, Weight
 from inferno.plan import Opened, Options, open_model
 from inferno.weights.pairing import checkpoint_path, join
+from inferno_gpu_report.declared import sizes_of
+from inferno_gpu_report.job import Job
+from inferno_gpu_report.products import packed
 
 _MARK = "random-weights.json"
 """File beside config.json that tells a folder of this format from others."""
@@ -71,7 +72,7 @@ def size_of(job: Job, size: str) -> tuple[str, Mapping[str, Any]]:
     model is tiny, and its name says so. Raises NotInstalled."""
     for offer in job.catalog.of("inferno_architectures"):
         architecture: Architecture = offer.item
-        if (config := architecture.sizes.get(size)) is not None:
+        if (config := sizes_of(offer).get(size)) is not None:
             if job.small:
                 return f"{architecture.name} (tiny, not {size})", {**config, **_TINY}
             return f"{architecture.name} {size}", config

@@ -1,4 +1,4 @@
-"""The report of `inferno bench --gpu-report`: every section on a CPU with tiny sizes, sections that
+"""The report of `inferno gpu-report`: every section on a CPU with tiny sizes, sections that
 crash, hang or find nothing installed, and what is left of them."""
 
 from __future__ import annotations
@@ -13,22 +13,15 @@ import attrs
 import pytest
 
 from inferno.catalog import load_catalog
-from inferno.cli.bench import seconds_of
 from inferno.contracts import lazy
 from inferno.errors import OptionError
-from inferno.gpu_report import (
-    GpuReport,
-    ReportPlan,
-    Section,
-    SectionResult,
-    make_report,
-    parent,
-    sections_of,
-)
-from inferno.gpu_report.job import Job, Limits
-from inferno.gpu_report.report import Figure, to_markdown
 from inferno.plan import find_device
 from inferno.testing import run_python
+from inferno_gpu_report import parent
+from inferno_gpu_report.command import seconds_of
+from inferno_gpu_report.job import Job, Limits
+from inferno_gpu_report.parent import ReportPlan, make_report, sections_of
+from inferno_gpu_report.report import Figure, GpuReport, Section, SectionResult, to_markdown
 
 SECTIONS = [section for section in sections_of(()) if section.name != "racecheck"]
 PLAIN = load_catalog(disable=("inferno-flex",))
@@ -147,7 +140,7 @@ def test_a_size_that_nothing_has_says_what_to_install(tmp_path: Path) -> None:
     result = SectionResult("steps", "Steps")
     job = job_in(tmp_path, result)
     job.catalog = attrs.evolve(load_catalog(only=("inferno-index",)), plugins=())
-    job.run(lazy.resolved(lazy.function("inferno.gpu_report.serving:steps")))
+    job.run(lazy.resolved(lazy.function("inferno_gpu_report.serving:steps")))
     assert result.status == "not installed"
     assert "`pip install inferno-qwen3`" in result.reason
 
@@ -170,7 +163,7 @@ def test_an_attempt_that_takes_too_long_is_interrupted_and_not_repeated(tmp_path
 def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path: Path) -> None:
     code = (
         "import os, sys; os.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
-        "from inferno.cli import main; main(['bench', '--gpu-report', '--output', sys.argv[1]])"
+        "from inferno.cli import main; main(['gpu-report', '--output', sys.argv[1]])"
     )
     done = run_python(code, str(tmp_path / "report.json"))
     assert done.returncode == 2
@@ -184,7 +177,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     code = "import sys; from inferno.cli import main; main(sys.argv[1:])"
     output = tmp_path / "report.json"
     done = run_python(
-        code, "bench", "--gpu-report", "--device", "cpu", "--budget", "60s",
+        code, "gpu-report", "--device", "cpu", "--budget", "60s",
         "--section", "machine", "--output", str(output),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -209,7 +202,7 @@ def test_shares_are_of_the_floor() -> None:
 
 
 def test_the_ragged_load_is_nano_vllms() -> None:
-    from inferno.gpu_report.serving import ragged_load
+    from inferno.cli.ragged import ragged_load
 
     load = ragged_load()
     assert (load.prompt_tokens, load.output_tokens) == (142_827, 133_966)
@@ -219,8 +212,8 @@ def test_the_ragged_load_is_nano_vllms() -> None:
 def test_random_checkpoints_have_the_published_number_of_weights(
     size: str, count: int, tmp_path: Path
 ) -> None:
-    from inferno.gpu_report.random_model import opened, size_of
     from inferno.plan import Options
+    from inferno_gpu_report.random_model import opened, size_of
 
     job = job_in(tmp_path, SectionResult("x", "X"))
     job.small = True

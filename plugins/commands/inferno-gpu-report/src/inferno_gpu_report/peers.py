@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from attrs import define, field
 from torch import Tensor
 
-from inferno.gpu_report.job import Job
-from inferno.gpu_report.random_model import size_of
-from inferno.gpu_report.serving import LARGE_SIZE, SMALL_SIZE, Load, ragged_load
-from inferno.gpu_report.timing import timed
+from inferno.cli.ragged import Load, ragged_load
+from inferno_gpu_report.job import Job
+from inferno_gpu_report.random_model import size_of
+from inferno_gpu_report.serving import LARGE_SIZE, SMALL_SIZE
+from inferno_gpu_report.timing import timed
 
 _CONTEXT = 128
 _EPS = 1e-6

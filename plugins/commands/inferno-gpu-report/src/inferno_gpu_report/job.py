@@ -17,8 +17,8 @@ from attrs import define, frozen
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import AttentionBackend, Device, lazy
 from inferno.errors import InfernoError, MissingKind
-from inferno.gpu_report.report import ERROR, Figure, Status
 from inferno.plan import find_device
+from inferno_gpu_report.report import ERROR, Figure, Status
 
 COPY, MATMUL, FP8_MATMUL = "copy on the device", "matrix product, bfloat16", "matrix product, fp8"
 """Figures of the section `machine` from which floors are computed: GB/s, TFLOP/s."""

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from inferno.gpu_report.job import COPY, FP8_MATMUL, MATMUL, Job
-from inferno.gpu_report.timing import timed
+from inferno_gpu_report.job import COPY, FP8_MATMUL, MATMUL, Job
+from inferno_gpu_report.timing import timed
 
 _PROGRAMS = ("torch", "triton", "transformers", "inferno")
 _FP8_CAPABILITY = (8, 9)

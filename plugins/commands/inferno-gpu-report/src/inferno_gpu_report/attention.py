@@ -15,10 +15,11 @@ import torch
 
 from inferno.contracts import DTYPE_BYTES, Attend, AttentionBackend, AttentionNeed
 from inferno.core.kvcache import KVCache
-from inferno.gpu_report.job import Job
-from inferno.gpu_report.paged_steps import batch_of, block_tables
-from inferno.gpu_report.timing import timed
 from inferno.nn.batch import Batch
+from inferno.testing.paged_steps import batch_of, block_tables
+from inferno_gpu_report.declared import variants_of
+from inferno_gpu_report.job import Job
+from inferno_gpu_report.timing import timed
 
 _COLD = 256 << 20
 """Total bytes of keys and values in all layers: more than fits in a device's caches."""
@@ -56,11 +57,12 @@ def decode(job: Job) -> None:
                 run = partial(_measure, job, name, backend, need, count, page, builds)
                 job.attempt(name, run, backend.name)
     for backend, count in itertools.product(willing, counts):
-        if backend.variants is None:
+        variants = variants_of(backend.name)
+        if variants is None:
             continue
         for page in (16, 64):
             job.check_time(f"variants of {backend.name}")
-            builds = dict(backend.variants(need, page))
+            builds = dict(variants(need, page))
             name = f"{backend.name}, {count} sequences, pages of {page}"
             run = partial(_measure, job, name, backend, need, count, page, builds)
             job.attempt(name, run, backend.name)

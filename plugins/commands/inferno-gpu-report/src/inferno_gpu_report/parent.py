@@ -17,8 +17,8 @@ from attrs import field, frozen
 
 from inferno.contracts import Device
 from inferno.errors import OptionError
-from inferno.gpu_report.report import GpuReport, Section, SectionResult, write
 from inferno.plan import find_device
+from inferno_gpu_report.report import GpuReport, Section, SectionResult, write
 
 SANITIZER = "compute-sanitizer"
 MEMORY_FAULT = 86
@@ -36,7 +36,7 @@ _TAIL = 4
 def _sections() -> tuple[Section, ...]:
     def section(name: str, weight: float, title: str, run: str, tool: str = "") -> Section:
         return Section(
-            name=name, title=title, run=f"inferno.gpu_report.{run}", weight=weight, tool=tool
+            name=name, title=title, run=f"inferno_gpu_report.{run}", weight=weight, tool=tool
         )
 
     checks = "checks:small"
@@ -165,7 +165,7 @@ def _run(
         *prefix,
         sys.executable,
         "-uc",
-        f"import sys; sys.path[:] = {sys.path!r}; from inferno.gpu_report.job import main;"
+        f"import sys; sys.path[:] = {sys.path!r}; from inferno_gpu_report.job import main;"
         " main(*sys.argv[1:])",
         section.run,
         plan.device.torch_name,

@@ -12,9 +12,9 @@ from attrs import define, field
 
 from inferno.catalog import Offer
 from inferno.contracts import LINEAR, KernelNeed, KernelProvider, QuantScheme, lazy
-from inferno.gpu_report.job import Job
-from inferno.gpu_report.timing import timed
 from inferno.nn import Dense, Weight
+from inferno_gpu_report.job import Job
+from inferno_gpu_report.timing import timed
 
 TOKENS = (1, 4, 16, 64)
 _PACKED_ROWS = 64
