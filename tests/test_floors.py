@@ -58,7 +58,7 @@ PLUGIN_TESTS = sorted(
 )
 PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
-MAX_CORE_LINES = 3350
+MAX_CORE_LINES = 3500
 WITH_ROOM = {"core/schedule/scheduler.py": 280, "core/runner/model_runner.py": 240}
 """What every new need of a request would like to be written into, and the lines that each has."""
 
