@@ -11,7 +11,7 @@ import math
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from inferno.configs import RopeConfig
 from inferno.nn.batch import Batch
@@ -121,6 +121,13 @@ class Rotation:
         if self.interleaved:
             return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE, True)
         return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE)
+
+
+def fill_tables(model: nn.Module, batch: Batch) -> None:
+    """Compute what a captured step cannot: the tables of every `Rope`, for the batch's contexts."""
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module(batch)
 
 
 def _frequencies(

@@ -12,7 +12,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from inferno.request.requests import Logprobs, Reduction
+from inferno.request.requests import Logprobs, Reduction, Request
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import logprobs_of
 
@@ -32,6 +32,14 @@ class PromptLogprobs:
     broken: int | None = None
     """The first position whose logits are not finite."""
     _logprobs: list[Logprobs] = field(factory=list)
+
+    @classmethod
+    def of(cls, request: Request, logits_of: Callable[[Tensor], Tensor]) -> PromptLogprobs | None:
+        """Return the empty result of a request; None if it wants none."""
+        top = request.params.prompt_logprobs
+        if top is None or request.pooling is not None:
+            return None
+        return cls(request.id, request.token_ids, top, logits_of)
 
     def add(self, hidden_ND: Tensor, start: int) -> tuple[Logprobs | None, ...] | None:
         """Score the tokens after those of a slice that begins at position `start`. Returns the
@@ -61,6 +69,13 @@ class Pooled:
     """The last position, if the result is not finite."""
     _vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
     """So far. Sums are of float64: how a prompt is cut into slices does not show in float32."""
+
+    @classmethod
+    def of(
+        cls, request: Request, num_tokens: int, score: Callable[[Tensor], Tensor]
+    ) -> Pooled | None:
+        """Return the empty result of a request; None if it wants none."""
+        return cls(request.id, num_tokens, request.pooling, score) if request.pooling else None
 
     def add(self, hidden_ND: Tensor, start: int) -> tuple[float, ...] | None:
         """Add the tokens of a slice that begins at position `start`. Returns the vector once the

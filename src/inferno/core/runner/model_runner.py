@@ -22,7 +22,7 @@ from inferno.contracts import Capture, Drafter, LogitsProcessor
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.launched import Draws, LaunchedStep
-from inferno.core.runner.parts import Drafting, Pooling, PromptScores, StepPart
+from inferno.core.runner.parts import Drafting, StepPart, pooling, prompt_logprobs
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.schedule.drafts import draft_counts, verify_cost
@@ -82,7 +82,7 @@ class ModelRunner:
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         # None of them refers to the runner: its memory is free as soon as nobody else does.
         own = () if self.drafting is None else (self.drafting,)
-        self._parts = (*own, PromptScores(model), Pooling(model), *parts)
+        self._parts = (*own, prompt_logprobs(model), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:
         speculation, spec = self.plan.speculation, self._input_spec

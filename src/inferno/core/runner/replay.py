@@ -26,17 +26,9 @@ from torch import Tensor, nn
 from inferno.contracts import Capture, Captured, Uncaptured
 from inferno.core.runner.inputs import Inputs, InputSpec
 from inferno.core.runner.tables import StepArrays
-from inferno.nn import Rope
 from inferno.nn.batch import Batch
+from inferno.nn.rope import fill_tables
 from inferno.plan import NOT_CAPTURED, CaptureUse
-
-
-def prepare(model: nn.Module, batch: Batch) -> None:
-    """Compute what depends on the context's length in Python: the tables of rotary embeddings."""
-    for module in model.modules():
-        if isinstance(module, Rope):
-            module(batch)
-
 
 _DRAFTED = 256
 """The most blocks of a sequence in the steps that are captured for drafts."""
@@ -95,7 +87,7 @@ class Replays:
             logits_TV: Tensor = model.logits(model(batch))  # type: ignore[operator]
             return logits_TV
 
-        return cls(compute, capture, use, spec, partial(prepare, model), begin, drafts)
+        return cls(compute, capture, use, spec, partial(fill_tables, model), begin, drafts)
 
     def __attrs_post_init__(self) -> None:
         use = self.use

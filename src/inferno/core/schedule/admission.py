@@ -29,8 +29,8 @@ class Admission:
         heapq.heapify(self.waiting)
 
     def admit(self, slices: list[Slice], budget: int) -> list[Sequence]:
-        """Admit sequences while their first slices fit, and append these: `budget` tokens at most,
-        none of sequences that wait for a move. Returns the sequences."""
+        """Admit sequences while their first slices fit, of `budget` tokens together, and append
+        these: none of sequences that wait for a move. Returns the sequences."""
         admitted: list[Sequence] = []
         while budget and (sequence := self._next(budget)) is not None:
             admitted.append(sequence)
@@ -71,7 +71,7 @@ class Admission:
         groups, start, pending = self.rows.groups, sequence.num_computed, sequence.num_pending
         count = groups.slice_tokens(sequence, start, min(pending, budget))
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
-        self.rows.acquire(sequence, missing)
+        self.rows.updates += groups.acquire(sequence, missing)
         samples = count == pending and sequence.request.pooling is None
         sequence.num_planned, sequence.num_unknown = start + count, int(samples)
         return Slice(sequence.held_row, start, count, samples)

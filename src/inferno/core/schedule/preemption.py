@@ -27,7 +27,7 @@ class Preemption:
             self.preempt(victim)
             if victim is sequence:
                 return victim
-        rows.acquire(sequence, missing)
+        rows.updates += groups.acquire(sequence, missing)
         return victim
 
     def preempt(self, sequence: Sequence) -> None:

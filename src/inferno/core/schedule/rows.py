@@ -53,10 +53,6 @@ class Rows:
             sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
 
-    def acquire(self, sequence: Sequence, num_blocks: int) -> None:
-        """Give a sequence more blocks, which the groups have available."""
-        self.updates += self.groups.acquire(sequence, num_blocks)
-
     def arrived(self, keys: Iterable[int]) -> None:
         """Let the sequences go on that wait for these moves."""
         for key in keys:
@@ -84,11 +80,3 @@ class Rows:
         news = self.updates, self.moves, self.copies
         self.updates, self.moves, self.copies = [], [], []
         return news
-
-    def check(self) -> None:
-        """Check the invariants, for tests."""
-        self.groups.check(self.running.values())
-        rows = [s.row for s in self.running.values() if s.row is not None]
-        assert sorted(rows + self.free) == list(range(len(self.running) + len(self.free))), (
-            "a row is lost or held twice"
-        )

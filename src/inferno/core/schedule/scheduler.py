@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.admission import Admission
 from inferno.core.schedule.drafts import MOST_SUGGESTED, DraftCost
-from inferno.core.schedule.finish import embedding_of, limit_of, output_of, outputs_of
+from inferno.core.schedule.finish import embedding_of, limit_of, outputs_of
 from inferno.core.schedule.preemption import Preemption
 from inferno.core.schedule.rows import Rows
 from inferno.core.schedule.speculation import Speculation
@@ -218,10 +218,7 @@ class Scheduler:
         self, sequence: Sequence, sampled: Sampled, index: int, num_drafts: int, num_accepted: int
     ) -> list[EngineOutput]:
         """Return the outputs of a sequence's new tokens, and end it if one of them does."""
-        if num_drafts:
-            outputs = outputs_of(sequence, sampled, index, num_drafts, num_accepted)
-        else:
-            outputs = [output_of(sequence, sequence.num_computed, sampled, index)]
+        outputs = outputs_of(sequence, sampled, index, num_drafts, num_accepted)
         if outputs[-1].finish is not None:
             self._end(sequence)
         return outputs
@@ -263,6 +260,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Check the invariants, for tests."""
-        self._rows.check()
-        num_known = len(self._running) + len(self._admission.waiting)
-        assert len(self._by_id) == num_known, "a sequence is lost"
+        self._groups.check(self._running.values())
+        rows = [*self._rows.free, *(sequence.held_row for sequence in self._running.values())]
+        assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
+        num_waiting = len(self._admission.waiting)
+        assert len(self._by_id) == len(self._running) + num_waiting, "a sequence is lost"

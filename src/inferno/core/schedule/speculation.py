@@ -33,8 +33,8 @@ class Speculation:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
         Takes fewer drafts rather than preempt a sequence."""
         num_running, suggested = len(self.rows.running), sequence.suggested
-        room = sequence.num_left
-        count = min(sequence.acceptance.count(self.cost, num_running), room - 1, budget)
+        count = sequence.acceptance.count(self.cost, num_running)
+        count = min(count, sequence.num_left - 1, budget)
         count = min(count, len(suggested)) if suggested else at_most(count, self.cost.most)
         if not self.proposes:  # the plan has memory for the logits of max_num_seqs tokens
             taken = sum(map(len, self._suggestions.values()))
@@ -47,7 +47,7 @@ class Speculation:
             if groups.available() < missing + num_running:
                 count = len(sequence.block_ids) * groups.block_size - stop
             else:
-                self.rows.acquire(sequence, missing)
+                self.rows.updates += groups.acquire(sequence, missing)
         sequence.is_verifying = count > 0
         if count > 0 and suggested:
             self._suggestions[sequence.held_row] = suggested[:count]

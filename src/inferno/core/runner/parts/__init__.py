@@ -2,6 +2,6 @@
 
 from inferno.core.runner.parts.drafting import Drafting
 from inferno.core.runner.parts.part import PartResults, StepPart
-from inferno.core.runner.parts.prompts import Pooling, PromptScores
+from inferno.core.runner.parts.prompts import pooling, prompt_logprobs
 
-__all__ = ["Drafting", "PartResults", "Pooling", "PromptScores", "StepPart"]
+__all__ = ["Drafting", "PartResults", "StepPart", "pooling", "prompt_logprobs"]

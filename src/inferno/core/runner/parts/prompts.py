@@ -5,10 +5,12 @@ Suffixes: T tokens of the step, N tokens of a slice, D hidden.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from attrs import define, field
-from torch import Tensor, nn
+from torch import Tensor
 
 from inferno.core.runner.parts.part import PartResults, StepPart
 from inferno.core.runner.tables import StepArrays
@@ -36,15 +38,11 @@ class PromptResult(Protocol[Value_co]):
 class PromptPart(StepPart, Generic[Value]):
     """The rows whose prompts have a result of one kind."""
 
-    pending: dict[int, PromptResult[Value]] = field(factory=dict, init=False)
-
-    def result_of(self, new: NewSequence) -> PromptResult[Value] | None:
-        """Return the empty result of a new sequence; None if its request wants none."""
-        raise NotImplementedError
-
-    def values_of(self, results: PartResults) -> dict[int, Value]:
-        """Return where the step's complete values go, by row."""
-        raise NotImplementedError
+    result_of: Callable[[NewSequence], PromptResult[Value] | None]
+    """Returns the empty result of a new sequence; None if its request wants none."""
+    values_of: Callable[[PartResults], dict[int, Value]]
+    """Returns where the step's complete values go, by row."""
+    pending: dict[int, PromptResult[Value]] = field(factory=dict)
 
     def admit(self, new: NewSequence) -> None:
         self.pending.pop(new.row, None)
@@ -68,34 +66,16 @@ class PromptPart(StepPart, Generic[Value]):
                     results.broken[result.request_id] = result.broken
 
 
-@define(eq=False)
-class PromptScores(PromptPart[tuple[Logprobs | None, ...]]):
-    """Log-probabilities of prompts' own tokens."""
-
-    model: nn.Module
-
-    def result_of(self, new: NewSequence) -> PromptLogprobs | None:
-        request, top = new.request, new.request.params.prompt_logprobs
-        if top is None or request.pooling is not None:
-            return None
-        logits_of: Any = self.model.logits  # contracts.Model
-        return PromptLogprobs(request.id, request.token_ids, top, logits_of)
-
-    def values_of(self, results: PartResults) -> dict[int, tuple[Logprobs | None, ...]]:
-        return results.prompt_logprobs
+def prompt_logprobs(model: Any) -> PromptPart[tuple[Logprobs | None, ...]]:
+    """Return the part for log-probabilities of prompts' own tokens."""
+    return PromptPart(
+        lambda new: PromptLogprobs.of(new.request, model.logits), attrgetter("prompt_logprobs")
+    )
 
 
-@define(eq=False)
-class Pooling(PromptPart[tuple[float, ...]]):
-    """Embeddings, and scores of the model's own head (`score`)."""
-
-    model: nn.Module
-
-    def result_of(self, new: NewSequence) -> Pooled | None:
-        if (how := new.request.pooling) is None:
-            return None
-        score: Any = getattr(self.model, "score", None)  # asked of models that have one
-        return Pooled(new.request.id, len(new.token_ids), how, score)
-
-    def values_of(self, results: PartResults) -> dict[int, tuple[float, ...]]:
-        return results.embeddings
+def pooling(model: Any) -> PromptPart[tuple[float, ...]]:
+    """Return the part for embeddings, and for scores of models that have `score`."""
+    score: Any = getattr(model, "score", None)
+    return PromptPart(
+        lambda new: Pooled.of(new.request, len(new.token_ids), score), attrgetter("embeddings")
+    )
