@@ -410,6 +410,27 @@ def test_ctrl_c_stops_the_answer_then_warns_then_exits(
     assert it.ended() == 130
 
 
+def test_what_is_typed_while_the_model_loads_waits_for_the_prompt(
+    terminal: Callable[..., Pty],
+) -> None:
+    it = terminal("demo", "--no-history", "--max-tokens", "4")
+    it.expect("runs demo")
+    assert not it.settings[0] & termios.ICRNL, "Enter would start a line, as Ctrl-J does"
+    assert not it.settings[3] & termios.ECHO, "it would be shown twice"
+    it.type("def\r")
+    it.expect("tokens/s")
+    it.type("\x04")
+    assert it.ended() == 0
+
+
+def test_the_terminal_is_as_before_if_no_model_loads(terminal: Callable[..., Pty]) -> None:
+    it = terminal("./nope.gguf")
+    before = it.settings
+    it.expect("no such file")
+    assert it.ended() != 0
+    assert it.settings == before
+
+
 def test_a_message_may_have_several_lines(
     live: Callable[..., Live], terminal: Callable[..., Pty]
 ) -> None:

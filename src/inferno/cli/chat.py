@@ -71,18 +71,19 @@ def command(
     values["chat_template"] = chat_template
     drops = context_overflow == "drop-oldest"
     opening = _remote(url, api_key, ref, values, drops) if url else _local(ref, values, drops)
-    with opening as model:
-        from inferno.cli.chat_commands import COMMANDS
+    from inferno.cli.chat_commands import COMMANDS
+    from inferno.cli.prompt import message_reader
+
+    # The reader first: what is typed while the model loads waits for the prompt, its Enter too.
+    with message_reader(list(COMMANDS), history) as read, opening as model:
         from inferno.cli.conversation import Conversation
-        from inferno.cli.prompt import message_reader
 
         conversation = Conversation(
             model, _screen(), system=system or "", thinking=thinking, settings=sampling
         )
         if sys.stdin.isatty():
             click.echo(f"{model.name}. /help lists the commands.", err=True)
-        with message_reader(list(COMMANDS), history) as read:
-            _talk(conversation, read)
+        _talk(conversation, read)
     if conversation.failed is not None and not sys.stdin.isatty():
         sys.exit(conversation.failed.exit_code)
 
