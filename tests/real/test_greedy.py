@@ -81,7 +81,9 @@ def test_preemption_changes_nothing(
     assert_same(squeezed, alone[: len(chats)])
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "the model itself"])
+@pytest.mark.parametrize(
+    "speculative", ["ngram", pytest.param("the model itself", marks=pytest.mark.slow)]
+)
 def test_drafts_change_no_token(
     speculative: str, gguf_file: str, prompts: list[list[int]], alone: list[Outcome]
 ) -> None:
