@@ -94,7 +94,7 @@ def draw(results: Mapping[str, Any]) -> str:
         height,
         title=results["title"],
         about=about,
-        described=described(results),
+        alt=described(results),
         body=body,
     )
 

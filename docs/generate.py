@@ -41,7 +41,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What the code leaves unsaid because the name says it; a table has no room for silence.
 _UNSAID = {
     "name": "How it is chosen and shown.",
-    "priority": "The willing offer of the highest priority is taken; a tie is an error.",
+    "priority": "Of the offers that do not refuse, the highest priority wins; a tie is an error.",
     "api_version": "The version of the hook's contract that it speaks.",
     "vocab_size": "Columns of the logits.",
     "num_heads": "Query heads.",

@@ -166,7 +166,7 @@ def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name: str)
     assert max(found) < models.SHAPES[name].vocab_size - 1
 
 
-def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(
+def test_the_report_has_the_share_of_the_floor_the_highest_peak_and_the_peers_left_out(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "samples.jsonl"

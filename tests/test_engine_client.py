@@ -126,7 +126,7 @@ def test_an_aborted_stream_ends_at_once(with_client: WithClient) -> None:
     with_client(body)
 
 
-def test_a_killed_engine_fails_who_waits_and_comes_back(with_client: WithClient) -> None:
+def test_a_killed_engine_fails_waiting_requests_and_is_restarted(with_client: WithClient) -> None:
     async def body(client: EngineClient) -> None:
         streams = [client.submit(request(f"r{i}")) for i in range(8)]
         readers = [asyncio.create_task(collect(s)) for s in streams]
@@ -231,7 +231,7 @@ def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
     asyncio.run(run())
 
 
-def test_closing_fails_who_waits(plan: Plan) -> None:
+def test_closing_fails_waiting_requests(plan: Plan) -> None:
     async def run() -> None:
         client = EngineClient(plan)
         await client.start()

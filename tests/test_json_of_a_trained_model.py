@@ -46,7 +46,7 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("kind", ["schema", "object"])
-def test_no_blank_is_where_nobody_writes_one(llm: LLM, kind: str) -> None:
+def test_blanks_of_real_answers_are_only_where_json_usually_has_them(llm: LLM, kind: str) -> None:
     outputs: dict[str, Any] = {"json": PERSON} if kind == "schema" else {"json_object": True}
     chats = [[{"role": "user", "content": f"{q} Answer in JSON."}] for q in QUESTIONS]
     params = [

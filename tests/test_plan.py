@@ -399,7 +399,7 @@ def test_a_format_of_a_method_is_asked_for_by_its_name(write: Write) -> None:
     ref = write(tensors, stored="I16", quantization_config=quant_config)
     for names, remedy in (
         (("gptq",), "pip install inferno-marlin"),
-        (("gptq", "marlin"), "inferno-marlin: it reads codes packed in int32, with scales"),
+        (("gptq", "marlin"), "inferno-marlin: codes must be packed in int32, and scales"),
     ):
         with pytest.raises(UnsupportedError) as caught:
             resolve(ref, on_cpu(), installed("qwen3", "index", *names))
@@ -498,7 +498,7 @@ def test_schemes_see_the_checkpoint_before_the_architecture(write: Write) -> Non
             assert set(again.checkpoint.tensors) == set(TENSORS)
 
 
-def test_a_reference_nobody_knows_lists_where_it_was_looked_for() -> None:
+def test_an_unknown_reference_lists_where_it_was_looked_for() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("./no/such/folder", on_cpu(offline=True))
     assert "./no/such/folder" in str(caught.value)

@@ -54,7 +54,7 @@ class Asked:
         return KernelProvider(name=name, ops={}, refuses=lambda need: None, prepare=prepare)
 
 
-def test_who_multiplies_weights_is_asked_once_with_their_bytes() -> None:
+def test_providers_of_products_prepare_once_for_all_bytes_of_weights() -> None:
     asked = Asked()
     with prepared(asked.opened):
         assert asked.seen == ["one 24"]

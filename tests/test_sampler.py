@@ -541,7 +541,7 @@ def test_presence_and_frequency_ignore_the_prompt() -> None:
         assert [sampler.sample(logits[None], [0]).token_ids[0] for _ in range(2)] == [0, 1]
 
 
-def test_a_row_forgets_who_held_it() -> None:
+def test_a_row_keeps_nothing_of_its_last_request() -> None:
     logits = torch.tensor([1.0, 0.9, 0.0])
     sampler = Sampler(1, 3)
     for _ in range(2):

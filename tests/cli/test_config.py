@@ -108,7 +108,7 @@ def test_every_option_of_serve_can_be_in_the_file() -> None:
         ("port = true", "port is true"),
         ("page = 1", "Write true or false"),
         ("log_format = 'xml'", "log_format is 'xml'"),
-        ("[models.a]", "models.a names no model"),
+        ("[models.a]", "models.a has no `ref`"),
         ("[models.a]\nref = 'demo'\npinned = true", "Did you mean pin?"),
         ("[models.a]\nref = 'demo'\nport = 1", "unknown key 'models.a.port'"),
         ("[models.a]\nref = 'demo'\npin = 1", "models.a.pin is not true or false"),

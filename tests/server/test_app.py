@@ -397,7 +397,7 @@ def test_an_idle_server_admits_more_outputs_than_its_limit(client: Any) -> None:
     error(http.post(CHAT, json={"messages": MESSAGES, "n": 6}), 429)
 
 
-def test_a_stopping_server_lets_nobody_in(client: Any) -> None:
+def test_a_stopping_server_refuses_new_requests(client: Any) -> None:
     http = client()
     models_of(http.app).hosted[0].limiter.draining = True
     assert (

@@ -89,7 +89,7 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str
         Keys((), tmp_path / "none.toml")
 
 
-def test_an_empty_file_lets_nobody_in(keyed: Any) -> None:
+def test_with_an_empty_key_file_every_request_is_refused(keyed: Any) -> None:
     assert keyed("").get("/v1/models").status_code == 401
 
 

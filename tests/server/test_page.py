@@ -44,7 +44,7 @@ def test_a_known_file_is_not_sent_again(client: Any) -> None:
     assert http.get("/", headers={"If-None-Match": '"old"'}).status_code == 200
 
 
-def test_files_are_compressed_for_those_who_read_that(client: Any) -> None:
+def test_files_are_compressed_for_browsers_that_accept_it(client: Any) -> None:
     http = client()
     assert http.get("/", headers={"Accept-Encoding": "gzip"}).headers["content-encoding"] == "gzip"
     plain = http.get("/", headers={"Accept-Encoding": "identity"})

@@ -68,7 +68,7 @@ def _rests(it: Chat) -> bool:
 
 
 @pytest.mark.parametrize("gesture", GESTURES)
-def test_who_turns_back_is_left_there_until_they_return(
+def test_a_page_scrolled_back_stays_there_until_it_is_scrolled_to_the_end(
     chat: Callable[..., Chat], gesture: str
 ) -> None:
     llm = FakeLLM(reply=SHORT, endless=True, delay=0.03)

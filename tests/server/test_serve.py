@@ -94,7 +94,7 @@ def test_the_model_is_closed_before_the_signal_ends_the_process(
 @pytest.mark.parametrize(
     ("seconds", "tokens", "ending"), [(20, 100, "[DONE]"), (0.3, 10**9, "server_shutting_down")]
 )
-def test_a_stopping_server_lets_streams_end_or_tells_them(
+def test_a_stopping_server_lets_streams_end_or_sends_an_error(
     process: Any, seconds: float, tokens: int, ending: str
 ) -> None:
     child, url = process(seconds)

@@ -42,7 +42,7 @@ def leave(sock: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("how", ["fin", "rst"])
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 @pytest.mark.parametrize("body", [{"stream": True}, {"stream": False}, {"stream": True, "n": 3}])
-def test_who_leaves_is_not_written_for_any_more(
+def test_a_disconnect_ends_the_generation(
     live: Any, how: str, delay: float, body: dict[str, Any]
 ) -> None:
     # with no delay there is always a token ready: the stream never sleeps, so it cannot be
@@ -62,7 +62,7 @@ def test_who_leaves_is_not_written_for_any_more(
     assert server.llm.made <= made + 3
 
 
-def test_who_leaves_takes_all_his_prompts_along(live: Any) -> None:
+def test_a_disconnect_aborts_all_prompts_of_the_request(live: Any) -> None:
     server = live(FakeLLM(endless=True, delay=0.002))
     sock = connect(server, "/v1/completions", prompt=["a", "b", "c"], stream=True, messages=None)
     wait_until(lambda: bool(server.llm.live))
@@ -70,7 +70,7 @@ def test_who_leaves_takes_all_his_prompts_along(live: Any) -> None:
     wait_until(lambda: not server.llm.live)
 
 
-def test_those_who_leave_are_counted(live: Any) -> None:
+def test_disconnects_are_counted(live: Any) -> None:
     server = live(FakeLLM(endless=True, delay=0.002))
     sock = connect(server, stream=True, n=2)
     wait_until(lambda: bool(server.llm.live))
@@ -120,7 +120,7 @@ def test_sixty_four_streams_at_once_each_get_their_own(live: Any) -> None:
     assert asyncio.run(all_of_them()) == [f"{i} Hello there" for i in range(64)]
 
 
-def test_for_a_reader_who_does_not_read_nothing_piles_up(live: Any) -> None:
+def test_nothing_piles_up_for_a_client_that_does_not_read(live: Any) -> None:
     server = live(FakeLLM(endless=True))
     sock = connect(server, stream=True)
     wait_until(lambda: server.llm.made > 0)
@@ -157,7 +157,9 @@ def test_a_stream_is_not_to_be_buffered_or_cached(live: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_still_runs_when_the_server_must_stop_is_told(live: Any, stream: bool) -> None:
+def test_a_request_that_still_runs_when_the_server_stops_gets_an_error(
+    live: Any, stream: bool
+) -> None:
     server = live(FakeLLM(endless=True, delay=0.002))
     answers: list[httpx.Response] = []
     body = {"messages": MESSAGES, "stream": stream, "max_tokens": ENDLESS}

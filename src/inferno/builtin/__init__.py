@@ -73,7 +73,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
             layout="token-major",
-            priority=-10,  # the reference: works everywhere, chosen if nothing faster is willing
+            priority=-10,  # the reference: works everywhere, chosen if all faster ones refuse
         )
     ]
 

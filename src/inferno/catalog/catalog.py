@@ -283,12 +283,12 @@ class Catalog:
         found: dict[str, Offer[GrammarProvider]] = {}
         refusals: list[Refusal] = []
         for kind in get_args(contracts.GrammarKind):
-            willing = [o for o in offers if kind in o.item.kinds]
+            able = [o for o in offers if kind in o.item.kinds]
 
             def refuses(offer: Offer[GrammarProvider], kind: str = kind) -> str | None:
                 return offer.item.refuses(kind)
 
-            offer, refused = weigh(willing, f"grammars of kind {kind}", refuses)
+            offer, refused = weigh(able, f"grammars of kind {kind}", refuses)
             refusals += refused
             if offer is not None:
                 found[kind] = offer

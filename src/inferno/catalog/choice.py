@@ -1,4 +1,5 @@
-"""The one rule of choice: the willing offer with the highest priority; a tie is an error."""
+"""The one rule of choice: among the offers that do not refuse, the
+highest priority wins; a tie is an error."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from inferno.catalog.offers import Choice, Offer, Refusal, T
 from inferno.errors import PluginError, UnsupportedError
 
 
-def _willing(offer: Offer[Any]) -> None:
+def _accepts(offer: Offer[Any]) -> None:
     return None
 
 
 def choose(
-    offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None] = _willing
+    offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None] = _accepts
 ) -> Choice[T]:
     """Choose an offer, with the reasons against the others. Raises UnsupportedError if all
     refuse."""
@@ -33,20 +34,20 @@ def none_serves(what: str, refusals: Iterable[Refusal]) -> UnsupportedError:
 def weigh(
     offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None]
 ) -> tuple[Offer[T] | None, tuple[Refusal, ...]]:
-    """Return the willing offer with the highest priority, or None if all refuse, and the reasons
-    against the others."""
-    willing, refusals = [], []
+    """Return the offer that does not refuse and has the highest priority, or None if all refuse,
+    and the reasons against the others."""
+    accepting, refusals = [], []
     for offer in offers:
         reason = refuses(offer)
         if reason is None:
-            willing.append(offer)
+            accepting.append(offer)
         else:
             refusals.append(Refusal(offer.item.name, offer.distribution, reason))
-    if not willing:
+    if not accepting:
         return None, tuple(refusals)
-    best = max(map(_priority, willing))
-    chosen = single([o for o in willing if _priority(o) == best], f"{what} (priority {best})")
-    for offer in willing:
+    best = max(map(_priority, accepting))
+    chosen = single([o for o in accepting if _priority(o) == best], f"{what} (priority {best})")
+    for offer in accepting:
         if offer is not chosen:
             reason = f"priority {_priority(offer)}, {chosen.item.name} has {best}"
             refusals.append(Refusal(offer.item.name, offer.distribution, reason))

@@ -160,7 +160,7 @@ def _model(ctx: click.Context, name: str, table: Mapping[str, Any]) -> ModelConf
             raise _unknown(where, None, [*fields, *options])
     if "ref" not in own:
         raise OptionError(
-            f"models.{name} names no model", "Add its ref: a directory, a file or a hub id."
+            f"models.{name} has no `ref`", "Add one: a directory, a file or a hub id."
         )
     if "idle" in own:
         seconds(own["idle"], f"models.{name}.idle")

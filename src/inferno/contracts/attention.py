@@ -193,5 +193,5 @@ class AttentionBackend:
     may serve the same layer: one its prompts, the other its single tokens. Empty: no other backend
     reads it."""
     priority: int = 0
-    """The willing backend with the highest priority is chosen."""
+    """Among the backends that do not refuse, the highest priority wins."""
     api_version: int = 1

@@ -94,7 +94,7 @@ def _kinds(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _willing(kind: str) -> str | None:
+def _accepts(kind: str) -> str | None:
     return None
 
 
@@ -107,7 +107,7 @@ class GrammarProvider:
     """The kinds of specs that it compiles (`GrammarKind`)."""
     build: Callable[[Vocabulary], GrammarCompiler] = field(converter=lazy.function)
     """Called when the first constrained request comes, once per process."""
-    refuses: Callable[[str], str | None] = field(default=_willing, converter=lazy.function)
+    refuses: Callable[[str], str | None] = field(default=_accepts, converter=lazy.function)
     """refuses(kind) -> why it cannot compile this kind here, or None. Imports no torch."""
     priority: int = 0
     api_version: int = 1

@@ -1,4 +1,4 @@
-"""Runs a model layer by layer: what is in memory is one layer, and the activations.
+"""Runs a model layer by layer, so that only one layer and the activations are in memory.
 
 The inputs of a layer are what the model's own code passes to it when the layers before it are
 replaced by their outputs.
@@ -71,7 +71,7 @@ class Table(Weight):
 
 
 class Watching:
-    """What is told the inputs of a layer's matrices."""
+    """Observes the inputs of a layer's matrices."""
 
     def see(self, path: str, x_TI: Tensor) -> None:
         """Note the input of the matrix at this path."""
@@ -111,8 +111,8 @@ class Sights(Watching):
     """By the first matrix of those that share: the Gram matrix, the sum of |x|, the count."""
     _first: dict[str, str] = field(factory=dict)
     _inputs: dict[tuple[object, ...], tuple[str, Tensor]] = field(factory=dict)
-    """The first matrix of each input of this run, by its place in memory, and the input: no other
-    tensor takes its place meanwhile."""
+    """The first matrix of each input of this run, by the input's data pointer. Holding the input
+    keeps the pointer from being used again."""
     _run: set[str] = field(factory=set)
     _nbytes: int = 0
 

@@ -57,8 +57,8 @@ class Sequence:
     end_ids: frozenset[int] = field(init=False)
     """Tokens that end it."""
     inner: range = field(init=False)
-    """Positions of its output but the first and the last possible one: unless it ends there, a
-    token's output says no more than the token."""
+    """Positions whose output is just a token id unless it ends there (the fast path): not the
+    first, and not the last that is allowed."""
 
     def __attrs_post_init__(self) -> None:
         request = self.request

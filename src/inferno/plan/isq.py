@@ -335,7 +335,7 @@ def importance_of(
         if (found := format.importance(file, dense)) is not None:
             return found, format.name
     raise OptionError(
-        f"imatrix {imatrix} is not an importance matrix that an installed format reads",
+        f"no installed format can read the importance matrix {imatrix}",
         f"Formats that read some: {', '.join(f.name for f in able) or 'none is installed'}.",
     )
 

@@ -95,7 +95,8 @@ class Parts:
 
 @frozen(kw_only=True)
 class Opened:
-    """What loading needs, made by `open_model`, or from a plan by `reopen`. Close it afterwards."""
+    """A plan with all that loading needs. `open_model` makes it, or `reopen` from a plan. Close it
+    afterwards."""
 
     plan: Plan
     parts: Parts

@@ -35,7 +35,7 @@ log = logging.getLogger("inferno.weights.quantizing")
 
 @define(eq=False)
 class Progress:
-    """How much of the work is done: a bar on a terminal, else one line in the log."""
+    """Progress: a bar on a terminal, one line in the log elsewhere."""
 
     what: str
     total: int

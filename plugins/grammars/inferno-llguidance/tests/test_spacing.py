@@ -151,7 +151,7 @@ def test_json_is_compact_or_indented(
         ("", " "),
     ],
 )
-def test_blanks_are_not_where_nobody_writes_them(
+def test_blanks_are_only_where_json_is_usually_written_with_them(
     compiler: Any, spec: GrammarSpec, before: str, wrong: str
 ) -> None:
     matcher = compiler.compile(spec)

@@ -145,7 +145,7 @@ def test_parts_are_read_in_any_order(kind: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
-def test_a_part_that_cannot_be_read_is_an_error_and_nobody_waits() -> None:
+def test_a_part_that_cannot_be_read_is_an_error_and_no_reader_waits() -> None:
     with packing.read(Parts(SIZES, broken=6 * MIB)) as take:
         with pytest.raises(ValueError, match="truncated"):
             take("b")

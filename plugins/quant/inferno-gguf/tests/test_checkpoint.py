@@ -104,7 +104,7 @@ def test_blocks_of_the_other_byte_order_are_swapped(kind: Type, tmp_path: Path) 
     assert torch.equal(checkpoint.read(name), little)
 
 
-def test_blocks_whose_byte_order_nobody_defined_are_refused(tmp_path: Path) -> None:
+def test_blocks_without_a_defined_byte_order_are_refused(tmp_path: Path) -> None:
     tensors = {"model.layers.0.mlp.down_proj.weight": torch.zeros(3, 22, dtype=torch.uint8)}
     types = dict.fromkeys(tensors, Type.Q5_0)
     path = write_gguf(

@@ -44,7 +44,7 @@ class Admission:
         slice does not fit."""
         rows, groups, num_running = self.rows, self.rows.groups, len(self.rows.running)
         if not self.waiting or not rows.free or groups.available() <= num_running:
-            return None  # even the longest prefix hit leaves one block to acquire
+            return None  # a full prefix hit needs one more block too
         sequence = self.waiting[0][2]
         match = groups.match(sequence)
         num_cached = len(match.block_ids)

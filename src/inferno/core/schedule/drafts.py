@@ -23,7 +23,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Tokens without drafts after none paid. The pause doubles each time."""
 
 _MOST_MISSES, _MISSES_PAUSE = 4, 8
-"""After so many steps for which nothing was proposed, so many tokens without slots for drafts."""
+"""After this many steps without a proposal, no slots for drafts for this many tokens."""
 
 
 @frozen

@@ -30,7 +30,7 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What may be taken now; below zero after a debt."""
+        """What is left in the bucket; negative if overdrawn."""
         now = self.clock()
         self._level = min(self.limit, self._level + (now - self._at) * self.limit / 60)
         self._at = now

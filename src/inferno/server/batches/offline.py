@@ -52,7 +52,7 @@ class Done:
 
 @define
 class Summary:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     answered: int = 0
     failed: int = 0

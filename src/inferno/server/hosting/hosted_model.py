@@ -84,7 +84,7 @@ class HostedModel:
     """Failed loads in a row."""
     retry_at: float = 0.0
     task: asyncio.Task[None] | None = None
-    """What loads or unloads it."""
+    """The running task that loads or unloads it."""
     released: asyncio.Event | None = None
     """Set once the last lease is released, while something waits for that."""
 

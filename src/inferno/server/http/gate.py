@@ -1,5 +1,5 @@
-"""What a request must be before it is routed: for this host, from this server's own pages or an
-allowed origin, and JSON. Answers CORS preflights, and finds routes with and without `/v1`."""
+"""Checks host, origin and content type before a request is routed. Answers CORS preflights, and
+finds routes with and without `/v1`."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _KEY_COUNTERS = {
 
 @frozen
 class ModelView:
-    """What a scrape reads of one model."""
+    """One model's values at the time of a scrape."""
 
     name: str
     state: str

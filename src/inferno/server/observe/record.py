@@ -1,5 +1,5 @@
-"""What is known of one HTTP request, from its first byte to its last: for its log line, its key's
-limits, its trace, and the model that it holds."""
+"""The record of one HTTP request: feeds the access log, the key's limits, traces, and the lease of
+its model."""
 
 from __future__ import annotations
 

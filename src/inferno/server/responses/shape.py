@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @define(kw_only=True)
 class Context:
-    """What a response belongs to."""
+    """The stored conversation and the previous response of a response."""
 
     owner: str
     """Digest of its API key."""

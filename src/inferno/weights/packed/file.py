@@ -209,7 +209,7 @@ def _header(descriptor: int, nbytes: int) -> dict[str, Any]:
     _read(descriptor, 0, memoryview(fixed))
     length = int.from_bytes(fixed[8:16], "little")
     if fixed[:8] != MAGIC or length > min(_MAX_HEADER, nbytes - _FIXED):
-        raise DamagedFileError("it does not begin as such a file does")
+        raise DamagedFileError("bad magic number: this is not a file of packed weights")
     encoded = bytearray(length)
     _read(descriptor, _FIXED, memoryview(encoded))
     if hashlib.sha256(encoded).digest() != fixed[16:]:

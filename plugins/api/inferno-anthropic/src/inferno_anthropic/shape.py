@@ -34,7 +34,7 @@ class _Choice(ParsedChoice):
     streamed: bool = field(kw_only=True)
     blocks: list[dict[str, Any]] = field(factory=list)
     events: list[dict[str, Any]] = field(factory=list)
-    """What is not written yet."""
+    """Buffered output."""
     texts: list[str] = field(factory=list)
     open: str = ""
     """The open block's type; empty for none."""

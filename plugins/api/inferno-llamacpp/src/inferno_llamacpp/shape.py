@@ -20,7 +20,7 @@ _STOPS = {"length": "limit", "stop": "eos"}
 @define
 class _Choice(Choice):
     text: list[str] = field(factory=list)
-    """What is not written yet."""
+    """Buffered output."""
     has_break: bool = False
     """Whether a line break was written."""
     num_tokens: int = 0

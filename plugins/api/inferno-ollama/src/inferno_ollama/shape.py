@@ -37,7 +37,7 @@ class _Choice(ParsedChoice):
     """When its first token came."""
     num_tokens: int = 0
     calls: list[dict[str, Any]] = field(factory=list)
-    """Those that are written."""
+    """Tool calls that were sent already."""
 
     def take(self, delta: TextDelta) -> None:
         super().take(delta)

@@ -34,7 +34,7 @@ def plot(report: Report) -> str:
         _HEAD + len(rows) * _ROW + svg.MARGIN,
         title=f"{report.model} against {report.reference}",
         about=f"{report.num_tokens} tokens of {report.text}; each group alone in the reference",
-        described="Mean KL divergence in nats: "
+        alt="Mean KL divergence in nats: "
         + ", ".join(f"{name} {divergence.mean:.4f}" for name, divergence in rows),
         body=body,
     )

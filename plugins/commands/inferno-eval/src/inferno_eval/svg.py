@@ -28,18 +28,16 @@ _DARK = """
 """
 
 
-def page(
-    width: int, height: int, *, title: str, about: str, described: str, body: Iterable[str]
-) -> str:
+def page(width: int, height: int, *, title: str, about: str, alt: str, body: Iterable[str]) -> str:
     """Return a document: the title and a line about it at the top, and the elements of `body`
-    below, from 68 on. `described` is the chart in words, for those that do not see it."""
+    below, from 68 on. `alt` is the text alternative for screen readers."""
     light = "\n".join(f"  .series-{i} {{ fill: {color}; }}" for i, (color, _) in _numbered())
     dark = "\n".join(f"    .series-{i} {{ fill: {color}; }}" for i, (_, color) in _numbered())
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="title what">',
         f'<title id="title">{escape(title)}</title>',
-        f'<desc id="what">{escape(described)}</desc>',
+        f'<desc id="what">{escape(alt)}</desc>',
         f"<style>{_STYLE}{light}\n  @media (prefers-color-scheme: dark) {{{_DARK}{dark}\n  }}\n"
         "</style>",
         f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',

@@ -44,9 +44,9 @@ class Packing:
         if any(len(info.shape) != 2 or 0 in info.shape for info in parts.values()):
             raise Refused("qweight, qzeros and scales must have two dimensions each")
         if parts["qweight"].dtype != "int32" or parts["qzeros"].dtype != "int32":
-            raise Refused("it reads codes packed in int32")
+            raise Refused("codes must be packed in int32")
         if (kind := parts["scales"].dtype) not in COMPUTE_DTYPES:
-            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {kind}")
+            raise Refused(f"scales must be {', '.join(COMPUTE_DTYPES)}, not {kind}")
         bits, group, version = _settings(config)
         if type(bits) is not int or bits != 4:
             raise Refused(f"it reads 4 bits, and quantization_config says {bits!r}")

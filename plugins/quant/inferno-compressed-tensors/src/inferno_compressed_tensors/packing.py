@@ -214,8 +214,8 @@ def _block(
         if scale.shape == (-(-rows // given[0]), -(-columns // given[1])):
             return given[0], given[1]
     raise Refused(
-        f"weight_scale of {scale.shape} is not of the matrix of {(rows, columns)}, of each row, or "
-        f"of the blocks {given!r} of quantization_config"
+        f"weight_scale has the shape {scale.shape}; a matrix of {(rows, columns)} needs one scale, "
+        f"one for each row, or one for each of the blocks {given!r} of quantization_config"
     )
 
 

@@ -88,9 +88,9 @@ def _check_parts(parts: Mapping[str, TensorInfo]) -> None:
     if any(len(parts[part].shape) != 2 or 0 in parts[part].shape for part in PARTS):
         raise Refused("qweight, qzeros and scales must have two dimensions each")
     if parts["qweight"].dtype != "int32" or parts["qzeros"].dtype != "int32":
-        raise Refused("it reads codes packed in int32")
+        raise Refused("codes must be packed in int32")
     if (kind := parts["scales"].dtype) not in COMPUTE_DTYPES:
-        raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {kind}")
+        raise Refused(f"scales must be {', '.join(COMPUTE_DTYPES)}, not {kind}")
     if "g_idx" in parts and parts["g_idx"].dtype not in ("int32", "int64"):
         raise Refused("g_idx must be of integers")
 

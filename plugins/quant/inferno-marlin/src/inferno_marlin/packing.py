@@ -50,7 +50,7 @@ class Packing:
             raise Refused("Marlin has neither zero points nor act-order: sym and desc_act say so")
         codes, scales = parts["B"], parts["s"]
         if codes.dtype != "int32" or scales.dtype not in COMPUTE_DTYPES:
-            raise Refused("it reads codes packed in int32, with scales in floats")
+            raise Refused("codes must be packed in int32, and scales be floats")
         if any(len(info.shape) != 2 or 0 in info.shape for info in (codes, scales)):
             raise Refused("B and s must have two dimensions each")
         columns, rows = codes.shape[0] * 16, codes.shape[1] // 2
