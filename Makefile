@@ -33,7 +33,10 @@ demo: $(VENV)/.native | $(NEEDED) ## Set up, then stream an answer of MODEL
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
 
-test: $(VENV)/.dev ## Run every test, the kernel's and the plugins', in two processes where there are two cores
+test: $(VENV)/.dev ## Run the tests, the kernel's and the plugins', but the slow ones, in two processes where there are two cores
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev ## Run every test
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on every Python file, tests, tools and benchmarks too
@@ -120,4 +123,4 @@ $(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test lint docs wheels bench bench-peers sanitize emulate serve clean FORCE
+.PHONY: help demo dev test test-all lint docs wheels bench bench-peers sanitize emulate serve clean FORCE
