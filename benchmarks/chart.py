@@ -27,7 +27,8 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By class of formats, cell and engine: tokens per second."""
 
-_HEAD, _GAP, _PANEL = 108, 28, 268
+_HEAD, _GAP, _PANEL, _ALONE = 108, 28, 268, 580
+"""The last two are widths of a class: beside others, and alone, below a title of one line."""
 _BAR, _BETWEEN, _ROW = 15, 3, 24
 """Heights: a bar, the space below it, and a cell's heading."""
 _VALUE = 52
@@ -75,7 +76,8 @@ def draw(results: Mapping[str, Any]) -> str:
     engines = list(dict.fromkeys(e for c in figures.values() for row in c.values() for e in row))
     engines.sort(key=lambda engine: engine != OURS)
     tops, bottom = _rows(figures)
-    width = 2 * svg.MARGIN + len(figures) * _PANEL + (len(figures) - 1) * _GAP
+    panel = _PANEL if len(figures) > 1 else _ALONE
+    width = 2 * svg.MARGIN + len(figures) * panel + (len(figures) - 1) * _GAP
     height = _HEAD + bottom + svg.MARGIN
     about = (
         f"{results['model']}, {results['threads']} threads, {results['date']}; tokens per second, "
@@ -83,11 +85,11 @@ def draw(results: Mapping[str, Any]) -> str:
     )
     body = [*svg.legend(engines)]
     for i, (name, cells) in enumerate(figures.items()):
-        body.append(f'<g transform="translate({svg.MARGIN + i * (_PANEL + _GAP)} {_HEAD})">')
+        body.append(f'<g transform="translate({svg.MARGIN + i * (panel + _GAP)} {_HEAD})">')
         body.append(svg.words(0, 12, name, "class"))
         for cell, top in tops.items():
             ratio = results["ratios"].get(name, {}).get(cell)
-            body += _cell(cell, top, cells.get(cell, {}), ratio, engines)
+            body += _cell(cell, top, cells.get(cell, {}), ratio, engines, panel)
         body.append("</g>")
     return svg.page(
         width,
@@ -115,16 +117,17 @@ def _cell(
     found: Mapping[str, float],
     ratio: float | None,
     engines: Sequence[str],
+    width: int,
 ) -> Iterator[str]:
     yield svg.words(0, top + 16, name, "quiet")
     if ratio is not None:
-        yield svg.words(_PANEL, top + 16, f"{ratio:.2f} ×", "ratio")
+        yield svg.words(width, top + 16, f"{ratio:.2f} ×", "ratio")
     y = top + _ROW
     if not found:
         yield svg.words(0, y + 12, "not measured", "quiet")
     for i, engine in enumerate(engines):
         if engine in found:
-            length = max(2, round((_PANEL - _VALUE) * found[engine] / max(found.values())))
+            length = max(2, round((width - _VALUE) * found[engine] / max(found.values())))
             yield svg.bar(0, y, length, _BAR, i)
             yield svg.words(length + 6, y + 12, _shown(found[engine]))
             y += _BAR + _BETWEEN

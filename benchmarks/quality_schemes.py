@@ -1,5 +1,5 @@
 """Writers of the schemes that inferno reads and that no plugin writes, for `benchmarks/quality.py`:
-bitsandbytes, HQQ and MXFP4, each matrix rounded to the nearest.
+bitsandbytes, HQQ, MXFP4, and int8 with activations in int8. Each value is rounded to the nearest.
 
 Suffixes: O rows, I columns, N blocks or groups of values, G groups of a row.
 """
@@ -33,7 +33,7 @@ def header(tensor: Tensor) -> TensorInfo:
 class Rounding(Encoding):
     """Declares what `encode` makes of zeros of the same shape."""
 
-    columns = 2 * BLOCK
+    columns = BLOCK
     """What the columns must be divisible by."""
 
     def parts(self, path: str, shape: tuple[int, int]) -> Mapping[str, TensorInfo] | str:
@@ -144,6 +144,31 @@ class Mxfp4(Rounding):
         }
 
 
+class W8A8(Rounding):
+    """int8 by int8: a scale for each row, and for each token while it runs."""
+
+    columns = 1
+
+    def config(self, dense: Sequence[str]) -> Mapping[str, Any]:
+        int8 = {"num_bits": 8, "type": "int", "symmetric": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": {**int8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**int8, "strategy": "token", "dynamic": True},
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": list(dense),
+        }
+
+    def encode(self, path: str, weight_OI: Tensor, seen: Seen | None) -> Mapping[str, Tensor]:
+        scale_O1 = weight_OI.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+        codes_OI = (weight_OI / scale_O1).round().to(torch.int8)
+        return {"weight": codes_OI, "weight_scale": scale_O1}
+
+
 def nearest(x: Tensor, table: Tensor) -> Tensor:
     """Return the index of the nearest value in a table, uint8."""
     return (x[..., None] - table).abs().argmin(-1).to(torch.uint8)
@@ -155,6 +180,7 @@ ENCODINGS: Mapping[str, Encoding] = {
     "bitsandbytes int8": Bitsandbytes8(),
     "HQQ, 4 bits": Hqq4(),
     "MXFP4": Mxfp4(),
+    "compressed-tensors W8A8": W8A8(),
 }
 
 

@@ -19,12 +19,14 @@ _STYLE = """
   .title { font-size: 16px; font-weight: 600; }
   .class { font-size: 14px; font-weight: 600; }
   .quiet { fill: #57606a; }
+  .rule { fill: #d0d7de; }
   .ratio { font-weight: 600; text-anchor: end; }
 """
 _DARK = """
     .ground { fill: #161b22; stroke: #30363d; }
     text { fill: #e6edf3; }
     .quiet { fill: #9ba5b0; }
+    .rule { fill: #30363d; }
 """
 
 
@@ -64,6 +66,16 @@ def bar(x: int, y: int, length: int, height: int, series: int) -> str:
     return (
         f'<rect class="series-{series}" x="{x}" y="{y}" width="{length}" height="{height}" rx="2"/>'
     )
+
+
+def dot(x: int, y: int, radius: int, series: int) -> str:
+    """Return a dot around a point, in the color of a series."""
+    return f'<circle class="series-{series}" cx="{x}" cy="{y}" r="{radius}"/>'
+
+
+def rule(x: int, y: int, height: int) -> str:
+    """Return a vertical line of a scale."""
+    return f'<rect class="rule" x="{x}" y="{y}" width="1" height="{height}"/>'
 
 
 def legend(names: Sequence[str], y: int = 68) -> Iterator[str]:
