@@ -53,7 +53,7 @@ def draw(about: Mapping[str, Any], rows: Iterable[Row]) -> str:
         title="What quantization costs SmolLM2-135M",
         about="mean KL divergence from float32 in nats per token, logarithmic; "
         f"{about['tokens']} tokens, {about['package']}",
-        described="Mean KL divergence from float32, in nats per token: "
+        alt="Mean KL divergence from float32, in nats per token: "
         + ", ".join(f"{named(row)} {row.kl:.4f}" for row in shown),
         body=body,
     )
