@@ -31,7 +31,7 @@ with LLM(sys.argv[1], isq=sys.argv[2], packed_cache=sys.argv[3], max_model_len=1
 _CONVERT = """
 import re, sys
 from pathlib import Path
-from inferno.convert import convert
+from inferno_convert.convert import convert
 told = []
 def progress(done, total, what):
     if not told:

@@ -39,9 +39,9 @@ from quality_schemes import ENCODINGS, with_writers
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import WriteOptions
-from inferno.convert import convert
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, open_model
+from inferno_convert.convert import convert
 from inferno_eval.passes import Pass, Passage
 from inferno_eval.spool import Spool
 from inferno_eval.windows import windows_of

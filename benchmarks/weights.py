@@ -13,8 +13,8 @@ from attrs import frozen
 from engines import PEERS, SHIPPED, Engine, EngineError, idle
 from models import SHAPES, make, shipped
 
-from inferno.convert import convert
 from inferno.plan import open_model
+from inferno_convert.convert import convert
 
 FORMATS = ("bf16", "q8_0", "q4_k_m", SHIPPED)
 """Classes in which engines are compared. What each engine has in a class is its own affair:

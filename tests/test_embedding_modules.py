@@ -18,8 +18,8 @@ from tests.tiny_served import opened_llm, serving, write
 from torch import Tensor, nn
 
 from inferno import LLM
-from inferno.convert.convert import convert
 from inferno.errors import RequestError
+from inferno_convert.convert import convert
 
 TEXTS = ["a short one", "b", "of more tokens than a step computes: " + "so it comes in chunks " * 8]
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 600}

@@ -19,7 +19,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"cli"},
     {"testing"},
     {"server"},
-    {"llm", "convert"},
+    {"llm"},
     {"process"},
     {"core"},
     {"sampling"},

@@ -15,9 +15,9 @@ from tests.tiny_served import OPTIONS, llm_of, serving_llm, write
 
 from inferno.cli import lock, render
 from inferno.contracts import WriteOptions
-from inferno.convert import convert
 from inferno.errors import CheckpointError
 from inferno.plan import Options, reopen, resolve
+from inferno_convert.convert import convert
 
 pytest.importorskip("inferno_gguf", reason="needs inferno-gguf")
 

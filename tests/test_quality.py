@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from inferno.catalog import load_catalog
 from inferno.contracts import WriteOptions
-from inferno.convert import convert
 from inferno.testing import TOY_SIZES
 from inferno.testing.writer import skewed_model
+from inferno_convert.convert import convert
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES, **SIZES}

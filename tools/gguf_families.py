@@ -52,13 +52,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from inferno.catalog import load_catalog
-from inferno.convert import convert
 from inferno.errors import InfernoError
 from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, transformers_model
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.tiny import MAX_MODEL_LEN, Toy, generate, ragged_prompts
 from inferno.weights.loading import load_model
+from inferno_convert.convert import convert
 
 FAMILIES = ROOT / "plugins/models"
 NUM_TOKENS = 24

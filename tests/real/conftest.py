@@ -14,8 +14,8 @@ from exactness import STORED, Expected, digest
 from float32 import Reference
 
 from inferno import LLM
-from inferno.convert import convert
 from inferno.testing.tiny import Toy, load_toy
+from inferno_convert.convert import convert
 
 OPTIONS: dict[str, Any] = {"memory": "1GiB", "packed_cache": "none", "threads": 1}
 

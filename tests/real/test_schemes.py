@@ -13,7 +13,7 @@ from tests.real.conftest import OPTIONS
 
 from inferno import LLM
 from inferno.catalog import load_catalog
-from inferno.convert import convert
+from inferno_convert.convert import convert
 
 MOST = {
     "q8_0": 1.01,

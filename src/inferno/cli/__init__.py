@@ -33,8 +33,6 @@ COMMANDS = {
     "explain": "Show which plugins would run a model, in how much memory, and why.",
     "plugins": "List the installed plugins and what they offer.",
     "pull": "Download a model.",
-    "convert": "Write a model in another format or quantization scheme.",
-    "package": "Write a model as a Python package.",
     "cache": "List, remove or check the packed weights of earlier starts.",
     "ps": "Show the models of a running server.",
     "load": "Load a model of a running server.",

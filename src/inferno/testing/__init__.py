@@ -16,7 +16,6 @@ Needs pytest and hypothesis, and transformers if it has the reference: `pip inst
 from __future__ import annotations
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.convert import convert
 from inferno.core.kvcache import KVCache
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
@@ -24,6 +23,7 @@ from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
+from inferno.testing.converting import convert
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from inferno.catalog import Catalog
 from inferno.configs import RopeConfig
-from inferno.convert import convert
 from inferno.errors import UnsupportedError
 from inferno.plan import reopen, unused_tensors
+from inferno.testing.converting import convert
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import Outcome, Toy, assert_close, generate, load_toy, torch_only

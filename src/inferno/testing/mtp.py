@@ -22,7 +22,6 @@ from torch import Tensor
 from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
-from inferno.convert import convert
 from inferno.core.engine import Engine
 from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
@@ -38,6 +37,7 @@ from inferno.plan import (
 )
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.converting import convert
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from inferno.catalog import Catalog
 from inferno.contracts import WriteOptions, Writer
-from inferno.convert import convert
 from inferno.errors import OptionError
+from inferno.testing.converting import convert
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
 from inferno.testing.quant_twins import assert_same_tokens, random_tensors

@@ -10,10 +10,10 @@ import torch
 from tests.test_isq import WIDE, Q, imatrix, loaded
 from tests.test_replay import made
 
-from inferno.convert import convert
 from inferno.errors import OptionError
 from inferno.nn import Weight
 from inferno.testing.gguf_twins import tiny_tokenizer
+from inferno_convert.convert import convert
 
 pytest.importorskip("inferno_gguf")
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from inferno.builtin.torch_attention import TorchAttend
 from inferno.builtin.torch_cache import layout, refuses
 from inferno.contracts import AttentionNeed, AttentionSpec, Device, Seen, StateSpec
-from inferno.convert.source import DenseView
 from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Finalize, Linear, State, Unloaded, Weight, finalize
 from inferno.nn.batch import Batch
 from inferno.plan import modules_of, unused_tensors
 from inferno.weights.pairing import Stored, join, pair
+from inferno_convert.source import DenseView
 
 GRAMS = 4 << 30
 """Bytes of Gram matrices of one layer: the matrices beyond them, of many experts, are not seen."""

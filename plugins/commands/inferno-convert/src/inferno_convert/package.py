@@ -15,12 +15,12 @@ from packaging.version import InvalidVersion, Version
 from inferno.builtin.sources import UNWANTED, WANTED
 from inferno.catalog import Catalog
 from inferno.contracts import Checkpoint, FetchOptions
-from inferno.convert.licences import TEXTS, licence_of, split_card
-from inferno.convert.place import explained
-from inferno.convert.wheel import Wheel
-from inferno.convert.writing import Progress
 from inferno.errors import OptionError, UnsupportedError
 from inferno.host import format_bytes
+from inferno_convert.licences import TEXTS, licence_of, split_card
+from inferno_convert.place import explained
+from inferno_convert.wheel import Wheel
+from inferno_convert.writing import Progress
 
 INDEX_LIMIT = 100_000_000
 """Bytes of a file that PyPI takes from a project that has not asked for more."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from inferno.contracts import Output, Piece
-from inferno.convert.place import Place, explained
 from inferno.errors import PluginError, WriteError
+from inferno_convert.place import Place, explained
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import evolve
 
 from inferno.contracts import WriteOptions, Writer
-from inferno.convert.folder import linear_shapes
-from inferno.convert.source import Source
+from inferno_convert.folder import linear_shapes
+from inferno_convert.source import Source
 
 
 def in_groups(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from inferno.contracts import WriteOptions
-from inferno.convert import convert
 from inferno.errors import OptionError, UnsupportedError
 from inferno.testing import TOY_SIZES, skewed_model
+from inferno_convert.convert import convert
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from inferno.convert.source import DenseView
 from inferno.errors import OptionError
 from inferno.plan.isq import counted, rounded_twice
+from inferno_convert.source import DenseView
 
 
 def check_requantized(

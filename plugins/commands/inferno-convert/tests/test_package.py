@@ -17,9 +17,9 @@ from attrs import evolve
 from tests.tiny_served import write
 
 from inferno.catalog import load_catalog
-from inferno.convert import PackageOptions, convert, package
-from inferno.convert.package import Packaged
 from inferno.errors import CheckpointError, OptionError, WriteError
+from inferno_convert.convert import convert
+from inferno_convert.package import Packaged, PackageOptions, package
 
 LICENSED = PackageOptions(name="Toy.Bear", license="apache-2.0")
 CARD = "---\nlicense: mit\ntags:\n- bears\n---\n# The bear\n\nIt growls.\n"
@@ -196,7 +196,7 @@ def test_a_wheel_is_there_only_when_it_is_complete(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("inferno.convert.wheel.os.replace", full)
+    monkeypatch.setattr("inferno_convert.wheel.os.replace", full)
     with pytest.raises(WriteError, match="No space left"):
         made(model)
     assert list((model.parent / "dist").iterdir()) == []

@@ -16,11 +16,6 @@ from torch import Tensor, nn
 
 from inferno.catalog import load_catalog
 from inferno.contracts import Checkpoint, FetchOptions, Seen, WriteOptions, Writer, without
-from inferno.convert import MANIFEST, convert
-from inferno.convert.folder import Folder
-from inferno.convert.layers import Layers, Sights, Watching
-from inferno.convert.scaling import Scaler, distance
-from inferno.convert.source import Source
 from inferno.errors import UnsupportedError
 from inferno.testing import (
     TOY_MOE_SIZES,
@@ -30,6 +25,12 @@ from inferno.testing import (
     torch_only,
 )
 from inferno.testing.writer import TEXT, skewed_model
+from inferno_convert.convert import convert
+from inferno_convert.folder import Folder
+from inferno_convert.layers import Layers, Sights, Watching
+from inferno_convert.place import MANIFEST
+from inferno_convert.scaling import Scaler, distance
+from inferno_convert.source import Source
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}
 EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **TOY_MOE_SIZES}
@@ -276,7 +277,8 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from inferno.contracts import WriteOptions
-from inferno.convert import convert, writing
+from inferno_convert.convert import convert
+from inferno_convert import writing
 
 source, text, out, to, count = *map(Path, sys.argv[1:4]), sys.argv[4], int(sys.argv[5])
 writing.SYNC_BYTES = 1

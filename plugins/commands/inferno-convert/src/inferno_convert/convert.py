@@ -14,14 +14,14 @@ from attrs import field, frozen
 
 from inferno.catalog import Catalog, Offer, load_catalog
 from inferno.contracts import FetchOptions, Output, WriteOptions, Writer
-from inferno.convert.folder import Folder
-from inferno.convert.grouping import in_groups
-from inferno.convert.place import MANIFEST, Place
-from inferno.convert.requantized import check_requantized
-from inferno.convert.source import Source
-from inferno.convert.writing import JOURNAL, Progress, write
 from inferno.errors import OptionError
 from inferno.plan import sha256_of
+from inferno_convert.folder import Folder
+from inferno_convert.grouping import in_groups
+from inferno_convert.place import MANIFEST, Place
+from inferno_convert.requantized import check_requantized
+from inferno_convert.source import Source
+from inferno_convert.writing import JOURNAL, Progress, write
 
 _ALWAYS = frozenset({"dtype", "split"})
 """Options that every writer understands."""
@@ -141,7 +141,7 @@ def _folder_output(
         if writer.calibrated:
             notes.append("values were rounded to the nearest: --calibrate FILE lowers the error")
         return folder.output(options, encoding)
-    from inferno.convert.calibration import calibrated_pieces
+    from inferno_convert.calibration import calibrated_pieces
 
     pieces = calibrated_pieces(folder, encoding, _text(calibrate), notes)
     return folder.output(options, encoding, pieces)

@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from inferno.contracts import Scaling, Seen
-from inferno.convert.layers import Layers, Watching
+from inferno_convert.layers import Layers, Watching
 
 CHANGED = 1e-3
 """Maximum change of a layer's output, relative to its norm."""

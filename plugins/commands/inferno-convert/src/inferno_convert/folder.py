@@ -20,13 +20,13 @@ from inferno.contracts import (
     TensorInfo,
     WriteOptions,
 )
-from inferno.convert.safetensors import arranged
-from inferno.convert.source import DenseView, Source
-from inferno.convert.texts import text_files
 from inferno.errors import InfernoError, UnsupportedError
 from inferno.plan.dtypes import declared_dtype, stored_dtype
 from inferno.plan.stored import adapted
 from inferno.weights.pairing import checkpoint_path
+from inferno_convert.safetensors import arranged
+from inferno_convert.source import DenseView, Source
+from inferno_convert.texts import text_files
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from inferno.catalog import Catalog, Offer, load_catalog
 from inferno.cli import cli
 from inferno.contracts import DenseCheckpoint, Output, Piece, WriteOptions, Writer
-from inferno.convert import MANIFEST, convert
 from inferno.errors import InfernoError, OptionError, WriteError
 from inferno.testing import (
     TOY_SIZES,
@@ -33,6 +32,8 @@ from inferno.testing import (
     run_python,
     torch_only,
 )
+from inferno_convert.convert import convert
+from inferno_convert.place import MANIFEST
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -120,7 +121,8 @@ def test_the_manifest_has_every_files_checksum(model: Path, tmp_path: Path) -> N
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from inferno.convert import convert, writing
+from inferno_convert.convert import convert
+from inferno_convert import writing
 
 count = int(sys.argv[3])
 writing.SYNC_BYTES = 1
@@ -374,7 +376,7 @@ def test_a_read_only_folder(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
     code = (
-        "import sys; from pathlib import Path; from inferno.convert import convert\n"
+        "import sys; from pathlib import Path; from inferno_convert.convert import convert\n"
         "from inferno.errors import WriteError\n"
         "try: convert(sys.argv[1], 'safetensors', Path(sys.argv[2]))\n"
         "except WriteError as error: print(error)"
@@ -388,7 +390,7 @@ def test_a_read_only_folder(model: Path, tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_write_one_result(model: Path, tmp_path: Path) -> None:
-    from inferno.convert.place import Place
+    from inferno_convert.place import Place
 
     with Place(tmp_path / "out", is_folder=True).locked():
         said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import rich_click as click
 
-from inferno.cli.convert import progress_bar
 from inferno.cli.options import debug_option, declare, plugin_options, source_options
+from inferno_convert.convert_command import progress_bar
 
 
 @declare
@@ -44,8 +44,8 @@ def command(
     """Write REF as a Python package: a wheel with the model's files, licence, card and hashes."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions
-    from inferno.convert import PackageOptions, package
     from inferno.host import format_bytes
+    from inferno_convert.package import PackageOptions, package
 
     options = PackageOptions(
         name=name,

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from inferno.contracts import Encoding, Piece, Scaling, Seen, StoredMatrix
-from inferno.convert.folder import Folder
-from inferno.convert.layers import GRAMS, Layers, Sights
-from inferno.convert.scaling import Scaler
 from inferno.errors import CheckpointError, OptionError
 from inferno.host import format_bytes
 from inferno.nn import Weight
 from inferno.text import Tokenizer
+from inferno_convert.folder import Folder
+from inferno_convert.layers import GRAMS, Layers, Sights
+from inferno_convert.scaling import Scaler
 
 LENGTH, MOST, LEAST = 512, 64, 16
 """Tokens of a sequence, the most sequences, and the fewest tokens of a text."""

@@ -13,7 +13,7 @@ from inferno.cli.options import DTYPES, debug_option, declare, plugin_options, s
 
 if TYPE_CHECKING:
     from inferno.catalog import Catalog
-    from inferno.convert import Progress
+    from inferno_convert.writing import Progress
 
 
 @declare
@@ -85,7 +85,7 @@ def command(
         raise click.UsageError(
             "Give a model, --to NAME and -o PATH; `inferno convert --list` shows the names."
         )
-    from inferno.convert import convert
+    from inferno_convert.convert import convert
 
     options = WriteOptions(
         dtype=None if dtype is None else DTYPES[dtype],
