@@ -274,7 +274,7 @@ def test_importance_changes_the_matrices_that_it_covers(wide: Path, tmp_path: Pa
 
 def test_a_file_that_is_no_importance_matrix_is_refused(wide: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no importance at all, but long enough")
-    with pytest.raises(OptionError, match="not an importance matrix") as caught:
+    with pytest.raises(OptionError, match="can read the importance matrix") as caught:
         resolve(str(wide), options("q4_k_m", imatrix=str(tmp_path / "text")))
     assert "gguf" in caught.value.remedy
     with pytest.raises(OptionError, match="128 values"):

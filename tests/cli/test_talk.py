@@ -17,6 +17,7 @@ from inferno.cli.session import Run
 from inferno.errors import RequestError
 from inferno.llm import CompletionOutput, RequestOutput, TextDelta
 from inferno.llm.outputs import RequestMetrics
+from inferno.process.launch import EngineProcess
 from inferno.request.sampling_params import SamplingParams
 
 
@@ -103,7 +104,10 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
 
     @contextlib.contextmanager
     def opened(
-        ref: str | None, values: dict[str, Any], chat_template: str | None = None
+        ref: str | None,
+        values: dict[str, Any],
+        chat_template: str | None = None,
+        process: EngineProcess | None = None,
     ) -> Iterator[Run]:
         yield Run(llm, llm.preprocessor, "toy")  # type: ignore[arg-type]
 

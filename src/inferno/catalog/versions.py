@@ -42,7 +42,7 @@ def _scheme(old: QuantScheme) -> QuantScheme:
         return f"it does not read matrices stored as {', '.join(sorted(stored.parts))}"
 
     def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
-        return HeldMatrix(layout=layout, shape=None, nbytes=nbytes(stored.parts, dtype))
+        return contracts.HeldMatrix(layout=layout, shape=None, nbytes=nbytes(stored.parts, dtype))
 
     def load_parts(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
         found: Weight = load(tensors, quant_config=stored.quant_config, dtype=dtype)

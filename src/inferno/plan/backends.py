@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 from attrs import evolve
 
@@ -54,6 +56,9 @@ WHOLE_CONTEXTS = (
     "torch's attention would compute every sequence up to the longest context; choose another "
     "--attention-backend"
 )
+
+_EXPERT = re.compile(r"(?:^|\.)experts\.")
+"""In the path of a matrix that is multiplied grouped, with those of the other experts."""
 
 
 def choose_kernels(
@@ -113,18 +118,21 @@ def products_of(
     """Return the provider that multiplies each matrix, by its module's path as in `Plan.modules`;
     "torch" where none takes its layout or its shape."""
     named = {(offer.item.name, offer.distribution): offer.item for _, offer in kernels.offers}
-    providers = {
-        use.layout: named[use.name, use.distribution] for use in kernels.value if use.op == LINEAR
-    }
+    providers = {(use.op, use.layout): named[use.name, use.distribution] for use in kernels.value}
 
-    def provider_of(layout: str, shape: tuple[int, int] | None) -> str:
-        if (provider := providers.get(layout)) is None:
+    @cache
+    def provider_of(op: str, layout: str, shape: tuple[int, int] | None) -> str:
+        if (provider := providers.get((op, layout))) is None:
             return TORCH
-        need = KernelNeed(op=LINEAR, layout=layout, dtype=dtype, device=device, shape=shape)
+        need = KernelNeed(op=op, layout=layout, dtype=dtype, device=device, shape=shape)
         return TORCH if provider.refuses(need) is not None else provider.name
 
-    names = {key: provider_of(*key) for key in dict.fromkeys(matrices.held.values())}
-    return by_pattern({path: names[key] for path, key in matrices.held.items()})
+    return by_pattern(
+        {
+            path: provider_of(GROUPED if _EXPERT.search(path) else LINEAR, *held)
+            for path, held in matrices.held.items()
+        }
+    )
 
 
 def _rounded_inputs(
