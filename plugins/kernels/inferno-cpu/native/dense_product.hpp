@@ -11,7 +11,12 @@
 namespace {
 
 constexpr int64_t kChunkBytes = 256 << 10;     // of weights in one task
+#if defined(INFERNO_AMX)
+constexpr int64_t kResidentBytes = 1 << 20;  // of activations: half of the second-level cache
+constexpr int64_t kBlockSteps = 8;           // of two panels and of tokens: 16 KiB of each
+#else
 constexpr int64_t kResidentBytes = 256 << 10;  // of activations: half of a small second-level cache
+#endif
 constexpr int64_t kMinTiles = 4;  // of a task, even if their activations exceed kResidentBytes
 constexpr int64_t kSlice = 512;   // tokens packed at a time
 constexpr int64_t kAhead = 2048;  // bytes prefetched ahead in a panel that is read once
@@ -94,6 +99,10 @@ struct Store {
   A* y;
   const float* bias;
   int64_t N, skew;
+  // Fetch where the results of two panels will be written.
+  void ahead(int64_t panel, int64_t token) const {
+    __builtin_prefetch(y + token * N + panel * 16 - skew, 1);
+  }
   void operator()(int64_t, int64_t panel, int64_t token, F32 sum) const {
     A* to = y + token * N;
     int64_t n = panel * 16 - skew;
@@ -113,6 +122,7 @@ struct Best {
 struct ArgMax {
   Best* best;  // [tasks][M]
   int64_t M, N;
+  void ahead(int64_t, int64_t) const {}
   void operator()(int64_t task, int64_t panel, int64_t token, F32 sum) const {
     Best& b = best[task * M + token];
     if (!(largest(max(sum, splat(-__builtin_inff()))) > b.value) && N - panel * 16 >= 16) return;
@@ -240,6 +250,41 @@ struct Product {
     }
   }
 
+#if defined(INFERNO_AMX)
+  // As `run`, of many tokens: by blocks of columns, of which the panels stay in the first-level
+  // cache for all tiles of tokens. Sums stay in memory meanwhile: they are the same, bit for bit.
+  template <class Sink>
+  void run_blocks(int64_t task, int64_t begin, int64_t end, int64_t first, int64_t last,
+                  int64_t later, const Sink& sink) const {
+    int64_t start = tiles.begin(first), tokens = tiles.begin(last) - start;
+    float* sums = (float*)scratch<2>(size_t(R * tokens * 64));
+    for (int64_t g = begin; g < end; g += R) {
+      int present = int(count - g < R ? count - g : R);
+      int64_t next = g + R < end ? g + R : later < count ? later : g;
+      for (int64_t s = 0; s < steps; s += kBlockSteps) {
+        int64_t block = steps - s < kBlockSteps ? steps - s : kBlockSteps;
+        const char* at = w + g * panel_bytes + s * S::kBytes;
+        for (int64_t i = first; i < last; i++) {
+          int T = tiles.size(i);
+          float* sum = sums + (tiles.begin(i) - start) * R * 16;
+          const X* tokens = x + (tiles.begin(i) * steps + T * s) * S::kPerStep;
+          int64_t share = S::kBytes / (last - first);
+          const char* ahead = w + next * panel_bytes + s * S::kBytes + (i - first) * block * share;
+          bool done = s + block == steps;
+          if (done)
+            for (int t = 0; t < T; t++) sink.ahead(g, tiles.begin(i) + t);
+          (s ? tile_for<Bf16TilesOnto>(T, false) : tile_for<S>(T, false))(
+              at, panel_bytes, present, tokens, block, ahead, share, sum);
+          if (done)  // both panels of a token at once: they are one line of y
+            for (int t = 0; t < T; t++)
+              for (int r = 0; r < present; r++)
+                sink(task, g + r, tiles.begin(i) + t, load(sum + (r * T + t) * 16));
+        }
+      }
+    }
+  }
+#endif
+
   template <class Sink>
   void run(const TaskGrid& grid, int64_t at, const Sink& sink) const {
     int64_t begin = at % grid.across * grid.panels,
@@ -254,6 +299,10 @@ struct Product {
       if (is_codes(w_dtype)) return run_codes(at, begin, end, first, last, sink);
     // Threads take tasks in turns: after the last panels of this one follow those of a later one.
     int64_t later = at % grid.across * grid.panels + inferno_threads * grid.panels;
+#if defined(INFERNO_AMX)
+    if constexpr (__is_same(S, Bf16Tiles))
+      if (of > 1) return run_blocks(at, begin, end, first, last, later, sink);
+#endif
     for (int64_t g = begin; g < end; g += R) {
       int64_t next = g + R < end ? g + R : later < count ? later : g;
       for (int64_t i = first; i < last; i++) {

@@ -73,8 +73,26 @@ INL void add_panels(const char* const* w) {
   if constexpr (TWO) tile_dot_bf16<SUM + 1, 5, kPanel>();
 }
 
-// As tile() of gemm_float.hpp: R panels times T tokens.
-template <int R, int T>
+template <int TILE>
+struct SumTile {
+  static constexpr int kIndex = TILE;
+};
+
+// call(tile of sums, where its results begin), for each.
+template <int R, int T, class Call>
+INL void sums_of(const Call& call) {
+  constexpr bool kTwo = T > 16;
+  constexpr int kEach = kTwo ? 2 : 1;
+  call(SumTile<0>(), 0);
+  if constexpr (kTwo) call(SumTile<1>(), 16 * 16);
+  if constexpr (R > 1) call(SumTile<kEach>(), T * 16);
+  if constexpr (R > 1 && kTwo) call(SumTile<3>(), (T + 16) * 16);
+  if constexpr (R > 2) call(SumTile<2>(), 2 * T * 16);
+  if constexpr (R > 3) call(SumTile<3>(), 3 * T * 16);
+}
+
+// As tile() of gemm_float.hpp: R panels times T tokens. ONTO: added to what `out` has.
+template <int R, int T, bool ONTO>
 void amx_tile(const char* panels, int64_t panel_bytes, int present, const bf16* x, int64_t steps,
               const char* ahead, int64_t ahead_step, float* out) {
   constexpr bool kTwo = T > 16;
@@ -83,7 +101,11 @@ void amx_tile(const char* panels, int64_t panel_bytes, int present, const bf16* 
   const char* w[R];
   UNROLL_FOR (int r = 0; r < R; r++) w[r] = panels + (r < present ? r : present - 1) * panel_bytes;
   use_tiles(kShapes<T>);
-  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  if constexpr (ONTO) {
+    sums_of<R, T>([&](auto tile, int64_t at) { tile_load<decltype(tile)::kIndex>(out + at, 64); });
+  } else {
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  }
   for (int64_t s = 0; s < steps; s++) {
     UNROLL_FOR (int r = 0; r < R; r++)
       for (int64_t i = 0; i < ahead_step; i += 64)
@@ -98,18 +120,20 @@ void amx_tile(const char* panels, int64_t panel_bytes, int present, const bf16* 
     x += T * kTileColumns;
     ahead += ahead_step;
   }
-  tile_store<0>(out, 64);
-  if constexpr (kTwo) tile_store<1>(out + 16 * 16, 64);
-  if constexpr (R > 1) tile_store<kEach>(out + T * 16, 64);
-  if constexpr (R > 1 && kTwo) tile_store<3>(out + (T + 16) * 16, 64);
-  if constexpr (R > 2) tile_store<2>(out + 2 * T * 16, 64);
-  if constexpr (R > 3) tile_store<3>(out + 3 * T * 16, 64);
+  sums_of<R, T>([&](auto tile, int64_t at) { tile_store<decltype(tile)::kIndex>(out + at, 64); });
 }
 
 template <>
 constexpr int tokens_of<Bf16Tiles> = 32;
 template <int R, int T>
-constexpr Tile<Bf16Tiles> tile_of<Bf16Tiles, R, T> = amx_tile<R, T>;
+constexpr Tile<Bf16Tiles> tile_of<Bf16Tiles, R, T> = amx_tile<R, T, false>;
+
+// Added to sums in memory.
+struct Bf16TilesOnto : Bf16Tiles {};
+template <>
+constexpr int tokens_of<Bf16TilesOnto> = 32;
+template <int R, int T>
+constexpr Tile<Bf16TilesOnto> tile_of<Bf16TilesOnto, R, T> = amx_tile<R, T, true>;
 
 // As DenseLinear::peak: four independent products of tiles, again and again.
 double tile_peak() {

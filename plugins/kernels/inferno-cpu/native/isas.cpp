@@ -37,7 +37,7 @@ namespace {
 const Isa kIsas[] = {
     //      level         elementwise dense       packed      attention   experts     quantize
 #if defined(INFERNO_HAS_AMX)
-    TAKES("amx",         avx512,     amx,        amx,        avx512,     avx512vnni, avx512vnni),
+    TAKES("amx",         avx512,     amx,        amx,        avx512vnni, avx512vnni, avx512vnni),
 #endif
 #if defined(INFERNO_HAS_AVX512)
     TAKES("avx512",      avx512,     avx512,     avx512vnni, avx512,     avx512vnni, avx512vnni),

@@ -21,7 +21,7 @@ constexpr Kernel kernel_of() {
   k.unpack = unpack<L>;
   if constexpr (L::kSpan == 1) k.add_outliers = add_outliers<L>;
 #if defined(INFERNO_AMX)
-  tile_kernels<U>(k.wide), tile_kernels<U>(k.wide_last);
+  tile_kernels<U>(k);
 #endif
 #define INFERNO_WIDTH(T)                                                                \
   if constexpr (T <= kDirect) k.direct[T - 1] = multiply<L, 1, (T <= kDirect ? T : 1)>; \
@@ -99,6 +99,8 @@ struct Rows {
   Y* y;
   const Y* bias;
   int64_t N, skew;
+  // Fetch where the values of two panels will be written.
+  void ahead(int64_t n, int64_t t) const { __builtin_prefetch(y + t * N + n - skew, 1); }
   void take(int64_t n, int64_t t, const float* values) const {
     n -= skew;
     Y* to = y + t * N + n;
@@ -174,6 +176,7 @@ struct ArgMax {
   ArgMax(Best* all, int64_t M, int64_t N) : all(all), M(M), N(N) {
     for (int64_t t = 0; t < M; t++) here.id[t] = -1;
   }
+  void ahead(int64_t, int64_t) const {}
   void take(int64_t n, int64_t t, const float* values) {
     for (int i = 0; i < kRows && n + i < N; i++) Best::offer(&here, t, values[i], n + i);
   }

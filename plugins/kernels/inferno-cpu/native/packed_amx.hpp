@@ -6,9 +6,7 @@
 // Rows of x are signed bytes, [T][32] for each 32 columns. Codes of layouts with an offset are
 // signed too: TDPBSSD. The others are not: TDPBSUD.
 #pragma once
-#include "packed_tile.hpp"
-#include "parallel.hpp"
-#include "simd/amx.hpp"
+#include "packed_product.hpp"
 
 namespace {
 
@@ -42,17 +40,17 @@ INL void sum_tile(const uint8_t* w, const uint8_t* x, int half, int64_t span, in
 
 // y[T][16] = the product.
 template <class U, int T>
-void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups, const Ahead&,
+void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups, const Ahead& ahead,
                     float* y) {
   using A = Activations<T>;
   constexpr int kSumsOnce = U::kSpan == 1 ? U::kHalves : 1;
   int64_t span = U::kSpan ? U::kSpan : groups;
   const typename U::Header header[1] = {U::header(w)};
   w += U::kHead;
-  alignas(64) int32_t sums[2][kSumsOnce][T * kRows];  // of this span and of the next
+  alignas(64) int32_t sums[4][kSumsOnce][T * kRows];  // of this span and of the next two
   auto start = [&](int64_t g) {
     const uint8_t *at_w = w + g * U::kGroupBytes, *at_x = x + g * A::kBytes;
-    auto& to = sums[g / span % 2];
+    auto& to = sums[g / span % 4];
     sum_tile<U, T, 0>(at_w, at_x, 0, span, to[0]);
     if constexpr (U::kHalves == 2) sum_tile<U, T, 1>(at_w, at_x, 1, span, to[1]);
   };
@@ -60,11 +58,13 @@ void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups,
   UNROLL_FOR (int t = 0; t < T; t++) f[0][t] = products[0][t] = splat(0.0f);
   use_tiles(kPackedShapes<U::kHalves, T>);
   start(0);
+  if (span < groups) start(span);
   for (int64_t g = 0; g < groups; g += span) {
-    if (g + span < groups) start(g + span);  // beside the vectors of this one
+    if (g + 2 * span < groups) start(g + 2 * span);  // beside the vectors of this one
     const uint8_t *own_x = x + g * A::kBytes, *own_w = w + g * U::kGroupBytes;
+    fetch_group<U, 1, T>(ahead, own_w);
     UNROLL_FOR (int half = 0; half < U::kHalves; half++) {
-      const int32_t* sum = sums[g / span % 2][half];
+      const int32_t* sum = sums[g / span % 4][half];
       I32 total[1][T];
       UNROLL_FOR (int t = 0; t < T; t++) total[0][t] = load(sum + t * kRows);
       if constexpr (U::kSpan != 1) {
@@ -83,12 +83,21 @@ void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups,
   UNROLL_FOR (int t = 0; t < T; t++) store(y + t * kRows, f[0][t]);
 }
 
-// multiply_tiles for T rows, 1 .. 16.
+// As multiply_tiles, of two panels: y[2][T][16].
+template <class U, int T>
+void multiply_two(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
+                  const Ahead& ahead, float* y) {
+  multiply_tiles<U, T>(w, stride, x, groups, ahead, y);
+  const Ahead second = {ahead.from + stride, ahead.to + ahead.stride, ahead.rate, 0};
+  multiply_tiles<U, T>(w + stride, stride, x, groups, second, y + T * kRows);
+}
+
+// The functions for T rows, 1 .. 16: of two panels, and of one.
 template <class U, int T = 16>
-constexpr void tile_kernels(void (**by_rows)(const uint8_t*, int64_t, const uint8_t*, int64_t,
-                                             const Ahead&, float*)) {
-  by_rows[T - 1] = multiply_tiles<U, T>;
-  if constexpr (T > 1) tile_kernels<U, T - 1>(by_rows);
+constexpr void tile_kernels(Kernel& k) {
+  k.wide[T - 1] = multiply_two<U, T>;
+  k.wide_last[T - 1] = multiply_tiles<U, T>;
+  if constexpr (T > 1) tile_kernels<U, T - 1>(k);
 }
 
 // As DenseLinear::peak: four independent products of tiles, again and again.

@@ -15,9 +15,9 @@ namespace {
 // Rows of x per tile, with packed panels and with unpacked ones; unpacked panels per tile; and the
 // most rows for which panels stay packed.
 #if defined(INFERNO_AMX) && !defined(INFERNO_EMULATE)
-constexpr int kDirect = 8, kWide = 16, kWidePanels = 1, kDirectRows = 16;
+constexpr int kDirect = 8, kWide = 16, kWidePanels = 2, kDirectRows = 16;
 #elif defined(INFERNO_AMX)
-constexpr int kDirect = 2, kWide = 16, kWidePanels = 1, kDirectRows = 5;
+constexpr int kDirect = 2, kWide = 16, kWidePanels = 2, kDirectRows = 5;
 #elif defined(INFERNO_EMULATE)  // few of them: emulated instructions take minutes to compile
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
 #elif defined(INFERNO_AVX512)
@@ -37,6 +37,9 @@ constexpr bool kWideIsTiles = true;  // of AMX: packed_amx.hpp
 constexpr bool kWideIsTiles = false;
 #endif
 constexpr int64_t kChunkBytes = 256 * 1024;  // of panels in one task
+// Of rows of x that are multiplied by all panels of a task before the next ones: half of the
+// second-level cache of processors with AMX. Others compute too slowly for it to matter.
+constexpr int64_t kResidentBytes = kWideIsTiles ? 1 << 20 : int64_t(1) << 62;
 
 using Multiply = void (*)(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
                           const Ahead& ahead, float* y);
@@ -238,10 +241,10 @@ INL bool any_outlier(const uint8_t* outliers, int T) {
   return false;
 }
 
-// Run one task: the panels [first, last) of a problem.
+// Run a part of a task: the panels [first, last) of a problem times the tiles [begin, end) of x.
 template <class Sink>
-void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t last,
-              const uint8_t* xs, int64_t groups, Sink& sink) {
+void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t last, int64_t begin,
+               int64_t end, const uint8_t* xs, int64_t groups, Sink& sink) {
   int64_t bytes = k.panel_bytes(groups), wide_bytes = k.unpacked_bytes(groups),
           step = problem.step();
   int64_t x_bytes = k.row_bytes(groups);
@@ -257,8 +260,8 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
     if (direct && problem.tiles == 1)  // of more than 4 rows, their whole group at once is better
       return {panel, panel + (problem.M <= 4 ? kAhead : 0), 1 << 16, bytes};
     int64_t next = p + step < last ? p + step : later < problem.count ? later : p;
-    int64_t share = bytes / problem.tiles, read = direct ? bytes : wide_bytes;
-    return {direct ? panel : unpacked, problem.panels + next * bytes + share * i,
+    int64_t share = bytes / (end - begin), read = direct ? bytes : wide_bytes;
+    return {direct ? panel : unpacked, problem.panels + next * bytes + share * (i - begin),
             (share << 16) / read, next + step <= problem.count ? bytes : 0};
   };
   for (int64_t p = first; p < last;) {
@@ -266,10 +269,12 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
     if (!direct)
       for (int r = 0; r < at_once; r++)
         k.unpack(problem.panels + (p + r) * bytes, unpacked + r * wide_bytes, groups);
-    for (int64_t i = 0; i < problem.tiles; i++) {
+    for (int64_t i = begin; i < end; i++) {
       int64_t t0 = problem.begin(i);
       int T = problem.rows(i);
       const uint8_t* x = xs + (problem.token + t0) * x_bytes;
+      if (kWideIsTiles && !direct)
+        for (int t = 0; t < T; t++) sink.ahead(p * kRows, t0 + t);
       if (!direct)
         (at_once > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, x,
                                                                         groups, ahead(p, i), y);
@@ -278,11 +283,23 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
       const uint8_t* outliers = x + groups * Activations<1>::kBytes * T;
       if (k.add_outliers && any_outlier(outliers, T))
         k.add_outliers(problem.panels + p * bytes, bytes, at_once, outliers, T, y);
-      for (int r = 0; r < at_once; r++)
-        for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
+      for (int t = 0; t < T; t++)  // both panels of a row at once: in bfloat16 they are one line
+        for (int r = 0; r < at_once; r++)
+          sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
     }
     p += at_once;
   }
+}
+
+// Run one task: the panels [first, last) of a problem.
+template <class Sink>
+void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t last,
+              const uint8_t* xs, int64_t groups, Sink& sink) {
+  int64_t fits = kResidentBytes / (kWide * k.row_bytes(groups)) + 1, tiles = problem.tiles;
+  int64_t parts = (tiles + fits - 1) / fits;
+  for (int64_t i = 0; i < parts; i++)
+    run_tiles(k, problem, first, last, tiles * i / parts, tiles * (i + 1) / parts, xs, groups,
+              sink);
 }
 
 // For each task of each problem: sink = make_sink(problem), then sink.take(n, t, values) for 16

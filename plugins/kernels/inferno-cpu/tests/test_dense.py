@@ -235,6 +235,17 @@ def test_a_token_has_the_same_product_in_any_company(columns: int) -> None:
     assert all(torch.equal(panels.matmul(x_TI[t : t + 1])[0], y_TO[t]) for t in range(40))
 
 
+def test_a_token_has_the_same_product_in_a_long_prompt() -> None:
+    """Blocks of columns, with sums kept in memory, are AMX's way with many tokens."""
+    w_OI = random(40, 1312, dtype=torch.bfloat16)
+    x_TI = random(300, 1312, dtype=torch.bfloat16)
+    panels = Panels.of(Dense(w_OI))
+    y_TO = panels.matmul(x_TI)
+    for begin in range(0, 300, 37):
+        assert torch.equal(panels.matmul(x_TI[begin : begin + 1])[0], y_TO[begin])
+        assert torch.equal(panels.matmul(x_TI[begin : begin + 20]), y_TO[begin : begin + 20])
+
+
 @pytest.mark.parametrize("weight_type", KINDS)
 def test_sums_of_many_columns_are_as_exact_as_those_of_few(weight_type: torch.dtype) -> None:
     """A chain of 11 008 sums would lose 1.8e-6, torch's products lose 2.8e-7."""

@@ -31,8 +31,11 @@ def test_the_module_of_kernels_offers_what_the_plan_is_told() -> None:
 
 @pytest.mark.skipif("sse4.2" not in _levels.available(), reason="levels of x86-64")
 def test_levels_are_listed_best_first() -> None:
-    available = _levels.available()
-    assert available == [name for name in BEST_FIRST if name in available]
+    available, order = _levels.available(), list(BEST_FIRST)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text():
+        order[1:3] = ["avx512vnni", "avx512"]  # bfloat16 by vectors at half the speed of float32
+    assert available == [name for name in order if name in available]
 
 
 def test_the_best_level_is_the_default(

@@ -294,6 +294,16 @@ def test_a_row_has_the_same_product_in_any_company(layout: str) -> None:
         assert torch.equal(m.panels.matmul(x_TI[5 : 5 + count]), y_TO[5 : 5 + count])
 
 
+@pytest.mark.parametrize("layout", ["q8_0", "q4_k", "q6_k"])
+def test_a_row_has_the_same_product_in_a_long_prompt(layout: str) -> None:
+    """More rows of x than fit in a cache are multiplied in parts; the last panel has no pair."""
+    m = matrix(layout, 37, 1024)
+    x_TI = torch.from_numpy(activations(1600, 1024))
+    y_TO = m.panels.matmul(x_TI)
+    for begin in range(0, 1600, 97):
+        assert torch.equal(m.panels.matmul(x_TI[begin : begin + 1]), y_TO[begin : begin + 1])
+
+
 def test_the_same_whatever_the_number_of_threads() -> None:
     m = matrix("q4_k", 1000, 512)
     x_TI = torch.from_numpy(activations(20, 512))
