@@ -56,6 +56,9 @@ PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
 PLUGIN_TESTS = sorted(
     path for folder in ("tests", "tools") for path in ROOT.glob(f"plugins/*/*/{folder}/**/*.py")
 )
+TESTS = ROOT / "tests"
+TESTS_OF_THE_WHOLE = {"acceptance", "real", "thirdparty"}
+"""Folders of tests of more than one room: clients, a trained model, strangers' plugins."""
 PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
 MAX_CORE_LINES = 3500
@@ -112,6 +115,11 @@ def room_of(path: Path) -> str:
 def test_no_module_is_loose() -> None:
     loose = {path.stem for path in SRC.glob("*.py")}
     assert loose == {"__init__", "__main__", "errors", "hookspecs", "host"}
+
+
+def test_a_folder_of_tests_is_named_as_its_room() -> None:
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    assert folders - TESTS_OF_THE_WHOLE <= set(HEIGHT), "tests/ROOM, or loose: of the repository"
 
 
 def test_every_room_has_a_floor() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_isq import WIDE, Q, imatrix, loaded
-from tests.test_replay import made
+from tests.core.test_replay import made
+from tests.weights.test_isq import WIDE, Q, imatrix, loaded
 
 from inferno.errors import OptionError
 from inferno.nn import Weight

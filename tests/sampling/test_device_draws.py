@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
+from tests.sampling.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
 
 from inferno.constraints import Masks
 from inferno.constraints.masks import asks_first

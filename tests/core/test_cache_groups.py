@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
-from tests.tiered_group import TieredGroup
+from tests.core.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
+from tests.core.tiered_group import TieredGroup
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core import schedule

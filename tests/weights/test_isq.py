@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.test_packed_weights import folder, small_models_count, started
-from tests.test_replay import EXPERTS, UNTIED, made
+from tests.core.test_replay import EXPERTS, UNTIED, made
+from tests.weights.test_packed_weights import folder, small_models_count, started
 
 from inferno.cli.render import explained
 from inferno.errors import OptionError

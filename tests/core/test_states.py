@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scheduler_harness import VOCAB, Harness, keys_of, prompt_of, run_anything
+from tests.core.scheduler_harness import VOCAB, Harness, keys_of, prompt_of, run_anything
 
 from inferno.core.kvcache import Snapshots
 from inferno.core.types import Copy

@@ -19,7 +19,7 @@ from inferno.request.sampling_params import SamplingParams, _Between, _described
 from inferno.server.fields.schema import GenerationRequest, sampling_fields, sampling_values
 from inferno.server.fields.support import sampling_rows
 
-SRC = Path(__file__).parents[1] / "src" / "inferno"
+SRC = Path(__file__).parents[2] / "src" / "inferno"
 
 
 @frozen(kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
+from tests.core.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 from inferno.core.kvcache import extend_keys
 from inferno.request.requests import FinishReason

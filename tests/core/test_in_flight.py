@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import define, field
-from tests import test_engine
-from tests.test_engine import assert_same, ids, mixed_requests, prompt_of, run
+from tests.core import test_engine
+from tests.core.test_engine import assert_same, ids, mixed_requests, prompt_of, run
 
 from inferno import LLM
 from inferno.core.engine import Engine

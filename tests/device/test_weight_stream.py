@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.late_copies import LateCopies
+from tests.device.late_copies import LateCopies
 from torch import Tensor
 
 from inferno.device import WeightStream, staging

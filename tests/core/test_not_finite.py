@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.test_engine import CONFIG, VOCAB, assert_same, ids, prompt_of, run
-from tests.test_in_flight import load
+from tests.core.test_engine import CONFIG, VOCAB, assert_same, ids, prompt_of, run
+from tests.core.test_in_flight import load
 from tests.tiny_served import opened_llm, serving, write
 
 from inferno import LLM

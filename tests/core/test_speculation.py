@@ -16,7 +16,16 @@ import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.test_engine import CONFIG, MIXED, VOCAB, assert_same, ids, mixed_requests, prompt_of, run
+from tests.core.test_engine import (
+    CONFIG,
+    MIXED,
+    VOCAB,
+    assert_same,
+    ids,
+    mixed_requests,
+    prompt_of,
+    run,
+)
 from tests.toy_states import catalog_with_toy, write_toy
 
 from inferno import LLM

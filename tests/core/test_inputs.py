@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from tests.late_copies import LateCopies
+from tests.device.late_copies import LateCopies
 
 from inferno.core.runner import Tables
 from inferno.core.runner.inputs import Inputs, InputSpec

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scheduler_harness import BLOCK, VOCAB, Harness, keys_of, prompt_of, run_anything
+from tests.core.scheduler_harness import BLOCK, VOCAB, Harness, keys_of, prompt_of, run_anything
 from torch import Tensor
 
 from inferno.core.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.test_pooling_models import hidden
+from tests.server.test_pooling_models import hidden
 from tests.tiny_served import opened_llm, serving, write
 from torch import Tensor, nn
 

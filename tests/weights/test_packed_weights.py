@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.test_replay import EXPERTS, UNTIED, made
+from tests.core.test_replay import EXPERTS, UNTIED, made
 
 import inferno.weights.packing as packing
 from inferno.core.engine import Engine
