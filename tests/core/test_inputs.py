@@ -44,11 +44,11 @@ def values(batch: Batch) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
 @torch.inference_mode()
-def test_a_step_is_a_batch_of_tensors(tables: Tables, apart: bool) -> None:
+def test_a_step_is_a_batch_of_tensors(tables: Tables, copied: bool) -> None:
     arrays = tables.lay_out(MIXED)
-    inputs = evolve(SPEC, apart=apart).inputs_of(arrays)
+    inputs = evolve(SPEC, copied=copied).inputs_of(arrays)
     batch = inputs.batch(arrays)
     assert values(batch) == [
         [1, 2, 3, 4],
@@ -65,12 +65,12 @@ def test_a_step_is_a_batch_of_tensors(tables: Tables, apart: bool) -> None:
     assert batch.query_starts_S1.dtype == batch.context_lens_S.dtype == torch.int32
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
 @torch.inference_mode()
 def test_what_a_step_leaves_is_padding_rows_at_the_same_addresses(
-    tables: Tables, apart: bool
+    tables: Tables, copied: bool
 ) -> None:
-    inputs = Inputs(evolve(SPEC, apart=apart), 4, 4, 3, 4)
+    inputs = Inputs(evolve(SPEC, copied=copied), 4, 4, 3, 4)
     batch = inputs.to_capture()
     assert batch.captured and list(batch.context_lens) == [12] * 4
     inputs.clear()
@@ -104,7 +104,7 @@ def test_what_a_step_leaves_is_padding_rows_at_the_same_addresses(
 
 @torch.inference_mode()
 def test_a_device_is_sent_one_buffer(tables: Tables) -> None:
-    inputs = Inputs(evolve(SPEC, apart=True), 4, 4, 3, 4)
+    inputs = Inputs(evolve(SPEC, copied=True), 4, 4, 3, 4)
     before = [t.data_ptr() for t in inputs._tensors.values()]
     host = {array.ctypes.data for array in inputs._arrays.values()}
     assert not host & set(before), "the twin is another buffer"
@@ -119,7 +119,7 @@ def test_a_step_is_written_while_the_one_before_it_waits_to_be_copied(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = LateCopies(monkeypatch)
-    inputs = Inputs(evolve(SPEC, apart=True), 4, 4, 3, 4)
+    inputs = Inputs(evolve(SPEC, copied=True), 4, 4, 3, 4)
     batch = inputs.to_capture()
     inputs.clear()
     steps = [DECODE, evolve(DECODE, slices=DECODE.slices[::-1]), DECODE]
@@ -138,7 +138,7 @@ def test_a_step_is_written_while_the_one_before_it_waits_to_be_copied(
 @torch.inference_mode()
 def test_tokens_that_only_the_device_knows_are_looked_up_there(tables: Tables) -> None:
     last_tokens_R = torch.tensor([50, 51, 52])
-    spec = evolve(SPEC, apart=True, last_tokens_R=last_tokens_R)
+    spec = evolve(SPEC, copied=True, last_tokens_R=last_tokens_R)
     inputs = Inputs(spec, 4, 4, 3, 4)
     inputs.clear()
     drawn = tables.lay_out(DECODE)

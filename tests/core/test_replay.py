@@ -198,7 +198,7 @@ def test_few_shapes_with_padding_rows_give_what_computed_steps_give(engine: Engi
     capture = CallCapture(_native.Recording)
     padded = Replays.of_model(runner._model, capture, few, runner._input_spec, runner._begin)
     assert padded is not None
-    padded.spec = evolve(InputSpec.of_plan(plan), apart=True)
+    padded.spec = evolve(InputSpec.of_plan(plan), copied=True)
     runner.replays = padded
     found = tokens(engine)
     assert {count for count, _ in padded.shapes} == {1, 4, 8}

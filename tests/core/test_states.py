@@ -180,9 +180,9 @@ def test_equal_blocks_have_one_snapshot() -> None:
     snapshots = Snapshots(num_rows=1, num_snapshots=3)
     for block in (5, 6, 7):
         snapshots.save(block, lasting=block == 6)
-    snapshots.deduplicate(own=6, known=5)
+    snapshots.deduplicate(computed=6, known=5)
     assert 5 in snapshots and 6 not in snapshots
-    snapshots.deduplicate(own=7, known=8)
+    snapshots.deduplicate(computed=7, known=8)
     snapshots.save(9, lasting=False)
     snapshots.supersede(8)
     snapshots.save(10, lasting=False)

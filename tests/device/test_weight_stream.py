@@ -27,7 +27,7 @@ STORED = {
 @pytest.mark.parametrize("late", [False, True])
 def test_what_arrives_is_what_was_stored(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = LateCopies(monkeypatch) if late else None
-    stream = WeightStream("cpu", CHUNK, apart=True)
+    stream = WeightStream("cpu", CHUNK, copied=True)
     made = {name: stream(stored) for name, stored in STORED.items()}
     if device is not None:
         assert 0 < len(device.queue) <= 2, "the other buffer's copy may still run, none before it"
@@ -47,7 +47,7 @@ def test_no_more_than_two_buffers_are_on_the_host(monkeypatch: pytest.MonkeyPatc
         return allocate(nbytes, device)
 
     monkeypatch.setattr(staging, "host_buffer", counted)
-    stream = WeightStream("cpu", CHUNK, apart=True)
+    stream = WeightStream("cpu", CHUNK, copied=True)
     for stored in STORED.values():
         stream(stored)
     assert made == [CHUNK, CHUNK]

@@ -161,9 +161,9 @@ class Engine:
 
     def _step(self) -> list[EngineOutput]:
         outputs = self._add_compiled()
-        step, held = self._scheduler.plan(), self._constraints.held
+        step, constraints = self._scheduler.plan(), self._constraints.held
         if not step.is_empty:
-            if held:
+            if constraints:
                 outputs += self._launch_constrained(step)
             else:
                 ticket = self._runner.launch(step)
@@ -209,8 +209,8 @@ class Engine:
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
                 log.error("%s", output.failure().cause)
-        held = self._constraints.held
-        return follow(held, outputs, self._scheduler) if held else outputs
+        constraints = self._constraints.held
+        return follow(constraints, outputs, self._scheduler) if constraints else outputs
 
     @property
     def busy(self) -> bool:

@@ -48,9 +48,9 @@ def sent(
     values: Sequence[Any], device: torch.device | str, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return the values as a tensor on the device, without waiting for the device."""
-    apart = torch.device(device).type != "cpu"
-    host = torch.tensor(values, dtype=dtype, pin_memory=apart)
-    return host.to(device, non_blocking=True) if apart else host
+    pinned = torch.device(device).type != "cpu"
+    host = torch.tensor(values, dtype=dtype, pin_memory=pinned)
+    return host.to(device, non_blocking=True) if pinned else host
 
 
 @frozen(eq=False)

@@ -21,14 +21,14 @@ class WeightStream:
     device: str
     """torch's name of the device."""
     chunk: int = CHUNK
-    apart: bool = False
+    copied: bool = False
     """Whether to copy on the CPU too, as for other devices. For tests."""
     _buffers: HostBuffers | None = field(init=False, default=None)
 
     def __call__(self, stored: Tensor) -> Tensor:
         """Return the tensor on the device: contiguous, unless it is the CPU. The last copy may
         still be running. Later work on the device waits for it, and `stored` may be freed."""
-        if self.device == "cpu" and not self.apart:
+        if self.device == "cpu" and not self.copied:
             return stored
         made = empty(stored.shape, dtype=stored.dtype, device=self.device)
         if stored.nbytes == 0:

@@ -81,8 +81,8 @@ def choose_kernels(
         KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)
         for layout in sorted(quantized)
     ]
-    asked = [(need, *catalog.kernel(need)) for need in needs]
-    providers = {offer.item.name: offer.item for _, offer, _ in asked if offer is not None}
+    choices = [(need, *catalog.kernel(need)) for need in needs]
+    providers = {offer.item.name: offer.item for _, offer, _ in choices if offer is not None}
     levels = {name: item.level() for name, item in providers.items() if item.level is not None}
     uses = tuple(
         KernelUse(
@@ -92,12 +92,12 @@ def choose_kernels(
             distribution=o.distribution,
             level=levels.get(o.item.name, ""),
         )
-        for need, o, _ in asked
+        for need, o, _ in choices
         if o is not None
     )
     notes = []
     if any(use.op == LINEAR for use in uses):
-        linear = [(need, o, refusals) for need, o, refusals in asked if need.op == LINEAR]
+        linear = [(need, o, refusals) for need, o, refusals in choices if need.op == LINEAR]
         for need, offer, refusals in linear:
             notes += _slow_matrices(need, offer, refusals, shapes, given=need.layout in layouts)
         notes += _rounded_inputs(linear, layouts)
@@ -106,8 +106,8 @@ def choose_kernels(
         notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
     return Decided(
         uses,
-        tuple(("kernels", offer) for _, offer, _ in asked if offer is not None),
-        tuple(refusal for _, _, refusals in asked for refusal in refusals),
+        tuple(("kernels", offer) for _, offer, _ in choices if offer is not None),
+        tuple(refusal for _, _, refusals in choices for refusal in refusals),
         tuple(notes),
     )
 
@@ -129,8 +129,8 @@ def products_of(
 
     return by_pattern(
         {
-            path: provider_of(GROUPED if _EXPERT.search(path) else LINEAR, *held)
-            for path, held in matrices.held.items()
+            path: provider_of(GROUPED if _EXPERT.search(path) else LINEAR, *matrix)
+            for path, matrix in matrices.held.items()
         }
     )
 
@@ -246,11 +246,11 @@ def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
 
 def choose_grammars(catalog: Catalog) -> Decided[tuple[GrammarUse, ...]]:
     """Choose the provider of each kind of grammar, for structured output."""
-    found, refusals = catalog.grammars()
+    offers, refusals = catalog.grammars()
     uses = tuple(
-        GrammarUse(kind, offer.item.name, offer.distribution) for kind, offer in found.items()
+        GrammarUse(kind, offer.item.name, offer.distribution) for kind, offer in offers.items()
     )
-    return Decided(uses, tuple(("grammars", offer) for offer in found.values()), refusals)
+    return Decided(uses, tuple(("grammars", offer) for offer in offers.values()), refusals)
 
 
 def choose_all(catalog: Catalog, hook: str, kind: str) -> Decided[None]:

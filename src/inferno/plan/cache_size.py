@@ -126,13 +126,13 @@ class CacheSizes:
     def _windows(self, wanted: int, sequences: int) -> dict[int, int]:
         """Return each window's blocks: per sequence its window, the block that it grows into, and a
         quarter more for cached prefixes; in addition, the tokens of a step."""
-        found = {}
+        sizes = {}
         for window in self._layers:
             if window is not None and (blocks := self._blocks(window)) < wanted:
-                found[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
+                sizes[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
                     self.max_num_batched_tokens
                 )
-        return found
+        return sizes
 
     def _fitting(self, wanted: int, windows: Mapping[int, int], room: int) -> int:
         """Return the most full blocks that could be used and fit alongside these blocks of

@@ -20,9 +20,11 @@ NONE = "none"
 def chat_need(assets: TextAssets, architecture: str, template: str | None = None) -> ChatNeed:
     """Return what the checkpoint says about its chat format. `template` replaces its chat
     template."""
-    found = {"": template} if template is not None else named_templates(assets)
+    templates = {"": template} if template is not None else named_templates(assets)
     return ChatNeed(
-        template=found.get("tool_use") or found.get("default") or next(iter(found.values()), ""),
+        template=templates.get("tool_use")
+        or templates.get("default")
+        or next(iter(templates.values()), ""),
         architecture=architecture,
         response_template=assets.tokenizer_config.get("response_template"),
         token=_tokens_of(assets),
@@ -34,21 +36,21 @@ def choose_chat_format(
 ) -> Decided[ChatFormatUse]:
     """Choose the format that fits best, or the one that is `wanted`. Raises OptionError if there is
     none of that name."""
-    asked = "it was asked for"
+    by_name = "it was asked for"
     if wanted == NONE:
-        return Decided(ChatFormatUse(why=asked, asked=True))
+        return Decided(ChatFormatUse(why=by_name, asked=True))
     if wanted != "auto":
         offer = catalog.named(ChatFormat, wanted)
-        use = ChatFormatUse(name=wanted, distribution=offer.distribution, why=asked, asked=True)
+        use = ChatFormatUse(name=wanted, distribution=offer.distribution, why=by_name, asked=True)
         return Decided(use, (("chat format", offer),))
-    found, why, refusals = catalog.chat_format(need)
-    if found is None:
+    best, why, refusals = catalog.chat_format(need)
+    if best is None:
         hint = catalog.missing_hint("chat format", "*") if need.template else ""
         notes = (f"tool calls and reasoning are not parsed: {hint}",) if hint else ()
         why = "no installed format matches" if need.template else "there is no chat template"
         return Decided(ChatFormatUse(why=why), (), refusals, notes)
-    use = ChatFormatUse(name=found.item.name, distribution=found.distribution, why=why)
-    return Decided(use, (("chat format", found),), refusals)
+    use = ChatFormatUse(name=best.item.name, distribution=best.distribution, why=why)
+    return Decided(use, (("chat format", best),), refusals)
 
 
 def named_templates(assets: TextAssets) -> dict[str, str]:

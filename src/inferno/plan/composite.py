@@ -81,12 +81,12 @@ def quant_config_of(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
     """Return the `quantization_config` that describes the module at this path: that of the
     checkpoint it is taken from. Raises CheckpointError if it is not an object."""
     source = checkpoint.source_of(path) if isinstance(checkpoint, Composite) else checkpoint
-    found = source.config.get("quantization_config") or {}
-    if not isinstance(found, Mapping):
+    config = source.config.get("quantization_config") or {}
+    if not isinstance(config, Mapping):
         raise CheckpointError(
-            f"config.json: quantization_config is {found!r}", "It must be an object."
+            f"config.json: quantization_config is {config!r}", "It must be an object."
         )
-    return found
+    return config
 
 
 def arrangement(checkpoint: Checkpoint) -> list[list[Any]]:
@@ -106,14 +106,14 @@ def arrangement(checkpoint: Checkpoint) -> list[list[Any]]:
 
 
 def open_overrides(
-    asked: Sequence[str], catalog: Catalog, fetch: FetchOptions, on_error: ExitStack
+    texts: Sequence[str], catalog: Catalog, fetch: FetchOptions, on_error: ExitStack
 ) -> Decided[list[Override]]:
     """Open the checkpoint of each `PATTERN=REF`, a reference only once. Raises OptionError, and
     what fetching and opening do."""
     opened: dict[str, Override] = {}
-    found: list[Override] = []
+    overrides: list[Override] = []
     decisions: list[Decided[Any]] = []
-    for pattern, ref in map(parsed, asked):
+    for pattern, ref in map(parsed, texts):
         if ref not in opened:
             source = catalog.source_of(ref)
             path = source.item.fetch(ref, evolve(fetch, revision=None))
@@ -128,9 +128,9 @@ def open_overrides(
                 origin=origin_of(source.item, ref),
             )
             opened[ref] = Override(use, checkpoint)
-        found.append(evolve(opened[ref], use=evolve(opened[ref].use, pattern=pattern)))
+        overrides.append(evolve(opened[ref], use=evolve(opened[ref].use, pattern=pattern)))
     offers = tuple(offer for decision in decisions for offer in decision.offers)
-    return Decided(found, offers, refusals_of(decisions))
+    return Decided(overrides, offers, refusals_of(decisions))
 
 
 def parsed(override: str) -> tuple[str, str]:
@@ -171,15 +171,15 @@ def composed(
         if (key := id(override.checkpoint)) not in seen:
             seen[key] = _alike(override, main, architecture)
     stored = {key: modules_of(checkpoint.tensors, unused) for key, checkpoint in seen.items()}
-    own, found = modules_of(main.tensors, unused), modules_of(main.tensors)
+    replaceable, modules = modules_of(main.tensors, unused), modules_of(main.tensors)
     taken: dict[str, Override] = {}
     given: list[Override] = []
     for override in overrides:
         key = id(override.checkpoint)
         given.append(evolve(override, checkpoint=seen[key]))
-        for path in _matching(override.use, own, stored[key]):
-            taken[path], found[path] = given[-1], stored[key][path]
-    tensors = {_join(path, part): info for path, m in found.items() for part, info in m.items()}
+        for path in _matching(override.use, replaceable, stored[key]):
+            taken[path], modules[path] = given[-1], stored[key][path]
+    tensors = {_join(path, part): info for path, m in modules.items() for part, info in m.items()}
     return Composite(main, tuple(given), taken, tensors)
 
 
@@ -199,25 +199,25 @@ def _alike(override: Override, main: Checkpoint, architecture: Architecture) -> 
     )
 
 
-def _matching(use: OverrideUse, own: _Modules, theirs: _Modules) -> list[str]:
+def _matching(use: OverrideUse, ours: _Modules, theirs: _Modules) -> list[str]:
     """Return the paths of the model's modules that an override replaces."""
-    found = [path for path in own if fnmatchcase(path, use.pattern)]
-    if not found:
-        near = difflib.get_close_matches(use.pattern, own, n=3, cutoff=0.3) or list(own)[:3]
+    paths = [path for path in ours if fnmatchcase(path, use.pattern)]
+    if not paths:
+        near = difflib.get_close_matches(use.pattern, ours, n=3, cutoff=0.3) or list(ours)[:3]
         raise OptionError(
             f"no module of the model matches {use.pattern!r}",
             f"Modules are named as {', '.join(near)}; `*` matches anything.",
         )
-    lost = [path for path in found if path not in theirs]
-    lost += [path for path in theirs if path not in own and fnmatchcase(path, use.pattern)]
+    lost = [path for path in paths if path not in theirs]
+    lost += [path for path in theirs if path not in ours and fnmatchcase(path, use.pattern)]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        has, lacks = ("the model", use.ref) if lost[0] in own else (use.ref, "the model")
+        has, lacks = ("the model", use.ref) if lost[0] in ours else (use.ref, "the model")
         raise CheckpointError(
             f"{use.pattern!r} matches {lost[0]}{more}, which {has} has and {lacks} has not",
             "Narrow the pattern, or override with a checkpoint of the same model.",
         )
-    return found
+    return paths
 
 
 def check_shapes(checkpoint: Checkpoint, catalog: Catalog, dtype: str) -> None:
@@ -249,8 +249,8 @@ def _shapes(
         quant_config = quant_config_of(checkpoint, path)
         stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
         with suppress(UnsupportedError):
-            held = catalog.scheme_of(stored).item.holds(stored, dtype)
-            shapes |= {"weight": held.shape} if held.shape is not None else {}
+            whole = catalog.scheme_of(stored).item.holds(stored, dtype)
+            shapes |= {"weight": whole.shape} if whole.shape is not None else {}
     return shapes
 
 
@@ -264,10 +264,12 @@ def override_uses(
     uses = []
     for override in checkpoint.overrides:
         paths = [path for path, each in checkpoint.taken.items() if each is override]
-        own = {path: schemes[path] for path in paths if path in schemes}
-        has_tokens = not own.keys().isdisjoint(tokens)
+        replaced = {path: schemes[path] for path in paths if path in schemes}
+        has_tokens = not replaced.keys().isdisjoint(tokens)
         count = len(paths)
-        uses.append(evolve(override.use, count=count, schemes=by_pattern(own), tokens=has_tokens))
+        uses.append(
+            evolve(override.use, count=count, schemes=by_pattern(replaced), tokens=has_tokens)
+        )
     return tuple(uses)
 
 

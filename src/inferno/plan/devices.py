@@ -61,7 +61,7 @@ class Machine:
     def cuda(self) -> list[Device]:
         """Return the CUDA devices that this process may use, in CUDA's order. Raises OSError if the
         driver fails."""
-        shared, found = host.memory(self.root), visible(self.gpus(), self.environ)
+        shared, gpus = host.memory(self.root), visible(self.gpus(), self.environ)
         return [
             Device(
                 "cuda",
@@ -73,7 +73,7 @@ class Machine:
                 shared_memory=_shared_memory(gpu.capability),
                 numa_node=self._numa_node(gpu.bus),
             )
-            for index, gpu in enumerate(found)
+            for index, gpu in enumerate(gpus)
         ]
 
     def of_kind(self, kind: DeviceKind) -> list[Device]:
@@ -96,16 +96,16 @@ class Machine:
         return node if node >= 0 else None  # -1: the machine does not say
 
 
-def find_device(asked: str, machine: Machine | None = None) -> Device:
-    """Return the device that `asked` names: auto, cpu, cuda, cuda:1, mps, xpu. Raises DeviceError,
+def find_device(name: str, machine: Machine | None = None) -> Device:
+    """Return the device that `name` names: auto, cpu, cuda, cuda:1, mps, xpu. Raises DeviceError,
     which lists those that exist.
 
     Only torch can tell whether an XPU exists, and how much memory it has: the host's is assumed.
     """
     machine = machine or Machine()
-    parsed = re.fullmatch(r"(auto|cpu|cuda|mps|xpu)(?::(\d+))?", asked)
-    if parsed is None or asked.startswith("auto:"):
-        raise DeviceError(f"device {asked!r} is not known", f"Known: {KNOWN}.")
+    parsed = re.fullmatch(r"(auto|cpu|cuda|mps|xpu)(?::(\d+))?", name)
+    if parsed is None or name.startswith("auto:"):
+        raise DeviceError(f"device {name!r} is not known", f"Known: {KNOWN}.")
     kind, index = parsed[1], int(parsed[2] or 0)
     if kind == "auto":
         return _fastest(machine)
@@ -114,12 +114,12 @@ def find_device(asked: str, machine: Machine | None = None) -> Device:
         return Device("xpu", index, total=total, free=free)
     problem = ""
     try:
-        found = machine.of_kind(kind)  # type: ignore[arg-type]  # the pattern names the others
+        devices = machine.of_kind(kind)  # type: ignore[arg-type]  # the pattern names the others
     except OSError as error:
-        found, problem = [], f" ({error})"
-    if index < len(found):
-        return found[index]
-    raise DeviceError(f"there is no device {asked}{problem}", _remedy(machine))
+        devices, problem = [], f" ({error})"
+    if index < len(devices):
+        return devices[index]
+    raise DeviceError(f"there is no device {name}{problem}", _remedy(machine))
 
 
 def agree_on_device(planned: Device, machine: Machine | None = None) -> None:
@@ -154,22 +154,24 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         # torch finds with the plan.
         ordered.sort(key=lambda gpu: gpu.capability or (0, 0), reverse=True)
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    found = ordered if listed is None else _listed(ordered, listed)
-    usable = [gpu if gpu.instances is None else next(iter(gpu.instances), None) for gpu in found]
+    listed_gpus = ordered if listed is None else _listed(ordered, listed)
+    usable = [
+        gpu if gpu.instances is None else next(iter(gpu.instances), None) for gpu in listed_gpus
+    ]
     shown = [gpu for gpu in usable if gpu is not None]
     return [gpu for gpu in shown if gpu.uuid.startswith("MIG-")][:1] or shown
 
 
 def _listed(gpus: Sequence[Gpu], listed: str) -> list[Gpu]:
-    found: list[Gpu] = []
+    shown: list[Gpu] = []
     for entry in listed.split(","):
         gpu = _named(gpus, entry.strip())
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in shown:
             return []
-        found.append(gpu)
-    return found
+        shown.append(gpu)
+    return shown
 
 
 def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
@@ -192,14 +194,14 @@ def _fastest(machine: Machine) -> Device:
 
 def _remedy(machine: Machine) -> str:
     """Say which devices exist, and how many GPUs `CUDA_VISIBLE_DEVICES` hides."""
-    found, hidden = [machine.cpu()], 0
+    devices, hidden = [machine.cpu()], 0
     try:
-        found += machine.cuda()
-        hidden = len(machine.gpus()) - (len(found) - 1)
+        devices += machine.cuda()
+        hidden = len(machine.gpus()) - (len(devices) - 1)
     except OSError:
         pass
-    found += machine.of_kind("mps")
-    here = f"Devices here: {', '.join(map(str, found))}."
+    devices += machine.of_kind("mps")
+    here = f"Devices here: {', '.join(map(str, devices))}."
     listed = machine.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None or hidden < 1:
         return here

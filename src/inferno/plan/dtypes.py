@@ -14,15 +14,15 @@ BFLOAT16_SINCE = (8, 0)
 """The first CUDA capability with instructions for bfloat16."""
 
 
-def compute_dtype(asked: str, checkpoint: Checkpoint) -> DType:
+def compute_dtype(wanted: str, checkpoint: Checkpoint) -> DType:
     """Return the requested dtype, else the config's, else that of most stored values: but not
     float16, which says how a file was written, not that the activations stay below 65504."""
-    if asked != "auto":
-        return cast(DType, asked)
+    if wanted != "auto":
+        return cast(DType, wanted)
     if (declared := declared_dtype(checkpoint)) is not None:
         return declared
-    found = stored_dtype(checkpoint)
-    return "bfloat16" if found == "float16" else found
+    stored = stored_dtype(checkpoint)
+    return "bfloat16" if stored == "float16" else stored
 
 
 def declared_dtype(checkpoint: Checkpoint) -> DType | None:
@@ -41,7 +41,7 @@ def stored_dtype(checkpoint: Checkpoint) -> DType:
     return sizes.most_common(1)[0][0] if sizes else "bfloat16"
 
 
-def on_device(dtype: DType, asked: str, device: Device) -> Decided[DType]:
+def on_device(dtype: DType, wanted: str, device: Device) -> Decided[DType]:
     """Return the dtype, or float16 where a GPU has no instructions for bfloat16, with a note on the
     range of float16. Raises OptionError if bfloat16 was asked for by name there."""
     capability = device.capability
@@ -52,7 +52,7 @@ def on_device(dtype: DType, asked: str, device: Device) -> Decided[DType]:
     if dtype == "float32":
         return Decided(dtype)
     has = f"{device} has compute capability {capability[0]}.{capability[1]}, bfloat16 needs 8.0"
-    if dtype == asked == "bfloat16":
+    if dtype == wanted == "bfloat16":
         raise OptionError(has, "Use --dtype float16, or float32 where its range is too small.")
     note = f"{has}: float16 is used, which overflows beyond 65504; --dtype float32 does not"
     return Decided("float16", notes=(note,))

@@ -96,26 +96,26 @@ class _Names:
     catalog: Catalog
 
     def scheme(self, name: str) -> Offer[QuantScheme] | None:
-        found = {
+        offers = {
             offer.item.name: offer
             for offer in self.catalog.of("inferno_quant_schemes")
             if offer.item.pack is not None and _is_called(offer.item, name)
         }
-        return self.catalog.named(QuantScheme, next(iter(found))) if found else None
+        return self.catalog.named(QuantScheme, next(iter(offers))) if offers else None
 
     def mix(self, name: str) -> QuantMix | None:
-        found = [
+        mixes = [
             (offer, mix)
             for offer in self.catalog.of("inferno_checkpoint_formats")
             for mix in offer.item.mixes
             if _is_called(mix, name)
         ]
-        if len(found) > 1:
-            both = " and ".join(offer.distribution for offer, _ in found)
+        if len(mixes) > 1:
+            both = " and ".join(offer.distribution for offer, _ in mixes)
             raise PluginError(
                 f"{both} both have a mix {name!r}", "Disable one of them: --disable NAME"
             )
-        return found[0][1] if found else None
+        return mixes[0][1] if mixes else None
 
     def unknown(self, name: str) -> OptionError:
         """The error for a name that nothing has: similar names first."""
@@ -152,13 +152,13 @@ def choose_isq(
     """Choose a scheme for each matrix of `dense` that is to be quantized, or a fallback if its
     shape does not fit. `again` says how many of the checkpoint's are quantized already, by layout.
     Raises OptionError."""
-    asked, imatrix = options.isq, options.imatrix
-    assert asked is not None, "called if the user asked for it"
-    parsed, names = _parsed(asked), _Names(catalog)
+    text, imatrix = options.isq, options.imatrix
+    assert text is not None, "called if the user asked for it"
+    parsed, names = _parsed(text), _Names(catalog)
     wished = _wished(parsed, names, dense, weighted=imatrix is not None)
     if not dense.shapes:
         raise OptionError(
-            f"isq {asked}: matrices of this checkpoint are quantized already ({counted(again)}), "
+            f"isq {text}: matrices of this checkpoint are quantized already ({counted(again)}), "
             "and would be rounded a second time: both errors add up, and more bits bring nothing "
             "back",
             "Leave --isq out, or name the original checkpoint. Without it: --requantize, as for "
@@ -191,7 +191,7 @@ def choose_isq(
     for path, each in packed.items():
         uses[each.offer.item.name, each.why].append(path)
     in_situ = InSitu(
-        asked=asked,
+        asked=text,
         requantized=options.requantize,
         modules=by_pattern(
             {path: packed[path].offer.item.name if path in packed else "" for path in dense.shapes}
@@ -232,20 +232,20 @@ def counted(again: Mapping[str, int]) -> str:
 
 
 def _wished(
-    asked: _Asked, names: _Names, dense: DenseMatrices, *, weighted: bool
+    wanted: _Asked, names: _Names, dense: DenseMatrices, *, weighted: bool
 ) -> dict[str, tuple[Offer[QuantScheme], str]]:
-    """Return the scheme that `asked` means for each matrix, whatever its shape, and why."""
-    found: dict[str, tuple[Offer[QuantScheme], str]] = {}
-    if asked.base is not None:
-        if (mix := names.mix(asked.base)) is not None:
+    """Return the scheme that `wanted` means for each matrix, whatever its shape, and why."""
+    wishes: dict[str, tuple[Offer[QuantScheme], str]] = {}
+    if wanted.base is not None:
+        if (mix := names.mix(wanted.base)) is not None:
             for path, mixed in mix.choose(dense, weighted).items():
                 if path in dense.shapes:
-                    found[path] = _named(names, mixed.scheme), f"{mix.name}: {mixed.why}"
+                    wishes[path] = _named(names, mixed.scheme), f"{mix.name}: {mixed.why}"
         else:
-            offer = _named(names, asked.base)
-            found = {path: (offer, "all layers") for path in dense.shapes if _in_layer(path)}
+            offer = _named(names, wanted.base)
+            wishes = {path: (offer, "all layers") for path in dense.shapes if _in_layer(path)}
     matched: set[str] = set()
-    for pattern, name in asked.rules:
+    for pattern, name in wanted.rules:
         rule = [path for path in dense.shapes if fnmatchcase(path, pattern)]
         if not rule and dense.shapes:
             near = difflib.get_close_matches(pattern, list(dense.shapes), n=_SHOWN, cutoff=0)
@@ -261,10 +261,10 @@ def _wished(
             )
         for path in (path for path in rule if path not in matched):
             matched.add(path)
-            found.pop(path, None)
+            wishes.pop(path, None)
             if not stays:
-                found[path] = _named(names, name), f"the rule {pattern}"
-    return {path: found[path] for path in dense.shapes if path in found}
+                wishes[path] = _named(names, name), f"the rule {pattern}"
+    return {path: wishes[path] for path in dense.shapes if path in wishes}
 
 
 def _named(names: _Names, name: str) -> Offer[QuantScheme]:
@@ -284,8 +284,8 @@ def _fitting(
     """Return what the scheme, or the first fallback that fits, makes of a matrix. Raises
     Refused."""
     if wished.item.packs is None:
-        held = HeldMatrix(layout=wished.item.layout, shape=shape, nbytes=0)
-        return Packed(wished, held, why)
+        matrix = HeldMatrix(layout=wished.item.layout, shape=shape, nbytes=0)
+        return Packed(wished, matrix, why)
     try:
         return Packed(wished, wished.item.packs(shape, dtype), why)
     except Refused as refused:
@@ -295,10 +295,10 @@ def _fitting(
         if offer.item.packs is None:
             continue
         try:
-            held = offer.item.packs(shape, dtype)
+            matrix = offer.item.packs(shape, dtype)
         except Refused:
             continue
-        return Packed(offer, held, f"instead of {wished.item.name}: {reason}")
+        return Packed(offer, matrix, f"instead of {wished.item.name}: {reason}")
     raise Refused(reason)
 
 
@@ -306,12 +306,12 @@ def quantizable(
     architecture: Architecture, checkpoint: Checkpoint, dense: Mapping[str, tuple[int, int]]
 ) -> DenseMatrices:
     """Return the plain matrices that may be quantized: all but routers and the like."""
-    kept = architecture.unquantized
+    excluded = architecture.unquantized
     return DenseMatrices(
         shapes={
             path: shape
             for path, shape in dense.items()
-            if not any(fnmatchcase(path, pattern) for pattern in kept)
+            if not any(fnmatchcase(path, pattern) for pattern in excluded)
         },
         architecture=architecture,
         config=checkpoint.config,
@@ -332,8 +332,8 @@ def importance_of(
         if offer.item.importance is not None
     ]
     for format in able:
-        if (found := format.importance(file, dense)) is not None:
-            return found, format.name
+        if (arrays := format.importance(file, dense)) is not None:
+            return arrays, format.name
     raise OptionError(
         f"no installed format can read the importance matrix {imatrix}",
         f"Formats that read some: {', '.join(f.name for f in able) or 'none is installed'}.",

@@ -48,7 +48,7 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
         plan.max_num_batched_tokens,
         room=max(0, limit - measured.used - measured.captured - drafts),
     )
-    found = (
+    reason = (
         f"the weights and a step of {plan.max_num_batched_tokens} tokens take "
         f"{host.format_bytes(measured.used + drafts)} on {plan.device}, where "
         f"{host.format_bytes(plan.fixed_bytes)} were planned; of {host.format_bytes(limit)} this "
@@ -56,7 +56,7 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
     )
     if sizes.state_bytes() > sizes.room:
         raise OutOfMemoryError(
-            f"{found}{host.format_bytes(sizes.room)} for states of "
+            f"{reason}{host.format_bytes(sizes.room)} for states of "
             f"{host.format_bytes(sizes.state_bytes())}",
             "Lower --max-num-seqs or --max-num-batched-tokens, or raise --memory.",
         )
@@ -65,7 +65,7 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
     if tokens < plan.max_model_len:
         lower = f"--max-model-len to {tokens}, or " if tokens > 1 else ""
         raise OutOfMemoryError(
-            f"{found}room for {tokens} tokens, and max_model_len is {plan.max_model_len}",
+            f"{reason}room for {tokens} tokens, and max_model_len is {plan.max_model_len}",
             f"Lower {lower}--max-num-batched-tokens or --max-num-seqs, or raise --memory.",
         )
     cache = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))

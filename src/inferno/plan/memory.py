@@ -73,8 +73,8 @@ def fixed_memory(
     def size(name: str) -> int:
         """Return a size as the architecture read it: multimodal models store their text model's
         sizes elsewhere in `config.json`."""
-        found = getattr(model, name, checkpoint.config.get(name))
-        return found if isinstance(found, int) else 0
+        value = getattr(model, name, checkpoint.config.get(name))
+        return value if isinstance(value, int) else 0
 
     hidden, inner = size("hidden_size"), size("intermediate_size")
     picked, expert = size("num_experts_per_tok"), size("moe_intermediate_size") or inner

@@ -51,10 +51,10 @@ def by_nvml(library: Any) -> tuple[Gpu, ...]:
     nvml = _Nvml(library)
     nvml.call("nvmlInit_v2")
     try:
-        found = [nvml.gpu(i) for i in range(nvml.number("nvmlDeviceGetCount_v2"))]
+        gpus = [nvml.gpu(i) for i in range(nvml.number("nvmlDeviceGetCount_v2"))]
     finally:
         library.nvmlShutdown()
-    return tuple(sorted((gpu for gpu in found if gpu is not None), key=lambda gpu: gpu.bus))
+    return tuple(sorted((gpu for gpu in gpus if gpu is not None), key=lambda gpu: gpu.bus))
 
 
 def by_nvidia_smi() -> tuple[Gpu, ...]:
@@ -65,7 +65,7 @@ def by_nvidia_smi() -> tuple[Gpu, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     rows = [[cell.strip() for cell in line.split(",")] for line in run.stdout.splitlines()]
-    found = [
+    gpus = [
         Gpu(
             uuid=uuid,
             name=name,
@@ -77,7 +77,7 @@ def by_nvidia_smi() -> tuple[Gpu, ...]:
         )
         for uuid, name, capability, total, free, bus, partitioned in rows
     ]
-    return tuple(sorted(found, key=lambda gpu: gpu.bus))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.bus))
 
 
 def _capability(text: str) -> tuple[int, int] | None:
@@ -118,18 +118,18 @@ class _Nvml:
     def call(self, function: str, *arguments: Any) -> None:
         """Call a function of the library. Raises OSError with NVML's reason."""
         try:
-            found = getattr(self.library, function)
+            entry = getattr(self.library, function)
         except AttributeError:
             raise OSError(f"the driver is too old: it has no {function}") from None
-        if status := found(*arguments):
+        if status := entry(*arguments):
             self.library.nvmlErrorString.restype = ctypes.c_char_p
             reason = self.library.nvmlErrorString(status) or b"unknown error"
             raise OSError(f"{function}: {reason.decode(errors='replace')}")
 
     def number(self, function: str, *arguments: Any) -> int:
-        found = c_uint()
-        self.call(function, *arguments, byref(found))
-        return found.value
+        value = c_uint()
+        self.call(function, *arguments, byref(value))
+        return value.value
 
     def text(self, function: str, handle: c_void_p) -> str:
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -182,7 +182,7 @@ class _Nvml:
             return None
         if not current.value:
             return None
-        found = []
+        instances = []
         for index in range(self.number("nvmlDeviceGetMaxMigDeviceCount", handle)):
             instance = c_void_p()
             try:
@@ -194,5 +194,5 @@ class _Nvml:
             group = self.number("nvmlDeviceGetGpuInstanceId", instance)
             part = self.number("nvmlDeviceGetComputeInstanceId", instance)
             described = self._described(instance, gpu)
-            found.append(evolve(described, alias=f"MIG-{gpu.uuid}/{group}/{part}"))
-        return tuple(found)
+            instances.append(evolve(described, alias=f"MIG-{gpu.uuid}/{group}/{part}"))
+        return tuple(instances)

@@ -132,13 +132,13 @@ class Opened:
     def vocabularies(self) -> list[tuple[str, Checkpoint]]:
         """Return the other checkpoints whose tokens must be the model's, with a name for each: the
         draft model, and those that matrices with a row for each token are taken from."""
-        found = []
+        others = []
         if self.draft is not None:
-            found.append((f"the draft model {self.draft.plan.ref}", self.draft.checkpoint))
+            others.append((f"the draft model {self.draft.plan.ref}", self.draft.checkpoint))
         if isinstance(self.checkpoint, Composite):
             given = zip(self.plan.overrides, self.checkpoint.overrides, strict=True)
-            found += [(use.ref, override.checkpoint) for use, override in given if use.tokens]
-        return found
+            others += [(use.ref, override.checkpoint) for use, override in given if use.tokens]
+        return others
 
     def close(self) -> None:
         """Close the checkpoints. Loaded weights stay valid."""
@@ -169,8 +169,8 @@ def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAsset
     """Return a checkpoint's tokenizer files, with the architecture's chat template if it has
     none."""
     assets = checkpoint.text()
-    found = assets.chat_template or assets.tokenizer_config.get("chat_template")
-    return attrs.evolve(assets, chat_template=found or architecture.chat_template)
+    template = assets.chat_template or assets.tokenizer_config.get("chat_template")
+    return attrs.evolve(assets, chat_template=template or architecture.chat_template)
 
 
 def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None = None) -> Opened:

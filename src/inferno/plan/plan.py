@@ -68,8 +68,8 @@ class InSitu:
 
     def scheme_of(self, path: str) -> str | None:
         """Return the scheme that the matrix is quantized to; None if it stays as it is."""
-        found = self.modules.get(path)
-        return (self.modules.get(pattern_of(path)) if found is None else found) or None
+        scheme = self.modules.get(path)
+        return (self.modules.get(pattern_of(path)) if scheme is None else scheme) or None
 
 
 @frozen(kw_only=True)
@@ -327,12 +327,12 @@ class Plan:
         """Return how many sequences of this length fit into the cache at once, while each computes
         its share of a step."""
         step = -(-self.max_num_batched_tokens // self.block_size)
-        found = [self.max_num_seqs]
+        limits = [self.max_num_seqs]
         for group in self.groups:
             if (blocks := group.blocks_of(tokens)) > 0:
                 spare = group.num_blocks - (step if group.kind == "window" else 0)
-                found.append(spare // blocks)
-        return min(found)
+                limits.append(spare // blocks)
+        return min(limits)
 
 
 def pattern_of(path: str) -> str:

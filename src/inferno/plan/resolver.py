@@ -61,7 +61,7 @@ def open_model(
             format=Decided.by("format", format),
             stored=checkpoint,
             overrides=open_overrides(options.overrides, catalog, fetch, on_error),
-            open_draft=lambda draft, own: open_model(draft, own, catalog, machine),
+            open_draft=lambda ref, options: open_model(ref, options, catalog, machine),
             on_error=on_error,
         )
         opened = _decide(given)

@@ -97,37 +97,37 @@ class StoredMatrices:
 
     def loaded(self, packed: Mapping[str, Packed], dtype: str) -> Matrices:
         """Return what they are in memory, once those of `packed` are quantized."""
-        held: dict[tuple[str, str, bool], list[_Choice]] = defaultdict(list)
+        groups: dict[tuple[str, str, bool], list[_Choice]] = defaultdict(list)
         for stored in self.choices:
             each = stored if (to := packed.get(stored.path)) is None else _packed(stored, to)
-            held[each.offer.item.name, each.held.layout, each.in_situ].append(each)
+            groups[each.offer.item.name, each.held.layout, each.in_situ].append(each)
         uses = tuple(
             SchemeUse(
                 name=name,
-                distribution=found[0].offer.distribution,
+                distribution=choices[0].offer.distribution,
                 layout=layout or dtype,
-                classes=tuple(dict.fromkeys(each.path.rpartition(".")[2] for each in found)),
+                classes=tuple(dict.fromkeys(each.path.rpartition(".")[2] for each in choices)),
                 stored=tuple(
-                    sorted({i.dtype for each in found for i in each.stored.parts.values()})
+                    sorted({i.dtype for each in choices for i in each.stored.parts.values()})
                 ),
-                count=len(found),
-                stored_nbytes=sum(i.nbytes for each in found for i in each.stored.parts.values()),
-                nbytes=sum(each.held.nbytes for each in found),
+                count=len(choices),
+                stored_nbytes=sum(i.nbytes for each in choices for i in each.stored.parts.values()),
+                nbytes=sum(each.held.nbytes for each in choices),
                 in_situ=in_situ,
             )
-            for (name, layout, in_situ), found in held.items()
+            for (name, layout, in_situ), choices in groups.items()
         )
         shapes = Counter(
             (layout or dtype, each.held.shape)
-            for (_, layout, _), found in held.items()
-            for each in found
+            for (_, layout, _), choices in groups.items()
+            for each in choices
             if each.held.shape is not None
         )
         named = {each.path: each.offer.item.name for each in self.choices}
         layouts = {
             each.path: (layout or dtype, each.held.shape)
-            for (_, layout, _), found in held.items()
-            for each in found
+            for (_, layout, _), choices in groups.items()
+            for each in choices
         }
         modules = by_pattern(named)
         return Matrices(uses, modules, shapes, layouts, self.overrides, self.num_plain)
@@ -151,8 +151,8 @@ def _expansion(use: SchemeUse) -> str:
 
 
 def _packed(stored: _Choice, to: Packed) -> _Choice:
-    held = to.held if to.held.nbytes else evolve(to.held, nbytes=stored.held.nbytes)
-    return _Choice(stored.stored, to.offer, held, in_situ=True)
+    matrix = to.held if to.held.nbytes else evolve(to.held, nbytes=stored.held.nbytes)
+    return _Choice(stored.stored, to.offer, matrix, in_situ=True)
 
 
 def choose_schemes(
@@ -185,5 +185,5 @@ def choose_schemes(
     rows = {each.path: each.held.shape[0] for each in choices if each.held.shape}
     tokens = {path for path, count in rows.items() if count == model.vocab_size}
     overrides = override_uses(checkpoint, named, tokens)
-    found = StoredMatrices(tuple(choices), overrides, num_plain)
-    return Decided(found, tuple(offers), tuple(refusals))
+    matrices = StoredMatrices(tuple(choices), overrides, num_plain)
+    return Decided(matrices, tuple(offers), tuple(refusals))

@@ -144,8 +144,8 @@ def choose_drafting(
     )
     opened = open_draft(wanted, draft_options)
     try:
-        found = _with_model(opened, speculation, model, num_layers)
-        return Decided(evolve(found, memory=(logits, *found.memory)), chosen)
+        planned = _with_model(opened, speculation, model, num_layers)
+        return Decided(evolve(planned, memory=(logits, *planned.memory)), chosen)
     except BaseException:
         opened.close()
         raise

@@ -60,11 +60,11 @@ def unused_tensors(model: ModelConfig) -> tuple[str, ...]:
 
 def mtp_tensors(tensors: Mapping[str, TensorInfo], model: ModelConfig) -> dict[str, TensorInfo]:
     """Return the stored tensors that the multi-token-prediction layers read."""
-    unused, own = getattr(model, "unused_tensors", ()), _mtp_patterns(model)
+    unused, patterns = getattr(model, "unused_tensors", ()), _mtp_patterns(model)
     return {
         name: info
         for name, info in tensors.items()
-        if any(fnmatchcase(name, pattern) for pattern in own)
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
         and not any(fnmatchcase(name, pattern) for pattern in unused)
     }
 

@@ -155,21 +155,25 @@ def _fill(
     opened: Opened,
     packed: PackedWeights | None = None,
 ) -> None:
-    plan, found = opened.plan, pair(model, modules)
-    shapes = {each.path: held.shape for each in found if (held := _held(each.module)) is not None}
+    plan, pairs = opened.plan, pair(model, modules)
+    shapes = {
+        each.path: placeholder.shape
+        for each in pairs
+        if (placeholder := _held(each.module)) is not None
+    }
     quantizing = Quantizing.of(
         opened, shapes, read=lambda path: packed is None or not packed.covers(path)
     )
     stream = WeightStream(plan.device.torch_name)
-    for stored in found:
+    for stored in pairs:
         module, path = stored.module, stored.path
         for part, _ in list(module.named_parameters(recurse=False)):
             dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
             tensor = stream(_read(stored, part, opened)).to(dtype)
             setattr(module, part, nn.Parameter(tensor, requires_grad=False))
-        if (held := _held(module)) is not None:
-            load = partial(_weight_of, stored, opened, held.shape, quantizing, stream)
-            later = Later(held.shape, path, load)
+        if (placeholder := _held(module)) is not None:
+            load = partial(_weight_of, stored, opened, placeholder.shape, quantizing, stream)
+            later = Later(placeholder.shape, path, load)
             covered = packed is not None and packed.covers(path)
             module.weight = later if covered else later.loaded()
         # Move tables that the model computed to the device; nothing may remain on meta.
@@ -182,8 +186,8 @@ def _fill(
 
 def _held(module: nn.Module) -> Unloaded | None:
     """Return the placeholder of the module's matrix, if it has one."""
-    held = getattr(module, "weight", None)
-    return held if isinstance(held, Unloaded) else None
+    weight = getattr(module, "weight", None)
+    return weight if isinstance(weight, Unloaded) else None
 
 
 def _read(stored: Stored, part: str, opened: Opened) -> Tensor:
@@ -199,9 +203,9 @@ def _weight_of(
 ) -> Weight:
     """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
     plan, module, path = opened.plan, stored.module, stored.path
-    own = {part for part, _ in module.named_parameters(recurse=False)}
+    parameters = {part for part, _ in module.named_parameters(recurse=False)}
     tensors = {
-        part: stream(_read(stored, part, opened)) for part in stored.parts if part not in own
+        part: stream(_read(stored, part, opened)) for part in stored.parts if part not in parameters
     }
     name = plan.scheme_of(path)
     assert name is not None, f"the plan has no scheme for {path}"
@@ -263,8 +267,8 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         op: str, weights: Sequence[Weight], sources: Sequence[str], *, rows: bool
     ) -> tuple[str, Weight | None]:
         """Return what multiplies the stacked weight, and the weight; None if they do not stack."""
-        if packed is not None and (found := packed.load(op, sources)) is not None:
-            return found
+        if packed is not None and (kept_weight := packed.load(op, sources)) is not None:
+            return kept_weight
         if packed is not None and packed.separate(op, sources):
             return TORCH, None
         weights = [loaded(weight) for weight in weights]
@@ -283,9 +287,9 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
             names = list[str]()
 
             def inside(inner: Sequence[Weight]) -> Weight | None:
-                found = computed(op, inner)
-                names.extend([] if found is None else [found[0]])
-                return None if found is None else found[1]
+                result = computed(op, inner)
+                names.extend([] if result is None else [result[0]])
+                return None if result is None else result[1]
 
             wrapped = stacked_inside(weights, inside)
             return None if wrapped is None else (names[0], wrapped)
@@ -348,12 +352,12 @@ def begin_of(opened: Opened, plan: Plan) -> Callable[[Batch], None] | None:
     return begin_all
 
 
-def check_layers(model: nn.Module, plan: Plan, own: Container[int]) -> None:
+def check_layers(model: nn.Module, plan: Plan, layers: Container[int]) -> None:
     """Raise PluginError unless the model has the layers that its config declares: those of the
     plan's layers with these ids."""
     for kind, uses in ((Attention, plan.attention), (State, plan.states)):
         built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
-        promised = sorted(layer for use in uses for layer in use.layers if layer in own)
+        promised = sorted(layer for use in uses for layer in use.layers if layer in layers)
         if built != promised:
             raise PluginError(
                 f"{plan.architecture} built {len(built)} {kind.__name__} layers, but its config "

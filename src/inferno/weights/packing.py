@@ -88,8 +88,8 @@ class PackedWeights:
                 packings[name], versions[name] = packing, version
         if not packings or not files:
             return None
-        said = [dict(opened.checkpoint.config), *arrangement(opened.checkpoint)]
-        config = json.dumps(said, sort_keys=True, default=str)
+        configs = [dict(opened.checkpoint.config), *arrangement(opened.checkpoint)]
+        config = json.dumps(configs, sort_keys=True, default=str)
         key = {
             "inferno": __version__,
             "made of": sorted(
@@ -116,9 +116,9 @@ class PackedWeights:
             "dtype": plan.dtype,
         }
         store = PackedStore(Path(plan.packed_cache), plan.packed_cache_limit)
-        found = cls(store, packings, about, key, states)
-        found._open()
-        return found
+        packed = cls(store, packings, about, key, states)
+        packed._open()
+        return packed
 
     def _open(self) -> None:
         hashes = remembered(list(self._states), self.store.folder)
@@ -196,15 +196,15 @@ class PackedWeights:
         """Write what was kept, in a thread that gives way to others. The process does not end
         before it, unless `stop` is called."""
         if self._kept:
-            kept, self._kept = self._kept, {}
+            weights, self._kept = self._kept, {}
             name = "inferno packed weights"
-            threading.Thread(target=self._write, args=(kept,), name=name).start()
+            threading.Thread(target=self._write, args=(weights,), name=name).start()
 
     def stop(self) -> None:
         """Give up writing."""
         self._stopped.set()
 
-    def _write(self, kept: dict[str, tuple[str, tuple[str, ...], Weight]]) -> None:
+    def _write(self, weights: dict[str, tuple[str, tuple[str, ...], Weight]]) -> None:
         begin = time.monotonic() + _DELAY
         while time.monotonic() < begin and threading.main_thread().is_alive():
             if self._stopped.wait(0.05):
@@ -212,13 +212,13 @@ class PackedWeights:
         with suppress(OSError, AttributeError):  # one thread, on Linux only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         parts = []
-        for name, (provider, sources, weight) in kept.items():
+        for name, (provider, sources, weight) in weights.items():
             saved = _saved(self.packings[provider], weight)
             if saved is None:
                 return
             about = {"provider": provider, "sources": sources, "about": dict(saved[0])}
             parts.append(Part(name, about, saved[1]))
-        kept.clear()
+        weights.clear()
         try:
             self._write_parts(parts)
         except (_StopError, OSError) as error:

@@ -40,17 +40,17 @@ def pair(model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]]) -> l
     match, judged by headers."""
     stored = dict(modules)
     problems: list[str] = []
-    found: list[Stored] = []
+    pairs: list[Stored] = []
     exact: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             exact.update(f"{path}.{name}".lstrip(".") for name in module.keep_fp32)
-        own = dict(module.named_parameters(recurse=False))
-        kept = frozenset(name for name in own if join(path, name) in exact)
+        parameters = dict(module.named_parameters(recurse=False))
+        keep_fp32 = frozenset(name for name in parameters if join(path, name) in exact)
         where = checkpoint_path(path)
         parts = stored.pop(where, {})
-        problems += _misfits(where, module, own, parts)
-        found.append(Stored(module, where, parts, kept))
+        problems += _misfits(where, module, parameters, parts)
+        pairs.append(Stored(module, where, parts, keep_fp32))
     problems += [
         f"{path}.{part} is stored, but the model has no such tensor"
         for path, p in stored.items()
@@ -63,14 +63,14 @@ def pair(model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]]) -> l
         raise CheckpointError(
             shown, "The checkpoint and its config.json belong to different models, or are damaged."
         )
-    return found
+    return pairs
 
 
 def checkpoint_path(path: str) -> str:
     """Return a module's path in checkpoints: `self_attn.q_proj` for
     `self_attn.qkv.parts.q_proj`."""
-    parent, found, part = path.rpartition(".parts.")
-    return f"{parent.rpartition('.')[0]}.{part}".lstrip(".") if found else path
+    parent, separator, part = path.rpartition(".parts.")
+    return f"{parent.rpartition('.')[0]}.{part}".lstrip(".") if separator else path
 
 
 def join(path: str, name: str) -> str:
@@ -80,13 +80,13 @@ def join(path: str, name: str) -> str:
 def _misfits(
     path: str,
     module: nn.Module,
-    own: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, nn.Parameter],
     parts: Mapping[str, TensorInfo],
 ) -> list[str]:
     """Describe tensors that are missing, unexpected or of the wrong shape."""
     problems = []
     wanted = getattr(module, "weight", None)
-    for part, param in own.items():
+    for part, param in parameters.items():
         if part not in parts:
             problems.append(f"{path}.{part} is missing")
         elif parts[part].shape != tuple(param.shape):
@@ -96,7 +96,7 @@ def _misfits(
     if not isinstance(wanted, Unloaded):
         problems += [
             f"{path}.{part} is stored, but the model has no such tensor"
-            for part in parts.keys() - own.keys()
+            for part in parts.keys() - parameters.keys()
         ]
         return problems
     matrix = set(parts) - {"bias"}

@@ -70,9 +70,9 @@ class CacheGroup(Protocol):
         """Release all that a sequence holds. It still has its row and its blocks."""
         return None
 
-    def replace(self, own: int, known: int) -> None:
-        """Let the one sequence that uses `own`, a block just computed, use `known`, which has the
-        same content."""
+    def replace(self, computed: int, known: int) -> None:
+        """Let the one sequence that uses the block `computed` use `known`, which has the same
+        content and was computed before."""
         return None
 
     def drop(self, block: int) -> None:

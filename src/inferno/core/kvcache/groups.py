@@ -166,9 +166,9 @@ class CacheGroups:
         if self.prefix is not None:
             self._extend_keys(sequence)
             for index in range(first, num_full):
-                own = sequence.block_ids[index]
-                known = self.prefix.insert(sequence.keys[index], own)
-                if known != own:
+                block_id = sequence.block_ids[index]
+                known = self.prefix.insert(sequence.keys[index], block_id)
+                if known != block_id:
                     updates += self._replace(sequence, index, known)
         for group in self.groups:
             group.advance(sequence, first, self._is_cached)
@@ -176,13 +176,13 @@ class CacheGroups:
 
     def _replace(self, sequence: Sequence, index: int, known: int) -> Iterator[BlockUpdate]:
         """Replace a sequence's block by the cached one with the same content."""
-        row, own = sequence.held_row, sequence.block_ids[index]
+        row, block_id = sequence.held_row, sequence.block_ids[index]
         self._share(known)
         for group in self.groups:
-            group.replace(own, known)
+            group.replace(block_id, known)
             if (place := group.place(known)) is not None:
                 yield BlockUpdate(group.index, row, index, place)
-        self._release(own)
+        self._release(block_id)
         sequence.block_ids[index] = known
 
     def release(self, sequence: Sequence) -> None:

@@ -69,14 +69,15 @@ class Snapshots:
         if self._worth.get(block) == PASSING:
             self._rank(block, SUPERSEDED)
 
-    def deduplicate(self, own: int, known: int) -> None:
-        """Move the snapshot of `own` to `known`, which has the same content, unless it has one."""
-        if own in self._slot_of and known not in self._slot_of:
-            self._slot_of[known] = self._slot_of.pop(own)
-            worth = self._worth.pop(own)
-            del self._order[worth][own]
+    def deduplicate(self, computed: int, known: int) -> None:
+        """Move the snapshot of `computed` to `known`, a block of the same content, unless it has
+        one."""
+        if computed in self._slot_of and known not in self._slot_of:
+            self._slot_of[known] = self._slot_of.pop(computed)
+            worth = self._worth.pop(computed)
+            del self._order[worth][computed]
             self._rank(known, worth)
-        self.drop(own)
+        self.drop(computed)
 
     def drop(self, block: int) -> None:
         """Free the snapshot of a block, if it has one."""
@@ -142,8 +143,8 @@ class StateGroup(CacheGroup):
         del self._due[sequence.held_row]
         self._last.pop(sequence.held_row, None)
 
-    def replace(self, own: int, known: int) -> None:
-        self.snapshots.deduplicate(own, known)
+    def replace(self, computed: int, known: int) -> None:
+        self.snapshots.deduplicate(computed, known)
 
     def drop(self, block: int) -> None:
         self.snapshots.drop(block)

@@ -30,12 +30,12 @@ class KVCache:
     @classmethod
     def of_plan(cls, plan: Plan) -> KVCache:
         """Allocate the plan's cache."""
-        held = {layer: use.cache for use in plan.attention for layer in use.layers}
-        held |= {layer: use.cache for use in plan.states for layer in use.layers}
+        caches = {layer: use.cache for use in plan.attention for layer in use.layers}
+        caches |= {layer: use.cache for use in plan.states for layer in use.layers}
         units = {layer: group.num_units for group in plan.groups for layer in group.layers}
-        ids = range(len(held))
+        ids = range(len(caches))
         return cls.allocate(
-            [held[i] for i in ids],
+            [caches[i] for i in ids],
             [units[i] for i in ids],
             plan.device.torch_name,
             tuple(group.layers for group in plan.groups),

@@ -102,15 +102,17 @@ class WindowGroup(CacheGroup):
                 else:
                     self._pool.free(self._place_of.pop(block))
 
-    def replace(self, own: int, known: int) -> None:
-        """`known` takes the place of `own` if it has lost its own."""
-        assert self._pool.users(self._place_of[own]) == 1, "a newly computed block has two users"
+    def replace(self, computed: int, known: int) -> None:
+        """`known` takes the place of `computed` if it has lost its own."""
+        assert self._pool.users(self._place_of[computed]) == 1, (
+            "a newly computed block has two users"
+        )
         if known in self._place_of:
             self._share(known)
-            self._pool.release(self._place_of[own])
-            self._pool.free(self._place_of.pop(own))
+            self._pool.release(self._place_of[computed])
+            self._pool.free(self._place_of.pop(computed))
         else:
-            self._place_of[known] = self._place_of.pop(own)
+            self._place_of[known] = self._place_of.pop(computed)
 
     def drop(self, block: int) -> None:
         self._idle.pop(block, None)

@@ -33,25 +33,25 @@ class InputSpec:
     trial_slot: int | None = None
     """The slot of padding rows' recurrent states, if the model has any."""
     device: str = "cpu"
-    apart: bool = False
+    copied: bool = False
     """Whether the twin is a copy even on the CPU, as on other devices: for tests."""
     last_tokens_R: Tensor | None = field(default=None, eq=False)
     """By row, the last token drawn, on the device: of rows whose token the host does not know yet.
     A token id of -1 - row refers to it."""
 
     @classmethod
-    def of_plan(cls, plan: Plan, apart: bool = False) -> InputSpec:
-        """Return the spec of a plan's steps. With `apart`, drawn tokens stay on the device, even if
-        it is the CPU."""
+    def of_plan(cls, plan: Plan, copied: bool = False) -> InputSpec:
+        """Return the spec of a plan's steps. With `copied`, drawn tokens stay on the device, the
+        CPU too."""
         device = plan.device.torch_name
-        last = torch.zeros(plan.max_num_seqs, dtype=torch.int64, device=device) if apart else None
+        last = torch.zeros(plan.max_num_seqs, dtype=torch.int64, device=device) if copied else None
         return cls(
             plan.block_size,
             plan.max_model_len,
             sum(group.kind != "state" for group in plan.groups),
             trial_slot=plan.max_num_seqs if plan.states else None,
             device=device,
-            apart=apart,
+            copied=copied,
             last_tokens_R=last,
         )
 
@@ -89,7 +89,7 @@ class Inputs:
         nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in fields)
         self._twin = torch.empty(nbytes, dtype=torch.uint8, device=device)
         hosts = [self._twin]
-        if device != "cpu" or self.spec.apart:
+        if device != "cpu" or self.spec.copied:
             self._hosts = HostBuffers(nbytes, device, self.buffers)
             hosts = self._hosts.buffers
         self._views, self._tensors, end = [{} for _ in hosts], {}, 0
@@ -125,18 +125,18 @@ class Inputs:
         """Write a step of as many tokens, sequences and sampled rows, or a smaller one and padding
         rows."""
         self._turn()
-        held, tokens = self._arrays, len(arrays.token_ids)
+        inputs, tokens = self._arrays, len(arrays.token_ids)
         sequences, sampled = len(arrays.context_lens), len(arrays.last)
-        held["token_ids"][:tokens] = arrays.token_ids
-        held["positions"][:tokens] = arrays.positions
-        held["rows"][:sequences] = arrays.rows
-        held["last"][:sampled] = arrays.last
-        held["query_starts"][: sequences + 1] = arrays.query_starts
-        held["context_lens"][:sequences] = arrays.context_lens
+        inputs["token_ids"][:tokens] = arrays.token_ids
+        inputs["positions"][:tokens] = arrays.positions
+        inputs["rows"][:sequences] = arrays.rows
+        inputs["last"][:sampled] = arrays.last
+        inputs["query_starts"][: sequences + 1] = arrays.query_starts
+        inputs["context_lens"][:sequences] = arrays.context_lens
         for group, (slots, tables) in enumerate(arrays.groups):
-            held[f"slots {group}"][:tokens] = slots
+            inputs[f"slots {group}"][:tokens] = slots
             # The other entries are of earlier steps: valid ids.
-            held[f"tables {group}"][:sequences, : arrays.width] = tables
+            inputs[f"tables {group}"][:sequences, : arrays.width] = tables
         if sequences < self.sequences:
             self._pad(tokens, sequences, sampled)
         self._send()
@@ -154,15 +154,15 @@ class Inputs:
             self._arrays = self._views[self._hosts.next()]
 
     def _pad(self, tokens: int, sequences: int, sampled: int) -> None:
-        held = self._arrays
-        held["token_ids"][tokens:] = 0
-        held["positions"][tokens:] = 0
-        held["rows"][sequences:] = self.spec.trial_slot or 0
-        held["last"][sampled:] = 0
-        held["query_starts"][sequences:] = range(tokens, self.tokens + 1)
-        held["context_lens"][sequences:] = 0
+        inputs = self._arrays
+        inputs["token_ids"][tokens:] = 0
+        inputs["positions"][tokens:] = 0
+        inputs["rows"][sequences:] = self.spec.trial_slot or 0
+        inputs["last"][sampled:] = 0
+        inputs["query_starts"][sequences:] = range(tokens, self.tokens + 1)
+        inputs["context_lens"][sequences:] = 0
         for group in range(self.spec.num_groups):
-            held[f"slots {group}"][tokens:] = -1
+            inputs[f"slots {group}"][tokens:] = -1
 
     def _send(self) -> None:
         if self._hosts is not None:
@@ -180,19 +180,19 @@ class Inputs:
     def _batch(
         self, query_starts: Sequence[int], context_lens: Sequence[int], captured: bool = False
     ) -> Batch:
-        held = self._tensors
+        inputs = self._tensors
         batch = Batch(
-            token_ids_T=held["token_ids"],
-            positions_T=held["positions"],
-            slots_T=held["slots 0"],
+            token_ids_T=inputs["token_ids"],
+            positions_T=inputs["positions"],
+            slots_T=inputs["slots 0"],
             query_starts=query_starts,
             context_lens=context_lens,
-            blocks_SM=held["tables 0"],
+            blocks_SM=inputs["tables 0"],
             block_size=self.spec.block_size,
-            query_starts_S1=held["query_starts"],
-            context_lens_S=held["context_lens"],
-            state_slots_S=None if self.spec.trial_slot is None else held["rows"],
+            query_starts_S1=inputs["query_starts"],
+            context_lens_S=inputs["context_lens"],
+            state_slots_S=None if self.spec.trial_slot is None else inputs["rows"],
             captured=captured,
         )
         groups = range(self.spec.num_groups)
-        return batch.with_groups([(held[f"slots {i}"], held[f"tables {i}"]) for i in groups])
+        return batch.with_groups([(inputs[f"slots {i}"], inputs[f"tables {i}"]) for i in groups])

@@ -62,7 +62,7 @@ class ModelRunner:
             overlaps = plan.overlap
         self.overlaps: bool = overlaps
         """Whether a step may be launched before the results of the one before it are known."""
-        self._input_spec = InputSpec.of_plan(plan, apart=overlaps)
+        self._input_spec = InputSpec.of_plan(plan, copied=overlaps)
         num_groups = self._input_spec.num_groups
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, num_groups)
         self._sampler = Sampler(
@@ -81,8 +81,8 @@ class ModelRunner:
         """Captured steps, if the plan has any."""
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         # None of them refers to the runner: its memory is free as soon as nobody else does.
-        own = () if self.drafting is None else (self.drafting,)
-        self._parts = (*own, prompt_logprobs(model), pooling(model), *parts)
+        drafting = () if self.drafting is None else (self.drafting,)
+        self._parts = (*drafting, prompt_logprobs(model), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:
         speculation, spec = self.plan.speculation, self._input_spec

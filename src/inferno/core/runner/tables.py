@@ -99,8 +99,8 @@ class Tables:
             self.block_ids[0][rows, indices] = blocks
             return
         for group, block_ids in enumerate(self.block_ids):
-            own = groups == group
-            block_ids[rows[own], indices[own]] = blocks[own]
+            of_group = groups == group
+            block_ids[rows[of_group], indices[of_group]] = blocks[of_group]
 
     def known(self, row: int, stop: int) -> Array:
         """Return the first `stop` tokens of a row."""
@@ -212,8 +212,8 @@ class Tables:
     def learn(self, arrays: StepArrays, owners: Array, token_ids: list[int]) -> None:
         """Replace what `append_unknown` appended, in rows that have the same owner as then."""
         rows = np.array(arrays.sampling_rows)
-        own = self.owners[rows] == owners
-        self.token_ids[rows[own], arrays.next_positions[own]] = np.array(token_ids)[own]
+        same = self.owners[rows] == owners
+        self.token_ids[rows[same], arrays.next_positions[same]] = np.array(token_ids)[same]
 
     def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
         """Append several tokens per slice. They replace its drafts."""

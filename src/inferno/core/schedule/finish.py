@@ -64,5 +64,5 @@ def _finish_of(sequence: Sequence, position: int) -> FinishReason | None:
 
 def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:
     """Return the entry of `stop_token_ids` that ended a request; None for the model's own end."""
-    own = finish is not FinishReason.STOP or token_id in request.eos_token_ids
-    return None if own else token_id
+    by_model = finish is not FinishReason.STOP or token_id in request.eos_token_ids
+    return None if by_model else token_id

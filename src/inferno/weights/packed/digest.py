@@ -24,8 +24,8 @@ _CHUNK = 1 << 22
 def remembered(files: Iterable[Path], folder: Path) -> list[str] | None:
     """Return the SHA-256 of each file, or None unless all are remembered in `folder` and
     unchanged."""
-    found = [_remembered(file, folder) for file in files]
-    return [sha256 for sha256 in found if sha256 is not None] if None not in found else None
+    digests = [_remembered(file, folder) for file in files]
+    return [sha256 for sha256 in digests if sha256 is not None] if None not in digests else None
 
 
 def _remembered(file: Path, folder: Path) -> str | None:
@@ -45,23 +45,23 @@ def computed(
     """Hash the files and remember the results. `states` is what `state` returned when their tensors
     were opened; None if a file has changed since. Takes one item of `go_on` per chunk, which may
     raise to end it. Raises OSError."""
-    found = []
+    digests = []
     for file in files:
         sha256 = _remembered(file, folder) or _sha256(file, go_on)
         if states.get(file) != state(file):
             return None
-        found.append(sha256)
+        digests.append(sha256)
         if time.time_ns() - max(states[file][-2:]) > _SETTLED_NS:
             memo = {"file": str(file), "state": states[file], "sha256": sha256}
             write_whole(folder / _memo_name(file), json.dumps(memo).encode())
-    return found
+    return digests
 
 
 def state(file: Path) -> list[int]:
     """Return what changes when a file does: device, inode, size and the times of the last
     changes."""
-    found = file.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = file.stat()
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _sha256(file: Path, go_on: Iterator[None]) -> str:

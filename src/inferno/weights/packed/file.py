@@ -79,15 +79,15 @@ class PackedFile:
         """Open a file and check its header, owner and size. Raises OSError or DamagedFileError."""
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            _check_owner(found)
-            header = _header(descriptor, found.st_size)
+            status = os.fstat(descriptor)
+            _check_owner(status)
+            header = _header(descriptor, status.st_size)
             return cls(
                 path=path,
                 key=header["key"],
                 about=header["about"],
                 parts={name: Place(**place) for name, place in header["parts"].items()},
-                nbytes=found.st_size,
+                nbytes=status.st_size,
                 descriptor=descriptor,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -159,7 +159,7 @@ def write(
     # The header comes first and is known last. With these numbers it is longer than it will be.
     most = {part.name: Place(part.about, _MOST, _MOST, "0" * 64) for part in parts}
     end = _aligned(_FIXED + len(_encoded(key, about, most, _MOST)))
-    found = {}
+    places = {}
     for part in parts:
         digest, offset, position = hashlib.sha256(), end, end
         for piece in part.data:
@@ -169,9 +169,9 @@ def write(
                 chunk = flat[start : start + _CHUNK]
                 digest.update(chunk)
                 position += _write(descriptor, position, chunk)
-        found[part.name] = Place(part.about, offset, part.nbytes, digest.hexdigest())
+        places[part.name] = Place(part.about, offset, part.nbytes, digest.hexdigest())
         end = _aligned(position)
-    header = _encoded(key, about, found, end)
+    header = _encoded(key, about, places, end)
     fixed = MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest()
     os.ftruncate(descriptor, end)
     _write(descriptor, 0, memoryview(fixed + header))
@@ -228,13 +228,13 @@ def _header(descriptor: int, nbytes: int) -> dict[str, Any]:
     return header
 
 
-def _check_owner(found: os.stat_result) -> None:
+def _check_owner(status: os.stat_result) -> None:
     """Refuse a file that another user can have written: its bytes become weights."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise DamagedFileError("it is not a regular file")
-    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         raise DamagedFileError("it belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DamagedFileError("other users can write to it")
 
 

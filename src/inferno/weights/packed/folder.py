@@ -26,12 +26,12 @@ def prepare(folder: Path) -> None:
     other users cannot write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise FolderError(f"{folder} cannot be made: {error.strerror or error}") from error
-    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         raise FolderError(f"{folder} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise FolderError(f"other users can write to {folder}")
 
 

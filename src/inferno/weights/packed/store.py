@@ -66,7 +66,7 @@ class PackedStore:
         path = self._path(key)
         try:
             prepare(self.folder)
-            found = PackedFile.open(path)
+            file = PackedFile.open(path)
         except FileNotFoundError:
             return None
         except DamagedFileError as error:
@@ -77,12 +77,12 @@ class PackedStore:
         except (OSError, FolderError) as error:
             log.warning("packed weights are not read: %s", error)
             return None
-        if found.key != json.loads(json.dumps(key)):
-            found.close()
+        if file.key != json.loads(json.dumps(key)):
+            file.close()
             return None
         with suppress(OSError):
             os.utime(path)
-        return found
+        return file
 
     def write(
         self,
@@ -111,11 +111,11 @@ class PackedStore:
 
     def entries(self) -> list[Entry]:
         """List the files, the one used last first."""
-        found = []
+        entries = []
         for path in self._files():
             with suppress(FileNotFoundError):
-                found.append(_entry(path))
-        return sorted(found, key=lambda entry: -entry.used)
+                entries.append(_entry(path))
+        return sorted(entries, key=lambda entry: -entry.used)
 
     def damage(self, name: str) -> str | None:
         """Read a whole file and compare its checksums. Returns what is wrong, or None."""
@@ -134,16 +134,16 @@ class PackedStore:
         disk. Returns False, and removes nothing, if they cannot fit."""
         entries = self.entries()
         disk = shutil.disk_usage(self.folder)
-        held = sum(entry.nbytes for entry in entries)
+        used = sum(entry.nbytes for entry in entries)
         free = disk.free - int(disk.total * _SPARE)
-        if nbytes > self.limit or nbytes > free + held:
+        if nbytes > self.limit or nbytes > free + used:
             log.info("packed weights of %d bytes do not fit %s", nbytes, self.folder)
             return False
-        while entries and (held + nbytes > self.limit or nbytes > free):
+        while entries and (used + nbytes > self.limit or nbytes > free):
             oldest = entries.pop()
             with suppress(FileNotFoundError):
                 self.remove(oldest.name)
-            held, free = held - oldest.nbytes, free + oldest.nbytes
+            used, free = used - oldest.nbytes, free + oldest.nbytes
         return True
 
     def _files(self) -> list[Path]:
@@ -158,12 +158,12 @@ class PackedStore:
 
 
 def _entry(path: Path) -> Entry:
-    found = path.lstat()
+    status = path.lstat()
     name = path.name.removesuffix(_SUFFIX)
     try:
         with PackedFile.open(path) as file:
-            return Entry(name, found.st_size, found.st_mtime, file.about)
+            return Entry(name, status.st_size, status.st_mtime, file.about)
     except FileNotFoundError:
         raise
     except (OSError, DamagedFileError) as error:
-        return Entry(name, found.st_size, found.st_mtime, {}, damage=str(error))
+        return Entry(name, status.st_size, status.st_mtime, {}, damage=str(error))
