@@ -73,13 +73,13 @@ def installed_apis(disable: Iterable[str] = (), only: Iterable[str] = ()) -> Api
     def missing(path: str) -> str:
         forms = (path, path.removeprefix("/v1"), f"/v1{path}")
         known = [o.item for o in hints().of("inferno_hints") if o.item.kind == "endpoint"]
-        found = [h for h in known if any(is_under(form, h.name) for form in forms)]
-        distributions = {hint.distribution for hint in found}
+        matching = [h for h in known if any(is_under(form, h.name) for form in forms)]
+        distributions = {hint.distribution for hint in matching}
         for each in absent:
             claims = any(is_under(form, start) for start in each.paths for form in forms)
             if claims or each.distribution in distributions:
                 return str(each)
-        return next(filter(None, (hints().missing_hint("endpoint", h.name) for h in found)), "")
+        return next(filter(None, (hints().missing_hint("endpoint", h.name) for h in matching)), "")
 
     return Apis(tuple(mounted), missing)
 
@@ -121,10 +121,10 @@ def _absent(catalog: Catalog) -> list[_Absent]:
 
 
 def _check_claims(offers: Sequence[Offer[Endpoints]]) -> None:
-    own = [(path, "inferno") for path in _paths(HANDLERS)]
+    claims = [(path, "inferno") for path in _paths(HANDLERS)]
     others = [(path, offer.distribution) for offer in offers for path in offer.item.paths]
     for i, (path, distribution) in enumerate(others):
-        for other, owner in (*own, *others[:i]):
+        for other, owner in (*claims, *others[:i]):
             nested = is_under(other, path) or owner != "inferno" and is_under(path, other)
             if nested and owner != distribution:
                 raise PluginError(

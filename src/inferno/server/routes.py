@@ -51,12 +51,12 @@ def get_model(
     hosted, record = models.get(wanted), record_of(request.scope)
     if record is not None and record.key is not None:
         record.key.check_model(hosted.spec.names)
-    found = _card(hosted, wanted)
+    card = _card(hosted, wanted)
     if other := _other_cards(request):
-        return other.card(found)
+        return other.card(card)
     if hosted.served is not None:
-        found["x_inferno"] = details(hosted.served, request.app.state.fields)
-    return found
+        card["x_inferno"] = details(hosted.served, request.app.state.fields)
+    return card
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
@@ -109,8 +109,8 @@ async def tokenize(
     else:
         text, special = body.prompt or "", body.add_special_tokens is not False
         if body.content is not None:
-            text, asked = body.content, body.add_special
-            special = bool(body.add_special_tokens if asked is None else asked)
+            text, add_special = body.content, body.add_special
+            special = bool(body.add_special_tokens if add_special is None else add_special)
         model.preprocessor.check_characters(len(text), given[0], _MIN_CHARACTERS)
         ids = await in_time(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
 

@@ -77,13 +77,13 @@ class Keys:
             sent = connection.headers.get("x-api-key", "")
         given = hashlib.sha256(sent.strip().encode()).digest() if sent.strip() else b""
         # Compares every key in constant time, so that timing reveals nothing.
-        found = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
-        if not found:
+        keys = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
+        if not keys:
             raise AuthenticationError(
                 "the API key is missing or wrong",
                 "Send it as a header: Authorization: Bearer KEY, or X-Api-Key: KEY",
             )
-        return found[0]
+        return keys[0]
 
     def of_owner(self, owner: str) -> Key | None:
         """Return the key of an owner (`Record.owner`), if there still is one."""

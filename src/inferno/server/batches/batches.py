@@ -77,7 +77,7 @@ async def cancel_batch(
     id: FromPath[str], request: Asked, batches: NamedDependency[Batches]
 ) -> Response[Any]:
     """Stop a batch. The answers that are there stay."""
-    held = await batches.cancel(owner_of(request), checked_id(id, "batch"))
-    if held is None:
+    batch = await batches.cancel(owner_of(request), checked_id(id, "batch"))
+    if batch is None:
         raise not_found("batch", id)
-    return answer(held)
+    return answer(batch)

@@ -114,10 +114,10 @@ async def delete_file(
 async def found(kind: Kind, id: str, owner: str, store: Store) -> dict[str, Any]:
     """Return the object of a file or a batch. Raises NotFoundError."""
     checked_id(id, kind)
-    held = await store.run(lambda db: db.files.find(kind, owner, id))
-    if held is None:
+    body = await store.run(lambda db: db.files.find(kind, owner, id))
+    if body is None:
         raise not_found(kind, id)
-    return held
+    return body
 
 
 async def listed(

@@ -178,15 +178,15 @@ async def run(
             if line is None:
                 summary.skipped += 1
             else:
-                found = await answer(app, line)
+                reply = await answer(app, line)
                 try:
-                    output.write(found.content + b"\n")
+                    output.write(reply.content + b"\n")
                     output.flush()
                 except OSError as error:
                     with contextlib.suppress(OSError):
                         output.close()  # tries to write once more
                     raise _unwritable(output.name, error) from error
-                summary.count(found)
+                summary.count(reply)
             progress(summary)
 
     async with asyncio.TaskGroup() as group:
@@ -221,8 +221,8 @@ async def answer(app: ASGIApp, line: Line, state: Mapping[str, Any] = NO_STATE) 
         request_id = headers.get("x-request-id", "")
         response = {"status_code": status, "request_id": request_id, "body": body}
         if status != 200:
-            found = body.get("error") or {}
-            error = {"code": found.get("code") or str(status), "message": found.get("message")}
+            problem = body.get("error") or {}
+            error = {"code": problem.get("code") or str(status), "message": problem.get("message")}
             if headers.get("x-should-retry") == "true":
                 retry = float(headers.get("retry-after", 1))
         elif isinstance(usage := body.get("usage"), dict):
@@ -263,7 +263,7 @@ async def post(
         "state": dict(state),
     }
     sent = False
-    status, found, parts = 500, dict[str, str](), list[bytes]()
+    status, answer_headers, parts = 500, dict[str, str](), list[bytes]()
 
     async def receive() -> Any:
         nonlocal sent
@@ -277,12 +277,12 @@ async def post(
         if message["type"] == "http.response.start":
             status = message["status"]
             for name, value in message.get("headers", ()):
-                found[name.decode("latin-1").lower()] = value.decode("latin-1")
+                answer_headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, msgspec.json.decode(b"".join(parts)), found
+    return status, msgspec.json.decode(b"".join(parts)), answer_headers
 
 
 @contextlib.asynccontextmanager

@@ -162,12 +162,12 @@ class Batches:
         except BatchError as error:
             status, body["errors"] = "failed", {"object": "list", "data": list(error.problems)}
         except InfernoError as error:  # the store is full, or cannot be used
-            found = problem(error.code or "server_error", str(error))
-            status, body["errors"] = "failed", {"object": "list", "data": [found]}
+            fault = problem(error.code or "server_error", str(error))
+            status, body["errors"] = "failed", {"object": "list", "data": [fault]}
         except Exception:
             log.exception("%s failed", body["id"])
-            found = problem("server_error", "Internal server error.")
-            status, body["errors"] = "failed", {"object": "list", "data": [found]}
+            fault = problem("server_error", "Internal server error.")
+            status, body["errors"] = "failed", {"object": "list", "data": [fault]}
         await self._end(run, status)
 
     async def _lines(self, run: _Run) -> Sequence[Line | None]:
@@ -179,13 +179,15 @@ class Batches:
         parts = await self._parts(body["input_file_id"])
         if not parts:
             raise BatchError(problem("file_not_found", "The input file was deleted."))
-        found = {
+        written = {
             name: await self._parts(body[name] or "")
             for name in ("output_file_id", "error_file_id")
         }
-        done = Done({msgspec.json.decode(part)["custom_id"] for p in found.values() for part in p})
+        done = Done(
+            {msgspec.json.decode(part)["custom_id"] for p in written.values() for part in p}
+        )
         lines = await asyncio.to_thread(_read, b"".join(parts), done, body["endpoint"])
-        completed, failed = map(len, found.values())
+        completed, failed = map(len, written.values())
         counts = {"total": len(lines), "completed": completed, "failed": failed}
         body["request_counts"] = counts
         return lines
@@ -200,10 +202,10 @@ class Batches:
             for line in waiting:
                 if line is None:
                     continue
-                found = await self._send(run, line, app)
-                if found is None:
+                reply = await self._send(run, line, app)
+                if reply is None:
                     return
-                await self._save(run, found)
+                await self._save(run, reply)
 
         tasks = [asyncio.create_task(work()) for _ in range(self._concurrency)]
         try:
@@ -220,22 +222,22 @@ class Batches:
         body = {"priority": PRIORITY, **msgspec.json.decode(line.body)}
         line = evolve(line, body=msgspec.json.encode(body))
         while not run.is_late and not self._draining():
-            found = await answer(app, line, state)
-            if found.retry_seconds is None:
-                return found
-            await asyncio.sleep(min(found.retry_seconds, _LONGEST_PAUSE))
+            reply = await answer(app, line, state)
+            if reply.retry_seconds is None:
+                return reply
+            await asyncio.sleep(min(reply.retry_seconds, _LONGEST_PAUSE))
         return None
 
-    async def _save(self, run: _Run, found: Answer) -> None:
-        body, kind = run.body, "error" if found.failed else "output"
+    async def _save(self, run: _Run, reply: Answer) -> None:
+        body, kind = run.body, "error" if reply.failed else "output"
         name = f"{kind}_file_id"
         async with run.saving:
             if body[name] is None:
                 file = file_of(f"{body['id']}_{kind}.jsonl", 0, "batch_output")
                 await self._store.run(lambda db: db.files.create("file", run.owner, file))
                 body[name] = file["id"]
-            body["request_counts"]["failed" if found.failed else "completed"] += 1
-            part, stored = found.content + b"\n", dict(body)
+            body["request_counts"]["failed" if reply.failed else "completed"] += 1
+            part, stored = reply.content + b"\n", dict(body)
             await self._store.run(lambda db: db.files.append(body[name], part, stored))
 
     async def _end(self, run: _Run, status: str) -> None:

@@ -38,13 +38,13 @@ class Conversation:
 
 async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversation:
     """Check the request, render and tokenize its messages. Raises RequestError."""
-    body, found = parsed.body, model.output_format
+    body, format = parsed.body, model.output_format
     use = ToolUse.of(body, model)
-    special = found is not None and found.writes_special(tools=bool(use.offered))
+    special = format is not None and format.writes_special(tools=bool(use.offered))
     params = _params(body, model, keeps_special=special)
     prompt = await encode_fitting(body, model, use.offered, params.max_tokens)
-    held = _held(params, use, model, prompt.text)
-    params = model.preprocessor.reasoned(held, found, prompt.text)
+    constrained = _held(params, use, model, prompt.text)
+    params = model.preprocessor.reasoned(constrained, format, prompt.text)
     prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))
     prepared = Prepared.of(
         parsed,
@@ -55,7 +55,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
         rendered=prompt.rendered,
     )
     parsers = [
-        found.parser(prompt.text, use.offered, parallel=use.parallel) if found else None
+        format.parser(prompt.text, use.offered, parallel=use.parallel) if format else None
         for _ in range(params.n)
     ]
     return Conversation(prepared, prompt, parsers)
@@ -63,9 +63,9 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
 
 def _held(params: SamplingParams, use: ToolUse, model: ServedModel, prompt: str) -> SamplingParams:
     """Return the parameters with the grammar of calls, if there is one."""
-    own = params.structured_outputs
-    spec = use.grammar(model, own, prompt)
-    return params if spec is own else evolve(params, structured_outputs=spec)
+    requested = params.structured_outputs
+    spec = use.grammar(model, requested, prompt)
+    return params if spec is requested else evolve(params, structured_outputs=spec)
 
 
 def _overruled(data: ChatRequest, special: bool) -> tuple[str, ...]:
@@ -120,10 +120,10 @@ def arguments_object(text: str) -> dict[str, Any]:
     """Return a call's arguments as an object, for APIs that have no other. What the model wrote
     instead of one becomes its only member."""
     try:
-        found = msgspec.json.decode(text or "{}")
+        arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
+        arguments = text
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def _params(data: ChatRequest, model: ServedModel, *, keeps_special: bool) -> SamplingParams:

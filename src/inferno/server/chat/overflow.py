@@ -36,15 +36,15 @@ async def encode_fitting(
         return prompt
     roles = [message.role for message in body.messages]
     sizes = await asyncio.to_thread(_sizes, body, model)
-    kept: list[int] = []
-    for kept in windows(roles, sizes, limit):
-        part = evolve(body, messages=[body.messages[i] for i in kept])
+    window: list[int] = []
+    for window in windows(roles, sizes, limit):
+        part = evolve(body, messages=[body.messages[i] for i in window])
         prompt = await _attempt(part, model, tools)
         if prompt is not None and len(prompt.token_ids) <= limit:
             break
     if prompt is None:  # the last turn alone is too long
         return await model.encode_chat(body, tools)
-    dropped = (f"messages[{i}]" for i in range(len(roles)) if i not in kept)
+    dropped = (f"messages[{i}]" for i in range(len(roles)) if i not in window)
     return evolve(prompt, ignored=(*prompt.ignored, *dropped))
 
 

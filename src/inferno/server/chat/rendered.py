@@ -33,9 +33,9 @@ class Rendered:
         marks, at = [], 0
         for index, message in enumerate(messages):
             content = _content(message).strip()
-            found = text.find(content, at) if content else -1
-            if found >= 0:
-                at = found + len(content)
+            start = text.find(content, at) if content else -1
+            if start >= 0:
+                at = start + len(content)
                 marks.append(Mark(index, str(message.get("role", "")), at))
         return cls(text, tuple(marks))
 

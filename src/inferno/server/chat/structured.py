@@ -37,16 +37,16 @@ class StructuredFields:
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
 
-    def spec(self, own: Mapping[str, Any] | None) -> GrammarSpec | None:
-        """Return what the output must match; `own` is the body's `structured_outputs`. Raises
+    def spec(self, vllm: Mapping[str, Any] | None) -> GrammarSpec | None:
+        """Return what the output must match; `vllm` is the body's `structured_outputs`. Raises
         RequestError if several fields ask for it."""
-        found: dict[str, GrammarSpec | None] = {"structured_outputs": grammar_spec(own)}
+        specs: dict[str, GrammarSpec | None] = {"structured_outputs": grammar_spec(vllm)}
         if self.response_format is not None:
-            found["response_format"] = _response_format(self.response_format)
+            specs["response_format"] = _response_format(self.response_format)
         for name, kind in _GUIDED.items():
             if (value := getattr(self, name)) not in (None, ""):
-                found[name] = spec_of(kind, value, name)
-        given = {name: spec for name, spec in found.items() if spec is not None}
+                specs[name] = spec_of(kind, value, name)
+        given = {name: spec for name, spec in specs.items() if spec is not None}
         if len(given) > 1:
             names = list(given)
             raise RequestError(

@@ -55,22 +55,22 @@ class Thinking:
     def variables(self, known: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the template's variables, of those it knows, and the names of what has no effect.
         Raises RequestError if it does not know reasoning that is asked for."""
-        found: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         wanted, effort = self.wanted, self.effort
         if effort is not None and "reasoning_effort" in known:
-            found["reasoning_effort"] = effort
+            chosen["reasoning_effort"] = effort
         elif effort is not None and wanted is None:
             wanted = effort != "none"
         switches = [name for name in SWITCHES if name in known]
         if wanted is None:
-            return found, ()
+            return chosen, ()
         if switches:
-            return {**found, **dict.fromkeys(switches, wanted)}, ()
+            return {**chosen, **dict.fromkeys(switches, wanted)}, ()
         if self.wanted is not None:
-            return found, ("enable_thinking",)
+            return chosen, ("enable_thinking",)
         if effort != "none":
             raise unsupported(
                 "reasoning_effort",
                 "This model's chat template cannot switch reasoning: leave it out.",
             )
-        return found, ()
+        return chosen, ()

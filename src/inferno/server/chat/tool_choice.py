@@ -43,8 +43,8 @@ class ToolUse:
         callable, mode = _chosen(tools, data.tool_choice)
         if mode == "none" or not tools:
             return cls(ignored=ignored)
-        found = model.output_format
-        if found is None or not found.has_tools:
+        format = model.output_format
+        if format is None or not format.has_tools:
             raise unsupported(
                 "tools",
                 "The server has no format of tool calls for this model: `inferno explain` says "
@@ -71,28 +71,28 @@ class ToolUse:
         return any(map(_strict, self.callable))
 
     def grammar(
-        self, model: ServedModel, own: GrammarSpec | None, prompt: str
+        self, model: ServedModel, requested: GrammarSpec | None, prompt: str
     ) -> GrammarSpec | None:
-        """Return what the output of the rendered prompt must match: calls, or else `own`, the
-        request's own. Raises RequestError if calls are forced, and the format cannot say how they
+        """Return what the output of the rendered prompt must match: calls, or else what is
+        `requested`. Raises RequestError if calls are forced, and the format cannot say how they
         are written."""
-        found = model.output_format
-        if found is None or not self.offered:
-            return own
-        if not self.forced and own is None and not (self.strict and _compiles_lark(model)):
+        format = model.output_format
+        if format is None or not self.offered:
+            return requested
+        if not self.forced and requested is None and not (self.strict and _compiles_lark(model)):
             return None
-        choice: ToolChoice = "required" if self.forced or own is not None else "auto"
-        text = found.call_grammar(self.callable, prompt, choice=choice, parallel=self.parallel)
+        choice: ToolChoice = "required" if self.forced or requested is not None else "auto"
+        text = format.call_grammar(self.callable, prompt, choice=choice, parallel=self.parallel)
         if text is None and self.forced:
             raise unsupported(
                 "tool_choice",
                 "Use auto: this model's format has no grammar of calls. Another --chat-format of "
                 "the server may have one.",
             )
-        if text is None or (own is not None and not self.forced and not _is_json(own)):
-            return own
-        if own is not None and not self.forced:
-            return _either(own, text)
+        if text is None or (requested is not None and not self.forced and not _is_json(requested)):
+            return requested
+        if requested is not None and not self.forced:
+            return _either(requested, text)
         return GrammarSpec(kind="lark", text=text, param="tool_choice" if self.forced else "tools")
 
 
@@ -159,15 +159,15 @@ def _named(choice: Any) -> str | None:
 
 
 def _known(tools: list[dict[str, Any]], names: set[str | None]) -> list[dict[str, Any]]:
-    found = [tool for tool in tools if tool["function"]["name"] in names]
-    if not found or len(found) < len(names):
+    chosen = [tool for tool in tools if tool["function"]["name"] in names]
+    if not chosen or len(chosen) < len(names):
         known = ", ".join(tool["function"]["name"][:60] for tool in tools[:20])
         raise RequestError(
             "tool_choice names a tool that is not among the tools",
             f"Name one of: {known}." if known else "Send it in tools.",
             param="tool_choice",
         )
-    return found
+    return chosen
 
 
 def _strict(tool: dict[str, Any]) -> bool:
@@ -183,12 +183,14 @@ def _is_json(spec: GrammarSpec) -> bool:
     return spec.kind in ("json_schema", "json_object")
 
 
-def _either(own: GrammarSpec, calls: str) -> GrammarSpec:
+def _either(requested: GrammarSpec, calls: str) -> GrammarSpec:
     """Return the grammar of an answer in JSON, or calls."""
-    found = json.loads(own.text) if own.kind == "json_schema" else {"type": "object"}
-    if isinstance(found, bool):
-        found = {} if found else {"not": {}}
-    schema = json.dumps({**found, "x-guidance": own.embedded_json_options}, ensure_ascii=False)
+    answer = json.loads(requested.text) if requested.kind == "json_schema" else {"type": "object"}
+    if isinstance(answer, bool):
+        answer = {} if answer else {"not": {}}
+    schema = json.dumps(
+        {**answer, "x-guidance": requested.embedded_json_options}, ensure_ascii=False
+    )
     calls = calls.replace("start:", "calls_only:", 1)
     text = f"start: {_ANSWER}_only | calls_only\n{_ANSWER}_only: %json {schema}\n{calls}"
-    return GrammarSpec(kind="lark", text=text, param=own.param)
+    return GrammarSpec(kind="lark", text=text, param=requested.param)

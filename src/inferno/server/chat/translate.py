@@ -45,17 +45,17 @@ class Translation:
         messages = self.chat["messages"]
         with self.naming():
             try:
-                found = await self._prepare(messages, model)
+                conversation = await self._prepare(messages, model)
             except RequestError as error:
-                said = without_late_systems(messages)
-                if error.param != "messages" or said == messages:
+                changed = without_late_systems(messages)
+                if error.param != "messages" or changed == messages:
                     raise
                 try:
-                    found = await self._prepare(said, model)
+                    conversation = await self._prepare(changed, model)
                 except RequestError:
                     raise error from None
-        ignored = tuple(dict.fromkeys(map(self.name, found.prepared.ignored)))
-        return evolve(found, prepared=evolve(found.prepared, ignored=ignored))
+        ignored = tuple(dict.fromkeys(map(self.name, conversation.prepared.ignored)))
+        return evolve(conversation, prepared=evolve(conversation.prepared, ignored=ignored))
 
     async def _prepare(self, messages: Sequence[Any], model: ServedModel) -> Conversation:
         chat = {**self.chat, "messages": messages}

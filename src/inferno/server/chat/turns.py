@@ -91,9 +91,9 @@ class Turns:
             begins = first == 0 if turn.start == 0 else ends[first - 1 : first] == [turn.start]
             if first < done or not begins or ends[last - 1] != turn.end:
                 continue  # the tokenizer does not split here
-            own = turn.token_ids.tolist()
-            if _decoded(tokenizer, own) == _decoded(tokenizer, ids[first:last]):
-                replayed += ids[done:first] + own
+            drawn = turn.token_ids.tolist()
+            if _decoded(tokenizer, drawn) == _decoded(tokenizer, ids[first:last]):
+                replayed += ids[done:first] + drawn
                 done = last
         return replayed + ids[done:]
 
@@ -101,12 +101,12 @@ class Turns:
         """Return the turns that end a prefix of `text`, in order."""
         with self._lock:
             ends = sorted(end for end in self._ends if end <= len(text))
-            found = []
+            turns = []
             for key in _keys(text, ends, salt):
                 if (turn := self._turns.get(key)) is not None:
                     self._turns.move_to_end(key)
-                    found.append(turn)
-        return found
+                    turns.append(turn)
+        return turns
 
     def _drop(self, key: bytes) -> None:
         turn = self._turns.pop(key, None)

@@ -27,19 +27,19 @@ def applied(
 ) -> dict[str, Any]:
     """Return a body of that class with the effects of its plugin fields applied and the fields
     removed. Raises RequestError."""
-    own = fields_dict(body)
-    found = {
+    declared = fields_dict(body)
+    given = {
         name: known[name]
-        for name in raw.keys() & known.keys() - own.keys()
+        for name in raw.keys() & known.keys() - declared.keys()
         if body.path in known[name].endpoints
     }
-    if not found:
+    if not given:
         return raw
-    changed = {name: value for name, value in raw.items() if name not in found}
-    for name, field in found.items():
+    changed = {name: value for name, value in raw.items() if name not in given}
+    for name, field in given.items():
         if (value := raw[name]) is not None:
             _check(field, value)
-            _apply(field, value, changed, own)
+            _apply(field, value, changed, declared)
     return changed
 
 
@@ -68,7 +68,7 @@ def _check(field: RequestField, value: Any) -> None:
 
 
 def _apply(
-    field: RequestField, value: Any, changed: dict[str, Any], own: Mapping[str, object]
+    field: RequestField, value: Any, changed: dict[str, Any], declared: Mapping[str, object]
 ) -> None:
     try:
         effect = field.apply(value)
@@ -85,6 +85,6 @@ def _apply(
     if effect.logits_processors:
         before = changed.get("logits_processors") or []
         changed["logits_processors"] = [*before, *effect.logits_processors]
-    if effect.template_variables and "chat_template_kwargs" in own:
+    if effect.template_variables and "chat_template_kwargs" in declared:
         before = changed.get("chat_template_kwargs") or {}
         changed["chat_template_kwargs"] = {**before, **effect.template_variables}

@@ -52,11 +52,11 @@ _JSON: dict[Any, Any] = {
 """The type in a body for a parameter whose Python type JSON lacks."""
 
 
-def sampling_fields(found: Iterable[Parameter]) -> dict[str, Any]:
+def sampling_fields(parameters: Iterable[Parameter]) -> dict[str, Any]:
     """Make a body's fields for the sampling parameters, None by default."""
     return {
         p.name: field(default=None, type=_JSON.get(p.type, p.type) | None)
-        for p in found
+        for p in parameters
         if p.in_body
     }
 
@@ -93,16 +93,16 @@ def sampling_values(
 ) -> dict[str, Any]:
     """Return the sampling parameters given in a body, by `SamplingParams`' names. `SamplingParams`
     checks their values. Raises RequestError."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         p.name: _biases(p.name, value) if p.type == Mapping[int, float] else value
         for p in known
         if p.in_body and (value := getattr(data, p.name)) is not None
     }
-    if (spec := data.spec(found.pop("structured_outputs", None))) is not None:
-        found["structured_outputs"] = spec
-    if data.stream and "prompt_logprobs" in found:
+    if (spec := data.spec(values.pop("structured_outputs", None))) is not None:
+        values["structured_outputs"] = spec
+    if data.stream and "prompt_logprobs" in values:
         raise unsupported("prompt_logprobs", "They are not streamed: leave stream out.")
-    return found
+    return values
 
 
 def _biases(param: str, raw: Mapping[str, float]) -> dict[int, float]:

@@ -33,11 +33,11 @@ def honoured(**notes: str) -> tuple[Field, ...]:
     return tuple(Field(name, "honoured", note) for name, note in notes.items())
 
 
-def sampling_rows(found: Iterable[Parameter]) -> tuple[Field, ...]:
+def sampling_rows(parameters: Iterable[Parameter]) -> tuple[Field, ...]:
     """Make a row for each sampling parameter in bodies."""
     return tuple(
         Field(p.name, "honoured", " ".join(filter(None, [p.help, _limits(p), p.body_note])))
-        for p in found
+        for p in parameters
         if p.in_body
     )
 

@@ -77,9 +77,9 @@ def keys_usage(request: Request[Any, Any, Any], state: State) -> dict[str, Any]:
     has."""
     keys: Keys = state.api_keys
     record = record_of(request.scope)
-    own = record.key if record is not None else None
-    shown = keys.all if own is None or own.admin else (own,)
-    return {"keys": [_usage(key) for key in shown if own is not None]}
+    caller = record.key if record is not None else None
+    shown = keys.all if caller is None or caller.admin else (caller,)
+    return {"keys": [_usage(key) for key in shown if caller is not None]}
 
 
 def _status(hosted: HostedModel) -> dict[str, Any]:

@@ -72,21 +72,21 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     preprocessor, pooling = model.preprocessor, model.preprocessor.pooling
     if pooling.classifier is not None:
         return ("rerank",) if pooling.classifier.num_labels == 1 else ()
-    found: list[Capability] = []
+    names: list[Capability] = []
     if preprocessor.template.exists and model.tokenizer is not None:
-        found.append("chat")
+        names.append("chat")
         if model.output_format is not None and model.output_format.has_tools:
-            found.append("tools")
+            names.append("tools")
         if model.output_format is not None and model.output_format.reasoning is not None:
-            found.append("reasoning")
-    found.append("completion")
+            names.append("reasoning")
+    names.append("completion")
     if model.llm.plan.grammars and model.tokenizer is not None:
-        found.append("structured")
+        names.append("structured")
     if not pooling.unsupported:
-        found.append("embeddings")
+        names.append("embeddings")
     if pooling.judge is not None or pooling.is_embedder:
-        found.append("rerank")
-    return tuple(found)
+        names.append("rerank")
+    return tuple(names)
 
 
 def _whole(value: Any) -> int | None:
@@ -106,19 +106,19 @@ def fields_of(bodies: Iterable[type[Any]]) -> Fields:
 
 def details(model: ServedModel, fields: Fields) -> dict[str, Any]:
     """Return what a model's card says beyond OpenAI's fields."""
-    found = Description.of(model)
+    description = Description.of(model)
     pooling = model.preprocessor.pooling
-    embeds = "embeddings" in found.capabilities
+    embeds = "embeddings" in description.capabilities
     return {
-        "architecture": found.architecture,
-        "format": found.format,
-        "quantization": found.quantization,
-        "device": found.device,
-        "weight_bytes": found.nbytes,
-        "trained_context": found.trained_len,
-        "capabilities": found.capabilities,
-        "chat_format": found.chat_format,
-        "grammars": found.grammars,
+        "architecture": description.architecture,
+        "format": description.format,
+        "quantization": description.quantization,
+        "device": description.device,
+        "weight_bytes": description.nbytes,
+        "trained_context": description.trained_len,
+        "capabilities": description.capabilities,
+        "chat_format": description.chat_format,
+        "grammars": description.grammars,
         "embeddings": {"pooling": pooling.pooling, "size": pooling.size, "why": pooling.reason}
         if embeds
         else None,

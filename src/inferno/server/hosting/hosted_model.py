@@ -164,7 +164,7 @@ def load_error(name: str, error: InfernoError, retry_seconds: float) -> InfernoE
     """The error for a request to a model that does not load: a 404 if there is no such model, else
     a 503."""
     kind = ModelNotFoundError if isinstance(error, ModelNotFoundError) else ModelUnavailableError
-    found = kind(f"the model {name!r} does not load: {error.cause}", error.remedy)
+    refusal = kind(f"the model {name!r} does not load: {error.cause}", error.remedy)
     seconds = str(max(1, round(retry_seconds)))
-    found.headers = {"Retry-After": seconds, "x-should-retry": "false"}
-    return found
+    refusal.headers = {"Retry-After": seconds, "x-should-retry": "false"}
+    return refusal

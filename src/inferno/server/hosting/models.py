@@ -144,11 +144,11 @@ class Models:
         """Return the model of that name, in any state. Raises ModelNotFoundError."""
         if name is None:
             return self.hosted[0]
-        if (found := self._by_name.get(name) or self._by_ref.get(name)) is None:
+        if (hosted := self._by_name.get(name) or self._by_ref.get(name)) is None:
             raise ModelNotFoundError(
                 f"the model {name[:200]!r} does not exist", f"Use one of: {', '.join(self.names)}"
             )
-        return found
+        return hosted
 
     async def load(self, hosted: HostedModel) -> None:
         """Load a model without a request for it, at once even if its last load failed. Raises what
@@ -204,8 +204,8 @@ class Models:
             for hosted in self.hosted:
                 if hosted.state is LoadState.LOADING and hosted.task is not None:
                     hosted.task.cancel()
-            own = (hosted for hosted in self.hosted if hosted.spec.make is not None)
-            await asyncio.gather(*(self.unload(hosted, 0) for hosted in own))
+            made_here = (hosted for hosted in self.hosted if hosted.spec.make is not None)
+            await asyncio.gather(*(self.unload(hosted, 0) for hosted in made_here))
 
     # --- one model's transitions ------------------------------------------------------------------
 
@@ -284,8 +284,8 @@ class Models:
                 return llm
             except OutOfMemoryError:
                 devices = {s.device for s in self.hosted if s.holds_memory} - {"cpu"}
-                found = [victim for d in devices if (victim := self._idlest(d)) is not None]
-                victim = min(found, key=lambda hosted: hosted.last_used, default=None)
+                idle = [victim for d in devices if (victim := self._idlest(d)) is not None]
+                victim = min(idle, key=lambda hosted: hosted.last_used, default=None)
                 if victim is None:
                     raise
                 await self.unload(victim)
@@ -311,23 +311,23 @@ class Models:
     def _idlest(self, device: str | None = None) -> HostedModel | None:
         """The model that was not used for the longest time, among those that may be unloaded, on
         one device or any."""
-        found = [
+        idle = [
             hosted
             for hosted in self.hosted
             if hosted.is_idle and not hosted.spec.pin and device in (None, hosted.device)
         ]
-        return min(found, key=lambda hosted: hosted.last_used, default=None)
+        return min(idle, key=lambda hosted: hosted.last_used, default=None)
 
     def _no_room(
         self, hosted: HostedModel, device: str, nbytes: int, *, too_many: bool
     ) -> ModelUnavailableError:
-        held = [s for s in self.hosted if s is not hosted and s.holds_memory]
+        loaded = [s for s in self.hosted if s is not hosted and s.holds_memory]
         uses = ", ".join(
             f"{s.name} {format_bytes(s.nbytes)} ({'pinned' if s.spec.pin else 'in use'})"
-            for s in held
+            for s in loaded
         )
         if too_many and nbytes <= self._budgets.get(device, nbytes):
-            cause = f"{len(held)} models are loaded, the most allowed, and none is idle: {uses}"
+            cause = f"{len(loaded)} models are loaded, the most allowed, and none is idle: {uses}"
         else:
             budget = format_bytes(self._budgets.get(device, 0))
             cause = (

@@ -92,5 +92,5 @@ class Apis:
 
     def model_cards(self, headers: Mapping[str, str]) -> ModelCards | None:
         """Return the format of models that a request's headers ask for; None: OpenAI's."""
-        found = (each.api.model_cards for each in self.mounted)
-        return next((cards for cards in found if cards and cards.header in headers), None)
+        formats = (each.api.model_cards for each in self.mounted)
+        return next((cards for cards in formats if cards and cards.header in headers), None)

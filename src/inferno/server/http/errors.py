@@ -117,13 +117,13 @@ def _no_route(request: Request[Any, Any, Any], error: HTTPException) -> HTTPExce
 
 def _invalid(error: ValidationException) -> Exception:
     """Name what Litestar could not read: the body, if there is none, or a parameter."""
-    found = error.extra[0] if isinstance(error.extra, list) and error.extra else None
-    if not isinstance(found, dict) or "key" not in found:
+    fault = error.extra[0] if isinstance(error.extra, list) and error.extra else None
+    if not isinstance(fault, dict) or "key" not in fault:
         return error
-    if found.get("source") == "body":  # other faults of a body are found by `parsing.decode`
+    if fault.get("source") == "body":  # other faults of a body are found by `parsing.decode`
         return RequestError("the body is empty", "Send one JSON object.")
-    name = str(found["key"])
-    return RequestError(f"{name}: {found['message']}", "Correct it.", param=name)
+    name = str(fault["key"])
+    return RequestError(f"{name}: {fault['message']}", "Correct it.", param=name)
 
 
 def _has_left(error: Exception) -> bool:
@@ -143,5 +143,5 @@ def headers_of(error: Exception, status: int) -> dict[str, str]:
         headers["Retry-After"] = str(RETRY_AFTER)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    own: Mapping[str, str] | None = getattr(error, "headers", None)  # 405 carries Allow
-    return headers | dict(own or {})
+    carried: Mapping[str, str] | None = getattr(error, "headers", None)  # 405 carries Allow
+    return headers | dict(carried or {})

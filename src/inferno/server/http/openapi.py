@@ -37,12 +37,12 @@ _STREAM_TYPE, _ONLY_OPENAI = "text/event-stream", Apis()
 def openapi_config(bodies: Sequence[type[Any]], apis: Apis) -> OpenAPIConfig:
     """Return the configuration of a document at /schema/openapi.json. `bodies` are the classes of
     request bodies, whose `rows` describe their fields; `apis` know how each streams."""
-    found = {body.__name__: body for body in bodies}
+    by_name = {body.__name__: body for body in bodies}
     return OpenAPIConfig(
         title="inferno",
         version=inferno.__version__,
         path="/schema",
-        render_plugins=[_Completed(found, apis)],
+        render_plugins=[_Completed(by_name, apis)],
     )
 
 
@@ -55,10 +55,10 @@ class _Completed(JsonRenderPlugin):
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         # Plugins are those of the models that are loaded now.
-        found = tuple(request.app.state.models.request_fields.values())
-        if self._document is None or found != self._plugin_fields:
-            self._document = complete(openapi_schema, self._bodies, found, self._apis)
-            self._plugin_fields = found
+        plugin_fields = tuple(request.app.state.models.request_fields.values())
+        if self._document is None or plugin_fields != self._plugin_fields:
+            self._document = complete(openapi_schema, self._bodies, plugin_fields, self._apis)
+            self._plugin_fields = plugin_fields
         return super().render(request, self._document)
 
 

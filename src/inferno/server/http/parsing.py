@@ -176,13 +176,13 @@ def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> l
     if "messages" not in fields_dict(cls):
         return []
     known = fields_dict(Message)
-    found = {
+    unknown = {
         k: None
         for m in raw.get("messages") or ()
         for k, v in m.items()
         if k not in known and v is not None
     }
-    names = [f"messages[].{shorten(name, 80)}" for name in found]
+    names = [f"messages[].{shorten(name, 80)}" for name in unknown]
     if strict and names:
         raise RequestError(
             f"unknown field {names[0]!r}", "Leave it out.", param=names[0], code="unknown_parameter"

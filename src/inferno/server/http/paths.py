@@ -33,8 +33,8 @@ class Routes:
     def methods(self, path: str) -> frozenset[str]:
         """Return the methods of a path; empty if there is no such path."""
         plain = path.rstrip("/") or "/"
-        found = (methods for regex, _, methods in self.patterns if regex.fullmatch(plain))
-        return frozenset().union(*found)
+        matching = (methods for regex, _, methods in self.patterns if regex.fullmatch(plain))
+        return frozenset().union(*matching)
 
     def served(self, method: str, path: str) -> str:
         """Return the path that serves this one: itself, or with `/v1` added or removed."""

@@ -246,8 +246,8 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
-    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", found)[1]
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
     return uid
 
 

@@ -80,14 +80,14 @@ def log_request(record: Record) -> None:
 
 def fields(record: Record) -> dict[str, Any]:
     """What is logged of a request; what it has not is left out."""
-    found: dict[str, Any] = {
+    line: dict[str, Any] = {
         "request_id": record.id,
         "status": record.status,  # None: the client was gone before the response began
         "key": record.key_name or None,
         "model": record.model,
     }
     if record.prompt_tokens:
-        found |= {
+        line |= {
             "stream": record.streamed,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
@@ -95,17 +95,17 @@ def fields(record: Record) -> dict[str, Any]:
             "ttft": None if record.first_token is None else round(record.first_token, 4),
             "finish_reason": ",".join(dict.fromkeys(record.finish_reasons)) or None,
         }
-    found |= {"duration": round(record.seconds, 4), "error": record.error}
+    line |= {"duration": round(record.seconds, 4), "error": record.error}
     if record.prompts:
-        found["prompts"] = [prompt[:_MAX_PROMPT] for prompt in record.prompts]
-    return {name: value for name, value in found.items() if value is not None}
+        line["prompts"] = [prompt[:_MAX_PROMPT] for prompt in record.prompts]
+    return {name: value for name, value in line.items() if value is not None}
 
 
 def _context(record: logging.LogRecord) -> dict[str, Any]:
     """The line's own fields, or the request that was handled when it was written."""
-    own: dict[str, Any] | None = getattr(record, "inferno", None)
-    if own is not None:
-        return own
+    line: dict[str, Any] | None = getattr(record, "inferno", None)
+    if line is not None:
+        return line
     request = current()
     if request is None:
         return {}

@@ -73,14 +73,14 @@ class History:
     def find(self, name: str, owner: str) -> Seen | None:
         """Return the owner's request with that answer id, with or without its prefix, or with that
         x-request-id."""
-        own = [seen for seen in reversed(self._seen.values()) if seen.owner == owner]
+        theirs = [seen for seen in reversed(self._seen.values()) if seen.owner == owner]
         id = re.split(r"[-_]", name)[-1]
-        return next((s for s in own if id == s.id or name == s.request_id), None)
+        return next((s for s in theirs if id == s.id or name == s.request_id), None)
 
     def before(self, seen: Seen) -> list[Seen]:
         """Return the owner's earlier requests."""
-        own = [other for other in self._seen.values() if other.owner == seen.owner]
-        return own[: own.index(seen)] if seen in own else []
+        theirs = [other for other in self._seen.values() if other.owner == seen.owner]
+        return theirs[: theirs.index(seen)] if seen in theirs else []
 
     def _bound(self) -> None:
         while len(self._seen) > self.limit or (
@@ -144,10 +144,10 @@ def _reason(seen: Seen, closest: Seen | None, common: int, block_size: int, comp
         return "The request has no token yet, or was aborted before its first one."
     full = min(common, seen.prompt_len - 1) // block_size * block_size
     if closest is None or not full:
-        found = f" {seen.num_cached} tokens were cached by others." if seen.num_cached else ""
+        others = f" {seen.num_cached} tokens were cached by others." if seen.num_cached else ""
         return (
             f"None of the {compared} earlier requests that are remembered begins with the same "
-            f"{block_size} tokens.{found}"
+            f"{block_size} tokens.{others}"
         )
     if closest.salt != seen.salt:
         return "The closest earlier request has another cache_salt."

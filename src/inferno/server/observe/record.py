@@ -201,10 +201,10 @@ class Recorded:
 def request_id_of(request: Request[Any, Any, Any]) -> str:
     """Return the value that the header x-request-id of the request's answer will have."""
     record, state = record_of(request.scope), request.scope.get("state", {})
-    own = uuid.uuid4().hex if record is None else record.id
-    if request.headers.get("x-request-id") == own:
-        return own
-    return safe_id(state.get("request_id")) or own
+    id = uuid.uuid4().hex if record is None else record.id
+    if request.headers.get("x-request-id") == id:
+        return id
+    return safe_id(state.get("request_id")) or id
 
 
 def safe_id(request_id: str | None) -> str | None:

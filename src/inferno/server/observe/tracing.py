@@ -79,7 +79,7 @@ class Tracer:
 
 def attributes(record: Record) -> dict[str, Any]:
     """A request's attributes, without prompts and keys."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "http.request.method": record.method,
         "url.path": record.path,
         "http.response.status_code": record.status,
@@ -90,7 +90,7 @@ def attributes(record: Record) -> dict[str, Any]:
         "gen_ai.request.model": record.model,
     }
     if record.prompt_tokens:
-        found |= {
+        values |= {
             "gen_ai.provider.name": "inferno",
             "gen_ai.response.model": record.model,
             "gen_ai.usage.input_tokens": record.prompt_tokens,
@@ -100,7 +100,7 @@ def attributes(record: Record) -> dict[str, Any]:
             "gen_ai.server.time_to_first_token": record.first_token,
             **record.attributes,
         }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _name(record: Record) -> str:

@@ -109,5 +109,5 @@ async def _prompts(
 def _truncated(
     ids: tuple[int, ...], model: ServedModel, params: SamplingParams
 ) -> tuple[str, tuple[int, ...]]:
-    kept, tokenizer = model.preprocessor.truncated(ids, params), model.tokenizer
-    return "" if tokenizer is None else tokenizer.decode(kept, skip_special_tokens=False), kept
+    prompt, tokenizer = model.preprocessor.truncated(ids, params), model.tokenizer
+    return "" if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=False), prompt

@@ -70,10 +70,10 @@ def prompt(
 
 
 def _top(tokenizer: Tokenizer | None, position: Logprobs) -> dict[str, float]:
-    found = {token_text(tokenizer, i): max(logprob, _LOWEST) for i, logprob in position.top}
+    logprobs = {token_text(tokenizer, i): max(logprob, _LOWEST) for i, logprob in position.top}
     # As in OpenAI's API, the sampled token is listed even if it is not among the most likely.
-    found.setdefault(token_text(tokenizer, position.token_id), max(position.logprob, _LOWEST))
-    return found
+    logprobs.setdefault(token_text(tokenizer, position.token_id), max(position.logprob, _LOWEST))
+    return logprobs
 
 
 def _ranked(tokenizer: Tokenizer | None, position: Logprobs) -> dict[str, Any]:

@@ -111,10 +111,10 @@ async def get_item(
 ) -> Response[Any]:
     """Return one item of a conversation."""
     checked_id(id, "conversation")
-    found = await store.run(Database.item, owner_of(request), item, id)
-    if found is None:
+    stored = await store.run(Database.item, owner_of(request), item, id)
+    if stored is None:
         raise not_found("item", item)
-    return answer(found)
+    return answer(stored)
 
 
 @delete("/v1/conversations/{id:str}/items/{item:str}", status_code=200, responses=ERROR_RESPONSES)

@@ -108,10 +108,10 @@ class Database:
 
     def response(self, owner: str, id: str) -> Stored | None:
         """Return a response."""
-        found = self._find("response", owner, id, "body, previous, text, token_ids")
-        if found is None:
+        row = self._find("response", owner, id, "body, previous, text, token_ids")
+        if row is None:
             return None
-        body, previous, text, tokens = found
+        body, previous, text, tokens = row
         token_ids = array("I")
         token_ids.frombytes(tokens or b"")
         return Stored(
@@ -126,8 +126,8 @@ class Database:
         """Return all items up to the end of a response: its own, and those it continues. Raises
         RequestError if one of them is gone."""
         named = {"id": id, "owner": owner}
-        found = self._db.execute(f"{_CHAIN} SELECT id, previous FROM chain ORDER BY depth", named)
-        ids = found.fetchall()
+        links = self._db.execute(f"{_CHAIN} SELECT id, previous FROM chain ORDER BY depth", named)
+        ids = links.fetchall()
         missing = ids[-1][1] if ids else id
         if missing is not None:
             raise RequestError(
@@ -157,8 +157,8 @@ class Database:
 
     def conversation(self, owner: str, id: str) -> dict[str, Any] | None:
         """Return a conversation's object."""
-        found = self._find("conversation", owner, id, "body")
-        return None if found is None else dict(_decode(found[0]))
+        row = self._find("conversation", owner, id, "body")
+        return None if row is None else dict(_decode(row[0]))
 
     def update(self, owner: str, body: dict[str, Any]) -> None:
         """Replace a conversation's object."""
@@ -184,14 +184,14 @@ class Database:
             return None
         start = None
         if after is not None:
-            found = self._tables.one(
+            start_row = self._tables.one(
                 "SELECT position FROM items WHERE record = ? AND id = ?", id, after
             )
-            if found is None:
+            if start_row is None:
                 raise RequestError(
                     f"after names no item: {after[:80]!r}", "Give a listed id.", param="after"
                 )
-            start = found[0]
+            start = start_row[0]
         sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
         rows = self._tables.all(
             "SELECT body FROM items WHERE record = ? AND part IN ('input', 'item') "
@@ -205,12 +205,12 @@ class Database:
 
     def all_items(self, owner: str, id: str) -> list[Item] | None:
         """Return all items of a conversation."""
-        found = self._find("conversation", owner, id, "id")
-        return None if found is None else self._items(id, "item")
+        row = self._find("conversation", owner, id, "id")
+        return None if row is None else self._items(id, "item")
 
     def item(self, owner: str, id: str, record: str | None = None) -> Item | None:
         """Return an item by its id, of one record or of any."""
-        found = self._tables.one(
+        row = self._tables.one(
             "SELECT i.body FROM items i JOIN records r ON r.id = i.record "
             "WHERE i.id = ? AND r.owner = ? AND (? IS NULL OR r.id = ?) LIMIT 1",
             id,
@@ -218,7 +218,7 @@ class Database:
             record,
             record,
         )
-        return None if found is None else dict(_decode(found[0]))
+        return None if row is None else dict(_decode(row[0]))
 
     def delete_item(self, owner: str, record: str, id: str) -> bool:
         """Delete an item of a conversation; return whether there was one."""
@@ -237,12 +237,12 @@ class Database:
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         """Delete a response or a conversation with its items; return whether there was one."""
-        found = self._find(kind, owner, id, "bytes")
-        if found is not None:
+        row = self._find(kind, owner, id, "bytes")
+        if row is not None:
             with self._transaction():
-                self._drop(id, found[0])
+                self._drop(id, row[0])
             self._tables.forget()
-        return found is not None
+        return row is not None
 
     def expire(self) -> None:
         """Delete what has not been created, continued or extended for too long."""
@@ -283,8 +283,8 @@ class Database:
         self._bytes += size
 
     def _append(self, owner: str, id: str, items: Sequence[Item]) -> None:
-        found = self._find("conversation", owner, id, "bytes")
-        if found is None:  # deleted meanwhile: there is nothing to add to
+        row = self._find("conversation", owner, id, "bytes")
+        if row is None:  # deleted meanwhile: there is nothing to add to
             return
         last = self._tables.one(
             "SELECT COALESCE(MAX(position), -1) FROM items WHERE record = ?", id
@@ -298,7 +298,7 @@ class Database:
         self._db.execute(
             "UPDATE records SET used = ?, bytes = bytes + ? WHERE id = ?", (time.time(), size, id)
         )
-        self._make_room(size, already=found[0])
+        self._make_room(size, already=row[0])
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
         self._bytes += size
 

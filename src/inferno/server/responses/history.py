@@ -14,25 +14,25 @@ async def history(
     body: ResponsesRequest, store: Store, owner: str
 ) -> tuple[list[Item], list[Item]]:
     """Return the body's own items, and those before them. Raises RequestError."""
-    own = await resolved(read_items(body.input or []), store, owner)
+    new = await resolved(read_items(body.input or []), store, owner)
     before: list[Item] = []
     conversation, previous = conversation_id(body), body.previous_response_id
     if conversation is not None:
         checked_id(conversation, "conversation")
-        found = await store.run(Database.all_items, owner, conversation)
-        if found is None:
+        stored = await store.run(Database.all_items, owner, conversation)
+        if stored is None:
             raise not_found("conversation", conversation)
-        before = found
+        before = stored
     elif previous is not None:
         before = await store.run(Database.chain, owner, previous)
-    if not own and not before and not body.instructions:
+    if not new and not before and not body.instructions:
         raise RequestError("there is no input", "Send a string or items in input.", param="input")
-    return own, before
+    return new, before
 
 
 async def resolved(items: list[Item], store: Store, owner: str, param: str = "input") -> list[Item]:
     """Replace references by the stored items. Raises RequestError."""
-    found = []
+    result = []
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
             stored = await store.run(Database.item, owner, item["id"])
@@ -44,5 +44,5 @@ async def resolved(items: list[Item], store: Store, owner: str, param: str = "in
                     code="item_not_found",
                 )
             item = stored
-        found.append(item)
-    return found
+        result.append(item)
+    return result

@@ -74,8 +74,8 @@ def read_items(value: str | Sequence[Any], param: str = "input") -> list[Item]:
 
 def without_effect(items: Iterable[Item], param: str = "input") -> list[str]:
     """Return the names of items that no model here can use."""
-    found = [f"{param}[{i}]" for i, item in enumerate(items) if item["type"] in _WITHOUT_EFFECT]
-    return found[:20]
+    names = [f"{param}[{i}]" for i, item in enumerate(items) if item["type"] in _WITHOUT_EFFECT]
+    return names[:20]
 
 
 def to_messages(items: Iterable[Item], instructions: str | None = None) -> list[dict[str, Any]]:
@@ -102,9 +102,9 @@ def to_messages(items: Iterable[Item], instructions: str | None = None) -> list[
 
 def reasoning_of(item: Item) -> str:
     """Return a reasoning item's text: its own, or that in `encrypted_content`, or the summary."""
-    own = "".join(part["text"] for part in item.get("content") or ())
+    text = "".join(part["text"] for part in item.get("content") or ())
     return (
-        own
+        text
         or unseal(item.get("encrypted_content"))
         or "\n".join(part["text"] for part in item.get("summary") or ())
     )
@@ -226,15 +226,15 @@ def _message(item: Item, param: str) -> Item:
             param=f"{param}.role",
         )
     content = item.get("content")
-    own = "output_text" if role == "assistant" else "input_text"
+    kind = "output_text" if role == "assistant" else "input_text"
     if isinstance(content, str):
-        content = [{"type": own, "text": content}]
+        content = [{"type": kind, "text": content}]
     if role == "assistant":
         content = [_refusal(part) for part in content] if isinstance(content, list) else content
     parts = _parts(content, f"{param}.content", _TEXT)
     for part in parts:
         if part["type"] == "text":
-            part["type"] = own
+            part["type"] = kind
         if part["type"] == "output_text":
             part.setdefault("annotations", [])
     return {**item, "content": parts}

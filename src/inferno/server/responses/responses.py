@@ -40,14 +40,14 @@ async def create_response(
     """Generate a response to a string or to items."""
     body, owner = data.body, owner_of(request)
     model = await models.find(body.model)
-    own, before = await history(body, store, owner)
-    translation = translate(data, before, own, session_of(body, request.headers))
+    new, before = await history(body, store, owner)
+    translation = translate(data, before, new, session_of(body, request.headers))
     conversation = await translation.prepare(model)
     context = Context(
         owner=owner,
         store=store,
         running=running,
-        items=own,
+        items=new,
         conversation=conversation_id(body),
     )
     shape = ResponsesShape(model, body, conversation, context)
@@ -57,9 +57,9 @@ async def create_response(
         check_background(body, store)
 
         async def generate() -> None:
-            held = await models.find(body.model)  # for itself: the request's hold ends with it
+            hosted = await models.find(body.model)  # for itself: the request's hold ends with it
             try:
-                await held.pipeline.respond(conversation.prepared, shape, _stays)
+                await hosted.pipeline.respond(conversation.prepared, shape, _stays)
             except BaseException as error:
                 if not shape.begun.is_set():
                     raise
@@ -99,8 +99,8 @@ async def count_input_tokens(
 ) -> Response[Any]:
     """Count the tokens of a response's prompt, without generating it."""
     model = await models.find(data.body.model)
-    own, before = await history(data.body, store, owner_of(request))
-    conversation = await translate(data, before, own).prepare(model)
+    new, before = await history(data.body, store, owner_of(request))
+    conversation = await translate(data, before, new).prepare(model)
     count = len(conversation.prompt.token_ids)
     return answer({"object": "response.input_tokens", "input_tokens": count})
 

@@ -39,5 +39,5 @@ class Running:
 
     def find(self, owner: str, id: str) -> RunningResponse | None:
         """Return a response that its owner started."""
-        found = self._responses.get(id)
-        return found if found is not None and found.owner == owner else None
+        response = self._responses.get(id)
+        return response if response is not None and response.owner == owner else None

@@ -222,7 +222,7 @@ class ResponsesShape(Shape[_Choice]):
         done, params = status not in ("queued", "in_progress"), prepared.params
         reasoning, text = body.reasoning or {}, body.text or {}
         conversation, ignored = self.context.conversation, prepared.ignored
-        found = {
+        response = {
             "id": self.id,
             "object": "response",
             "created_at": self.generation.created,
@@ -257,14 +257,14 @@ class ResponsesShape(Shape[_Choice]):
             "user": None,
             "metadata": self.metadata,
         }
-        return found | ({"x_inferno": {"ignored": ignored}} if ignored else {})
+        return response | ({"x_inferno": {"ignored": ignored}} if ignored else {})
 
     def _close(self, status: str | None = None) -> None:
         """Close the output, once."""
         if self._ended is None:
             self._ended = time.time()
-            own = status or ("completed" if self.status == "completed" else "incomplete")
-            self.choices[0].end(own)
+            ending = status or ("completed" if self.status == "completed" else "incomplete")
+            self.choices[0].end(ending)
 
     def _drain(self) -> list[Event]:
         choice = self.choices[0]

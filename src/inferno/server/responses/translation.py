@@ -41,17 +41,17 @@ _MAX_METADATA = 16
 def translate(
     parsed: Parsed[ResponsesRequest],
     before: Sequence[Item],
-    own: Sequence[Item],
+    new: Sequence[Item],
     session: str | None = None,
 ) -> Translation:
-    """Make a chat request from a body, its items (`own`) and those that it continues. Raises
+    """Make a chat request from a body, its `new` items and those that it continues. Raises
     RequestError."""
     body = parsed.body
     tools, choice, names, ignored = _tools(body)
     logprobs = wants_logprobs(body)
     chat = {
         **{name: getattr(body, name) for name in _SAME},
-        "messages": to_messages([*before, *own], body.instructions),
+        "messages": to_messages([*before, *new], body.instructions),
         "max_tokens": body.max_output_tokens,
         "session_id": session,
         "tools": tools or None,
@@ -61,7 +61,7 @@ def translate(
         "logprobs": logprobs or None,
         "top_logprobs": body.top_logprobs if logprobs else None,
     }
-    ignored = [*parsed.ignored, *ignored, *without_effect(own), *_details(body)]
+    ignored = [*parsed.ignored, *ignored, *without_effect(new), *_details(body)]
     return Translation(chat, _NAMES | names, ignored)
 
 
@@ -71,10 +71,10 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
     """Check metadata. Raises RequestError."""
-    found = dict(metadata or {})
-    if len(found) > _MAX_METADATA or any(
+    checked = dict(metadata or {})
+    if len(checked) > _MAX_METADATA or any(
         len(key) > 64 or not isinstance(value, str) or len(value) > 512
-        for key, value in found.items()
+        for key, value in checked.items()
     ):
         raise RequestError(
             "invalid metadata",
@@ -82,7 +82,7 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str]:
             "64.",
             param="metadata",
         )
-    return found
+    return checked
 
 
 def _tools(
@@ -160,31 +160,31 @@ def _details(body: ResponsesRequest) -> list[str]:
     text, reasoning = body.text or {}, body.reasoning or {}
     harmless: dict[str, Any] = {"verbosity": "medium", "mode": "standard", "context": "auto"}
     known = {"format", "effort", "summary", "generate_summary"}
-    found = [
+    names = [
         f"{field}.{shorten(name, 80)}"
         for field, given in (("text", text), ("reasoning", reasoning))
         for name, value in given.items()
         if name not in known and value is not None and harmless.get(name) != value
     ]
     known_includes = (LOGPROBS, SEALED_REASONING)
-    found += [
+    names += [
         f"include[{i}]" for i, name in enumerate(body.include or ()) if name not in known_includes
     ]
-    return found[:20]
+    return names[:20]
 
 
 def conversation_id(body: ResponsesRequest) -> str | None:
     """Return the id of the conversation that the response belongs to. Raises RequestError."""
     given = body.conversation
-    found = given.get("id") if isinstance(given, dict) else given
-    if given is not None and not isinstance(found, str):
+    id = given.get("id") if isinstance(given, dict) else given
+    if given is not None and not isinstance(id, str):
         raise RequestError(
             "conversation has no id", "Give a conversation's id.", param="conversation"
         )
-    if found is not None and body.previous_response_id is not None:
+    if id is not None and body.previous_response_id is not None:
         raise RequestError(
             "conversation and previous_response_id exclude each other",
             "Send one of them.",
             param="previous_response_id",
         )
-    return found
+    return id

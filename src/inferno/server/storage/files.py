@@ -74,10 +74,10 @@ class Files:
 
     def find(self, kind: Kind, owner: str, id: str) -> Body | None:
         """Return an object."""
-        found = self._tables.one(
+        row = self._tables.one(
             "SELECT body FROM files WHERE id = ? AND owner = ? AND kind = ?", id, owner, kind
         )
-        return None if found is None else dict(_decode(found[0]))
+        return None if row is None else dict(_decode(row[0]))
 
     def update(self, body: Body, *, ended: bool = True) -> None:
         """Replace an object."""
@@ -104,10 +104,10 @@ class Files:
 
     def part(self, id: str, position: int) -> bytes | None:
         """Return one part of a file's content; None after the last."""
-        found = self._tables.one(
+        row = self._tables.one(
             "SELECT body FROM parts WHERE file = ? AND position = ?", id, position
         )
-        return None if found is None else bytes(found[0])
+        return None if row is None else bytes(row[0])
 
     def measure(self, owner: str, ids: Iterable[str]) -> None:
         """Set the `bytes` of files to which content was added."""
@@ -138,14 +138,14 @@ class Files:
             + f"ORDER BY created {direction}, id {direction}",
             (owner, kind, *(start or ())),
         )
-        found = []
+        bodies = []
         for row in rows:
             body = _decode(row[0])
             if all(body.get(name) == value for name, value in members.items()):
-                found.append(body)
-            if len(found) > limit:
-                return found[:limit], True
-        return found, False
+                bodies.append(body)
+            if len(bodies) > limit:
+                return bodies[:limit], True
+        return bodies, False
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         """Delete an object and its content; return whether there was one."""
