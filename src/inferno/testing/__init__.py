@@ -10,7 +10,7 @@ Helpers for a plugin's own tests: `load_toy` loads a model through the real engi
 its plan, `write_gguf` its GGUF file, and `torch_only` is the catalog without native kernels.
 `write_twins` writes a quantized checkpoint and one with its values, for `assert_same_tokens`.
 
-Needs pytest and hypothesis, and transformers if it has the reference: `pip install inferno[test]`.
+Needs pytest, hypothesis and safetensors: `pip install inferno[testing]`.
 """
 
 from __future__ import annotations
