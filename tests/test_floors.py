@@ -198,21 +198,51 @@ def f():
     assert rooms(tmp_path / "x.py") == {"plan", "weights", "__init__", "core"}
 
 
-def test_no_circle_of_imports_even_of_types() -> None:
-    """Modules of the kernel, `if TYPE_CHECKING` included; a package's `__init__` re-exports."""
-    names = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in MODULES}
+def import_graph(folder: Path) -> dict[str, set[str]]:
+    """The modules of the package in a folder, and what each imports of it: at the top, in functions
+    and for types. A name that a package re-exports is an import of the package."""
+    modules: dict[str, list[Path]] = {}
+    for path in [*folder.rglob("*.py"), *folder.rglob("*.pyi")]:
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules.setdefault(name, []).append(path)
     graph: dict[str, set[str]] = {}
-    for name, path in names.items():
-        found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+    for name, paths in modules.items():
+        imported = set()
+        for node in (node for path in paths for node in ast.walk(ast.parse(path.read_text()))):
             if isinstance(node, ast.ImportFrom) and node.module:
-                found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        graph[name] = {other for other in found if other in names and other != name}
-    sorter = TopologicalSorter(graph)
+                for alias in node.names:
+                    module = f"{node.module}.{alias.name}"
+                    imported.add(module if module in modules else node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        graph[name] = {other for other in imported if other in modules and other != name}
+    return graph
+
+
+def circle_of(graph: dict[str, set[str]]) -> list[str]:
     try:
-        sorter.prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
+        return [*error.args[1]]
+    return []
+
+
+def test_no_circle_of_imports_even_in_functions_or_for_types() -> None:
+    assert circle_of(import_graph(SRC)) == []
+
+
+def test_the_check_of_circles_sees_packages_functions_and_types(tmp_path: Path) -> None:
+    files = {
+        "a/__init__.py": "from a.b import f",
+        "a/b.py": "if TYPE_CHECKING:\n    import a.c",
+        "a/c.py": "def g():\n    from a import f",
+    }
+    (tmp_path / "a").mkdir()
+    for name, source in files.items():
+        (tmp_path / name).write_text(source)
+        closed = name == "a/c.py"
+        assert len(circle_of(import_graph(tmp_path / "a"))) == (4 if closed else 0)
 
 
 def test_files_stay_small() -> None:

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from inferno import __version__
 from inferno.contracts import GROUPED, LINEAR, Packing, Take
 from inferno.plan import Opened, arrangement
 from inferno.weights.packed import PackedFile, PackedStore, Part, Place
@@ -91,7 +91,7 @@ class PackedWeights:
         configs = [dict(opened.checkpoint.config), *arrangement(opened.checkpoint)]
         config = json.dumps(configs, sort_keys=True, default=str)
         key = {
-            "inferno": __version__,
+            "inferno": metadata.version("inferno"),
             "made of": sorted(
                 [c.kind, c.name, c.distribution, c.version]
                 for c in plan.chosen
