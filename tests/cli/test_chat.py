@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
 import os
 import pty
@@ -25,13 +24,11 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.cli import cli
-from inferno.cli.chat_model import Piece
-from inferno.cli.screen import Terminal, complete, printable
+from inferno.cli.screen import complete, printable
 from inferno.request.sampling_params import SamplingParams
 
 # A terminal's own words: colours, cursor movements, titles.
@@ -609,37 +606,3 @@ def _tokens(text: str) -> Any:
     from inferno.cli.screen import _PARSER
 
     return _PARSER.parse(text)
-
-
-@pytest.mark.parametrize("size", [1, 13, 400])
-def test_a_terminal_prints_every_line_once(size: int) -> None:
-    """Also of a block that is higher than the screen, which is cut while it grows."""
-    lines = [f"line {i}" for i in range(60)]
-    text = "First.\n\n```text\n" + "\n".join(lines) + "\n```\n\nLast **one**."
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=60, height=12)
-    screen = Terminal(console)
-    screen.show(Piece("reasoning", "hm " * 200))
-    for start in range(0, len(text), size):
-        screen.show(Piece("content", text[start : start + size]))
-    screen.close()
-    screen.close()
-    shown = _final(file.getvalue())
-    assert [line.strip() for line in shown if line.strip().startswith("line")] == lines
-    assert [line for line in shown if line.startswith(("First", "Last"))] == ["First.", "Last one."]
-
-
-def _final(output: str) -> list[str]:
-    """The lines that a terminal shows after `output`: what was erased is gone."""
-    lines, row = [""], 0
-    for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[\d;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", output):
-        if part == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif match := re.fullmatch(r"\x1b\[(\d*)A", part):
-            row = max(0, row - int(match[1] or 1))
-        elif part == "\x1b[2K":
-            lines[row] = ""
-        elif not part.startswith(("\x1b", "\r")):
-            lines[row] += part
-    return [line.rstrip() for line in lines]

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from attrs import define, field
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
 from inferno.cli.chat_model import Piece
+from inferno.cli.redrawn import Redrawn, Trimmed
 
 REFRESH_SECONDS = 0.06
 _THOUGHT_LINES = 3
@@ -60,7 +60,7 @@ class Terminal:
     the end of unfinished thoughts, are drawn again as they grow."""
 
     console: Console
-    _live: Live | None = None
+    _growing: Redrawn = field(init=False)
     _thought: str = ""
     _thinking_since: float = 0.0
     _text: str = ""
@@ -68,10 +68,10 @@ class Terminal:
     """Whether a block was printed, so that a blank line must follow."""
     _drawn: float = field(default=0.0)
 
+    def __attrs_post_init__(self) -> None:
+        self._growing = Redrawn(self.console)
+
     def show(self, piece: Piece) -> None:
-        if self._live is None:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
-            self._live.start()
         if piece.kind == "reasoning":
             self._thinking_since = self._thinking_since or time.monotonic()
             self._thought += printable(piece.text)
@@ -81,15 +81,12 @@ class Terminal:
         now = time.monotonic()
         if now - self._drawn >= REFRESH_SECONDS:
             self._print_complete()
-            self._live.update(self._unfinished(), refresh=True)
+            self._growing.draw(self._unfinished())
             self._drawn = now
 
     def close(self) -> None:
         self._fold_thought()
-        if self._live is not None:
-            self._live.update(Text(""), refresh=True)
-            self._live.stop()
-            self._live = None
+        self._growing.erase()
         self._print(self._text)
         self._text = ""
 
@@ -97,6 +94,7 @@ class Terminal:
         if self._thinking_since:
             seconds = time.monotonic() - self._thinking_since
             note = f"Thought for {seconds:.1f} s (/think show prints it)"
+            self._growing.erase()
             self.console.print(Text(note, style="dim italic"))
             self._thinking_since, self._printed = 0.0, True
 
@@ -108,34 +106,23 @@ class Terminal:
     def _print(self, text: str) -> None:
         if not text.strip():
             return
+        self._growing.erase()
         if self._printed:
             self.console.print()
-        self.console.print(_markdown(text))
+        self.console.print(Trimmed(_markdown(text)), end="")
         self._printed = True
 
-    def _unfinished(self) -> _Tail | Text:
+    def _unfinished(self) -> list[list[Segment]]:
+        """Return the end of what is not complete, as far as it fits on the screen."""
         if self._thinking_since:
             width = max(20, self.console.width - 2)
             words = Text(" ".join(self._thought.split())[-width * _THOUGHT_LINES :])
             lines = words.wrap(self.console, width)[-_THOUGHT_LINES:]
-            return Text("Thinking\n" + "\n".join(f"  {line}" for line in lines), style="dim italic")
-        return _Tail(self._text, blank_first=self._printed)
-
-
-@define
-class _Tail:
-    """The end of a block, as far as it fits on the screen."""
-
-    text: str
-    blank_first: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(_markdown(self.text), options, pad=False)
-        if self.blank_first:
-            lines.insert(0, [])
-        for line in lines[-max(4, console.height - 2) :]:
-            yield from line
-            yield Segment.line()
+            text = "Thinking\n" + "\n".join(f"  {line}" for line in lines)
+            return self.console.render_lines(Text(text, style="dim italic"))
+        rows: list[list[Segment]] = [[]] if self._printed else []
+        rows += self.console.render_lines(_markdown(self._text))
+        return rows[-max(4, self.console.height - 2) :]
 
 
 def printable(text: str) -> str:
