@@ -32,7 +32,9 @@ from inferno.plan.plan import InSitu, InSituUse, by_pattern
 STAYS = "none"
 """In a rule: leave these matrices as they are."""
 _SHOWN = 3
-_COARSE_BITS = 5.2
+_COARSE_BITS = 6.2
+"""On a trained model of 135 million parameters, types of 5.5 and 6.0 bits cost 7 to 11 % of
+perplexity, those of 6.6 bits less than 1 %."""
 _CHUNK = 1 << 20
 
 
