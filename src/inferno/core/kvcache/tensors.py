@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from inferno.core.types import Copy
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from inferno.contracts import CacheTensor
-    from inferno.core.types import Copy, Move
+    from inferno.core.types import Move
+    from inferno.device.places import Places
     from inferno.plan import Plan
 
 
@@ -71,31 +75,33 @@ class KVCache:
             if isinstance(module, Attention):
                 module.group = group_of[module.layer_id]
 
+    @cached_property
+    def places(self) -> tuple[Places, ...]:
+        """The bytes of each group's layers: what is copied, saved and loaded."""
+        from inferno.device.places import Places
+
+        def tensors(layer: int) -> list[Tensor]:
+            return [tensor for _, tensor in sorted(self.layers[layer].items())]
+
+        return tuple(Places.of([t for i in layers for t in tensors(i)]) for layers in self.groups)
+
     def move(self, moves: Sequence[Move]) -> None:
         """Copy whole places in every layer of their groups, in order: what one move copied may be
         another's source."""
-        for move in moves:
-            for layer in self.groups[move.group]:
-                for tensor in self.layers[layer].values():
-                    tensor[move.target] = tensor[move.source]
+        batch, written = list[Copy](), set[tuple[int, int]]()
+        for _, group, source, target in moves:
+            if not written.isdisjoint([(group, source), (group, target)]):
+                self.copy(batch)
+                batch, written = [], set()
+            batch.append(Copy(group, source, target))
+            written.add((group, target))
+        self.copy(batch)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy whole places in every layer of their groups, or clear them, all at once: no place is
-        both a source and a target."""
-        from inferno.device.staging import sent
-
+        """Copy whole places in every layer of their groups, or clear them: no two have one target,
+        and no source is the target of one before it."""
         for group in dict.fromkeys(copy.group for copy in copies):
-            of_group = [copy for copy in copies if copy.group == group]
-            cleared = [copy.target for copy in of_group if copy.source is None]
-            pairs = [(c.source, c.target) for c in of_group if c.source is not None]
-            sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-            for layer in self.groups[group]:
-                for tensor in self.layers[layer].values():
-                    if cleared:
-                        tensor[sent(cleared, tensor.device)] = 0
-                    if pairs:
-                        copied = tensor[sent(sources, tensor.device)]
-                        tensor[sent(targets, tensor.device)] = copied
+            self.places[group].copy([copy[1:] for copy in copies if copy.group == group])
 
 
 def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:
