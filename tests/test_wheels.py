@@ -77,6 +77,8 @@ def test_wheels_carry_types_and_data(wheels: dict[str, Path]) -> None:
         assert f"{project}/py.typed" in files
         assert not [name for name in files if name.startswith(("tests/", "src/"))]
     assert any(name.endswith(".safetensors") for name in names["inferno_demo"])
+    page = {f"inferno/server/page/{name}" for name in ("markdown-it.js", "markdown-it.LICENSE")}
+    assert page <= names["inferno"]
     assert wheels["inferno_demo"].stat().st_size <= 10_000_000
 
 
