@@ -52,3 +52,17 @@ def test_imports_no_torch(code: str, checkpoint: Path) -> None:
         f"import sys\n{code}\nsys.exit(str(sorted({heavy})) if {heavy} else 0)", str(checkpoint)
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_engine_process_has_no_tokenizer() -> None:
+    """Only grammars need one there; the library takes 3 MB."""
+    code = """
+import sys
+from inferno.process.__main__ import import_engine, import_python
+import_python()
+import_engine()
+import inferno.process.worker
+sys.exit("tokenizers" in sys.modules)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr

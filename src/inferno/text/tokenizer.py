@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:  # the engine process has no tokenizer until a grammar needs one
+    import tokenizers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32
@@ -84,6 +85,8 @@ class Tokenizer:
 
         Raises CheckpointError if the tokenizer cannot be read."""
         if assets.tokenizer_json is not None:
+            import tokenizers
+
             try:
                 backend = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json)
             except Exception as error:  # the library raises bare Exception
