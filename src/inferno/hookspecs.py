@@ -20,6 +20,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from inferno.contracts import (
+        AdapterFormat,
         Architecture,
         AttentionBackend,
         CachePolicy,
@@ -164,6 +165,13 @@ class ProvidesSources(Protocol):
     @_hook("source")
     def inferno_sources(self) -> list[Source]:
         """Places where model references are looked up: this machine, a hub, a package."""
+        ...
+
+
+class ProvidesAdapterFormats(Protocol):
+    @_hook("adapter format")
+    def inferno_adapter_formats(self) -> list[AdapterFormat]:
+        """Formats of low-rank adapters on disk: PEFT, GGUF."""
         ...
 
 

@@ -12,7 +12,7 @@ from inferno import contracts, hookspecs
 from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
-MAX_HOOKS = 16
+MAX_HOOKS = 17
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -1,5 +1,6 @@
 """Whose each name of `inferno.contracts` is."""
 
+from inferno.contracts.adapters import AdapterBase, AdapterFile, AdapterFormat, LowRank
 from inferno.contracts.architectures import (
     MTP,
     Architecture,
@@ -112,6 +113,9 @@ from inferno.request.structured_outputs import GrammarKind, GrammarSpec, Reasoni
 
 __all__ = [
     "TABLES",
+    "AdapterBase",
+    "AdapterFile",
+    "AdapterFormat",
     "AddedToken",
     "Architecture",
     "Attend",
@@ -162,6 +166,7 @@ __all__ = [
     "KernelProvider",
     "LINEAR",
     "LogitsProcessor",
+    "LowRank",
     "Lookahead",
     "MTP",
     "MTPModelConfig",
