@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,7 +209,11 @@ def test_a_token_from_its_usual_place_opens_a_gated_model(hub: Hub, tmp_path: Pa
     assert (fetch("toys/secret") / "config.json").exists()
 
 
-def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(hub: Hub) -> None:
+def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library waits for 23 s before it gives up.
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda s: None))
     hub.repos["toys/bear"] = MODEL
     path = fetch("toys/bear")
     hub.broken = True

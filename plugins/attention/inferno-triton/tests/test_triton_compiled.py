@@ -42,6 +42,18 @@ from inferno_triton.planes import Form, Planes
 from inferno_triton.tiles import CHIPS
 
 PAGE = 64
+DAILY = {"sm_80", "sm_89", "gfx942"}
+"""The least of NVIDIA's chips, the first with 8-bit floats, and AMD's. The others are slow
+together."""
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Parametrize a test by chips."""
+    slow = pytest.mark.slow
+    marked = [pytest.param(name, marks=() if name in DAILY else slow) for name in names]
+    return pytest.mark.parametrize("chip", marked)
+
+
 NEEDS: Mapping[str, dict[str, Any]] = {
     "heads of 64, sinks, window": {"dims": (64, 8, 64), "sinks": True, "sliding_window": 128},
     "heads of 80": {"dims": (32, 32, 80)},
@@ -162,7 +174,7 @@ def check(launch: Launch, chip: str) -> None:
         assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@on(*CHIPS)
 def test_single_tokens(chip: str) -> None:
     """And the stores beside them, and the merge of the splits."""
     for case in SINGLE[chip]:
@@ -172,7 +184,7 @@ def test_single_tokens(chip: str) -> None:
             check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@on(*CHIPS)
 def test_prompts(chip: str) -> None:
     """In one stretch, and in several."""
     for case, context in itertools.product(PROMPTS[chip], (attend.STRETCH, 8192)):
@@ -181,7 +193,7 @@ def test_prompts(chip: str) -> None:
         check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", ["sm_86", "gfx942"])
+@on("sm_86", "gfx942")
 def test_float32(chip: str) -> None:
     for launch in launched(need_of("heads of 128", chip, "float32"), chip, [1] * 8):
         check(launch, chip)
@@ -215,7 +227,7 @@ Q6_K = Form(4, 2, group=16, offset=32, kind="byte")
 INT4 = Form(4, group=64, mins="zeros")
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@on("sm_80", "sm_90", "sm_100", "gfx942")
 def test_products(chip: str) -> None:
     """With packed matrices, which are loaded 16 bytes at once and never byte by byte, and with
     plain ones of experts, on tensor cores but for few tokens."""
@@ -237,7 +249,7 @@ def test_products(chip: str) -> None:
         check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "gfx942"])
+@on("sm_80", "sm_89", "sm_90", "gfx942")
 def test_products_of_8_bit_floats(chip: str) -> None:
     """Few tokens by exact values; many with activations of 8 bits, where the chip has them."""
     scales = meta(32, 32, dtype=torch.float32)
@@ -252,7 +264,7 @@ def test_products_of_8_bit_floats(chip: str) -> None:
         check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@on("sm_80", "sm_90", "sm_100", "gfx942")
 def test_products_with_rounded_activations(chip: str) -> None:
     data = meta(4096, 4096, dtype=torch.int8)
     scales, zeros = (meta(4096, 1, dtype=torch.float32) for _ in range(2))
@@ -265,7 +277,7 @@ def test_products_with_rounded_activations(chip: str) -> None:
         check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@on("sm_90", "gfx942")
 def test_small_operators(chip: str) -> None:
     with launches(rows) as found, launches(mixture) as more:
         ops.rms_norm(meta(8, 4096), meta(4096), 1e-6)
@@ -284,7 +296,7 @@ def test_small_operators(chip: str) -> None:
         check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@on("sm_80", "sm_90", "sm_100", "gfx942")
 def test_draws(chip: str) -> None:
     """Of a real vocabulary; the best tokens of adjusted logits on one chip."""
     B, V, float32, int64 = 8, 151_936, torch.float32, torch.int64
