@@ -65,11 +65,15 @@ sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBS
 emulate: $(VENV)/.dev ## Test the kernels of processors that this one is not, as plain code (needs SIMDe)
 	$(BIN)/python plugins/kernels/inferno-cpu/variants.py emulate $(ARGS)
 
+mutate: $(VENV)/.dev ## Break core, plan and weights in random places, and list what no test notices (ARGS='--sample 300 --seed 2')
+	$(INSTALL) -e '.[mutate]'
+	$(BIN)/python tools/mutate.py $(ARGS)
+
 serve: $(VENV)/.native | $(NEEDED) ## Serve MODEL at http://127.0.0.1:8000/v1
 	$(BIN)/inferno serve $(USED) $(ARGS)
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) build dist $(NATIVE:%=%/build) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist mutants $(NATIVE:%=%/build) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -123,4 +127,4 @@ $(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test test-all lint docs wheels bench bench-peers sanitize emulate serve clean FORCE
+.PHONY: help demo dev test test-all lint docs wheels bench bench-peers sanitize emulate mutate serve clean FORCE
