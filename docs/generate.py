@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 
@@ -29,6 +30,7 @@ from inferno.server import api
 from inferno.server import options as server_options
 from inferno.server.access import keys
 from inferno.server.endpoints import fields_by_endpoint, installed_apis
+from inferno.server.fields.parameters import json_type
 from inferno.server.fields.support import Field
 from inferno.server.http.apis import Apis
 
@@ -88,6 +90,7 @@ FAMILIES = PLUGINS / "models"
 PREFIXES = {"package": ("package:",)}
 """What references begin with, for sources whose list depends on the machine."""
 INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
+SAMPLING_STUB = DOCS.parent / "src" / "inferno" / "server" / "fields" / "sampling.pyi"
 
 
 def main() -> None:
@@ -103,6 +106,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         text = page.read_text(encoding="utf-8")
         yield page, _BLOCK.sub(lambda m: f"{m[1]}\n{_block(*m[2].split())}\n{m[3]}", text)
     yield INDEX, index()
+    yield SAMPLING_STUB, sampling_stub()
 
 
 def _block(kind: str, *names: str) -> str:
@@ -286,6 +290,24 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
         if (FAMILIES / offer.distribution).is_dir() and offer.item.name != ANY:
             found.setdefault(offer.distribution, []).append(offer.item)
     return dict(sorted(found.items()))
+
+
+def sampling_stub() -> str:
+    """The class `SamplingFields`, which is made at import, for type checkers."""
+    lines = [
+        f"    {p.name}: {_annotation(json_type(p))} | None = None"
+        for p in sampling_params.parameters()
+        if p.in_body
+    ]
+    return (
+        "# Written by docs/generate.py from SamplingParams.\n"
+        "from typing import Any\n\nfrom attrs import frozen\n\n"
+        "@frozen(kw_only=True)\nclass SamplingFields:\n" + "\n".join(lines) + "\n"
+    )
+
+
+def _annotation(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
 
 
 def index() -> str:

@@ -16,7 +16,8 @@ from inferno.cli.options import together
 from inferno.cli.sampling import options_of
 from inferno.errors import RequestError
 from inferno.request.sampling_params import SamplingParams, _Between, _described, parameters
-from inferno.server.fields.schema import GenerationRequest, sampling_fields, sampling_values
+from inferno.server.fields.parameters import sampling_fields
+from inferno.server.fields.schema import GenerationRequest, sampling_values
 from inferno.server.fields.support import sampling_rows
 
 SRC = Path(__file__).parents[2] / "src" / "inferno"

@@ -19,12 +19,12 @@ from inferno.server.chat.translate import (
     session_of,
     text_of,
 )
+from inferno.server.fields.parameters import sampling_fields
 from inferno.server.fields.schema import (
     ERROR_RESPONSES,
     CompletionRequest,
     Message,
     TokenizeRequest,
-    sampling_fields,
 )
 from inferno.server.fields.support import Field, honoured, sampling_rows
 from inferno.server.generate.generation import Prepared

@@ -71,8 +71,7 @@ def _held(params: SamplingParams, use: ToolUse, model: ServedModel, prompt: str)
 def _overruled(data: ChatRequest, special: bool) -> tuple[str, ...]:
     """Return the names of fields that the format does not allow: without the special tokens that
     it writes, no parser could tell a call from content."""
-    given = getattr(data, "skip_special_tokens", None)
-    return ("skip_special_tokens",) if special and given else ()
+    return ("skip_special_tokens",) if special and data.skip_special_tokens else ()
 
 
 @define

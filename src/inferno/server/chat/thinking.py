@@ -29,7 +29,7 @@ class Thinking:
     def of(cls, data: ChatRequest) -> Thinking:
         """Read the request's `enable_thinking`, `thinking`, `reasoning_effort` and
         `thinking_token_budget`. Raises RequestError."""
-        wanted, budget = data.enable_thinking, data.thinking_token_budget  # type: ignore[attr-defined]
+        wanted, budget = data.enable_thinking, data.thinking_token_budget
         given = data.thinking
         if isinstance(given, bool):
             wanted = given

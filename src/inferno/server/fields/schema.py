@@ -1,20 +1,19 @@
-"""The bodies of requests and of errors. null means "not given". Sampling parameters are fields made
-from `sampling_params`, and `sampling_values` reads them."""
+"""The bodies of requests and of errors. null means "not given". Sampling parameters are the fields
+of `SamplingFields`, and `sampling_values` reads those that are given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from attrs import field, frozen, make_class
+from attrs import frozen
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.request.processor_calls import ProcessorCall
 from inferno.request.sampling_params import Parameter, parameters
 from inferno.server.chat.structured import StructuredFields
 from inferno.server.fields import others, support
+from inferno.server.fields.sampling import SamplingFields
 from inferno.server.fields.support import Field
 from inferno.server.http.errors import unsupported
 
@@ -40,37 +39,6 @@ class Message:
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-
-
-_JSON: dict[Any, Any] = {
-    tuple[str, ...]: str | list[str],
-    tuple[int, ...]: list[int],
-    tuple[ProcessorCall, ...]: list[dict[str, Any]],
-    GrammarSpec: dict[str, Any],
-    Mapping[int, float]: dict[str, float],
-}
-"""The type in a body for a parameter whose Python type JSON lacks."""
-
-
-def sampling_fields(parameters: Iterable[Parameter]) -> dict[str, Any]:
-    """Make a body's fields for the sampling parameters, None by default."""
-    return {
-        p.name: field(default=None, type=_JSON.get(p.type, p.type) | None)
-        for p in parameters
-        if p.in_body
-    }
-
-
-if TYPE_CHECKING:
-
-    class SamplingFields:
-        """The sampling parameters. Made at import, so invisible to type checkers: read them with
-        `sampling_values`."""
-
-else:
-    SamplingFields = make_class(
-        "SamplingFields", sampling_fields(_PARAMETERS), frozen=True, kw_only=True
-    )
 
 
 @frozen(kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import frozen, make_class
 
 from inferno.request.sampling_params import parameters
-from inferno.server.fields.schema import sampling_fields
+from inferno.server.fields.parameters import sampling_fields
 from inferno.server.fields.support import Field
 from inferno.server.responses import support
 
