@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from inferno import contracts, hookspecs
 from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
+SRC = Path(hookspecs.__file__).parent
 MAX_HOOKS = 17
 
 
@@ -61,3 +63,29 @@ def test_hooks_stay_few() -> None:
 
 def test_nothing_installed_here_is_broken() -> None:
     assert [(p.name, p.error) for p in load_catalog(groups=GROUPS).broken] == []
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_adding_a_hook_names_it_three_times(name: str) -> None:
+    """The import of its declaration's type, its method, and that type as what the method returns:
+    all tables are derived from these."""
+    with Path(hookspecs.__file__).open("rb") as file:
+        words = [
+            each.string for each in tokenize.tokenize(file.readline) if each.type == tokenize.NAME
+        ]
+    assert (words.count(name), words.count(KINDS[name].__name__)) == (1, 2)
+
+
+def test_no_module_lists_hooks() -> None:
+    lists = [
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Call)
+        if sum(
+            isinstance(each, ast.Constant) and each.value in HOOKS
+            for each in ast.iter_child_nodes(node)
+        )
+        > 2
+    ]
+    assert lists == []
