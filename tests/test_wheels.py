@@ -1,5 +1,5 @@
 """`pip install inferno inferno-qwen3` gives a working engine and server: from wheels, in an empty
-environment, without the clone.
+environment, without the clone. What is another distribution's is named.
 
 The environment sees the packages that our distributions declare, and theirs, linked from the
 environment of the tests: nothing is downloaded twice, and what is used but not declared is missing,
@@ -17,10 +17,13 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -34,8 +37,29 @@ PROJECTS = [
     PLUGINS / "models" / "inferno-qwen3",
     PLUGINS / "models" / "inferno-demo",
     PLUGINS / "kernels" / "inferno-cpu",
+    PLUGINS / "index" / "inferno-index",
 ]
 NAMES = ["inferno", "inferno-qwen3", "inferno-demo", "inferno-cpu"]
+"""What is asked for. `inferno` brings `inferno-index`."""
+COMMANDS = {
+    "convert": "inferno-convert",
+    "eval": "inferno-eval",
+    "gpu-report": "inferno-gpu-report",
+    "package": "inferno-convert",
+}
+PATHS = {
+    "/api/chat": "inferno-ollama",
+    "/api/generate": "inferno-ollama",
+    "/api/tags": "inferno-ollama",
+    "/v1/messages": "inferno-anthropic",
+    "/v1/messages/count_tokens": "inferno-anthropic",
+    "/completion": "inferno-llamacpp",
+    "/infill": "inferno-llamacpp",
+    "/apply-template": "inferno-llamacpp",
+    "/props": "inferno-llamacpp",
+    "/slots": "inferno-llamacpp",
+}
+"""What left `inferno`: commands and paths of the server, and the distribution that has each."""
 
 
 @pytest.fixture(scope="module")
@@ -90,54 +114,98 @@ def test_the_installed_demo_model_answers(bin: Path, tmp_path: Path) -> None:
 
 def test_only_what_was_installed_is_there(bin: Path, tmp_path: Path) -> None:
     listed = json.loads(_run(str(bin / "inferno"), "plugins", "--json", cwd=tmp_path).stdout)
-    assert {plugin["distribution"] for plugin in listed} == set(NAMES)
+    assert {plugin["distribution"] for plugin in listed} == {*NAMES, "inferno-index"}
     where = _run(
         str(bin / "python"), "-c", "import inferno; print(inferno.__file__)", cwd=tmp_path
     ).stdout
     assert where.startswith(str(bin.parent))
 
 
-def test_the_installed_server_answers(bin: Path, tmp_path: Path) -> None:
-    """With the native kernels of the wheel."""
+@pytest.mark.parametrize("name, distribution", COMMANDS.items())
+def test_a_command_of_another_distribution_names_it(
+    bin: Path, tmp_path: Path, name: str, distribution: str
+) -> None:
+    done = _done(str(bin / "inferno"), name, "demo", cwd=tmp_path)
+    assert done.returncode == 2
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
+    assert f"No such command '{name}'. Try `pip install {distribution}`." in said
+
+
+@pytest.fixture(scope="module")
+def server(bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The installed server, with the demo model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("served")
     command = [str(bin / "inferno"), "serve", "demo", "--port", str(port)]
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=tmp_path, env=_environ(), stdout=log, stderr=log)
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=_environ(), stdout=log, stderr=log)
     try:
-        answer = _answer(f"http://127.0.0.1:{port}", server)
-        assert re.search(r"\w", answer), (tmp_path / "log").read_text()
-        assert "kernels" in (tmp_path / "log").read_text()
+        yield Server(f"http://127.0.0.1:{port}", folder / "log", process)
     finally:
-        server.terminate()
-        assert server.wait(60) in (0, -signal.SIGTERM)
+        process.terminate()
+        assert process.wait(60) in (0, -signal.SIGTERM)
 
 
-def _answer(url: str, server: subprocess.Popen[bytes]) -> str:
-    """The server's answer to a question, once it is healthy."""
-    while server.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
-            break
-        except OSError:
-            time.sleep(0.2)
+def test_the_installed_server_answers(server: Server) -> None:
+    """With the native kernels of the wheel."""
     question = {"role": "user", "content": "What does math.gcd do?"}
     body = {"model": "demo", "messages": [question], "temperature": 0, "max_tokens": 16}
-    headers = {"content-type": "application/json"}
-    data = json.dumps(body).encode()
-    asked = urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
-    with urllib.request.urlopen(asked, timeout=60) as response:
-        answer: str = json.load(response)["choices"][0]["message"]["content"]
-    return answer
+    status, answer = server.ask("/v1/chat/completions", body)
+    assert status == 200, server.log.read_text()
+    assert re.search(r"\w", answer["choices"][0]["message"]["content"])
+    assert "kernels" in server.log.read_text()
+
+
+@pytest.mark.parametrize("path, distribution", PATHS.items())
+def test_a_path_of_another_distribution_names_it(
+    server: Server, path: str, distribution: str
+) -> None:
+    bodies: tuple[dict[str, Any] | None, ...] = ({}, None)
+    for body in bodies:
+        status, answer = server.ask(path, body)
+        assert status == 404
+        message = answer["error"]["message"]
+        assert f"There is no {path} here. Try `pip install {distribution}`." in message
+
+
+class Server(NamedTuple):
+    """A server's URL, the file of its log, and its process."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def ask(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
+        """Return the status and the JSON of the answer, once the server is healthy. GET if there is
+        no body."""
+        while self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=10).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        headers = {"content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
 
 def _environ() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
+def _done(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environ())
+
+
 def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environ())
+    done = _done(*command, cwd=cwd)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done
 
