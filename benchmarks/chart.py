@@ -83,7 +83,7 @@ def draw(results: Mapping[str, Any]) -> str:
         f"{results['model']}, {results['threads']} threads, {results['date']}; tokens per second, "
         "bars relative to the fastest engine"
     )
-    body = [*svg.legend(engines)]
+    body = [*_legend(engines)]
     for i, (name, cells) in enumerate(figures.items()):
         body.append(f'<g transform="translate({svg.MARGIN + i * (panel + _GAP)} {_HEAD})">')
         body.append(svg.words(0, 12, name, "class"))
@@ -99,6 +99,15 @@ def draw(results: Mapping[str, Any]) -> str:
         alt=described(results),
         body=body,
     )
+
+
+def _legend(names: Sequence[str]) -> Iterator[str]:
+    """A row with the color and the name of each series."""
+    x = svg.MARGIN
+    for i, name in enumerate(names):
+        yield svg.bar(x, 68, 12, 12, i)
+        yield svg.words(x + 18, 79, name)
+        x += 18 + 7 * len(name) + 24
 
 
 def _rows(figures: Figures) -> tuple[dict[str, int], int]:

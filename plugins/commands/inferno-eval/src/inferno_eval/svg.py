@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 
 _SERIES = (
@@ -76,15 +76,6 @@ def dot(x: int, y: int, radius: int, series: int) -> str:
 def rule(x: int, y: int, height: int) -> str:
     """Return a vertical line of a scale."""
     return f'<rect class="rule" x="{x}" y="{y}" width="1" height="{height}"/>'
-
-
-def legend(names: Sequence[str], y: int = 68) -> Iterator[str]:
-    """Yield a row with the color and the name of each series."""
-    x = MARGIN
-    for i, name in enumerate(names):
-        yield bar(x, y, 12, 12, i)
-        yield words(x + 18, y + 11, name)
-        x += 18 + 7 * len(name) + 24
 
 
 def _numbered() -> Iterator[tuple[int, tuple[str, str]]]:
