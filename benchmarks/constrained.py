@@ -2,6 +2,7 @@
 same batch without.
 
     python benchmarks/constrained.py MODEL [--streams 16] [--tokens 96] [--rounds 5]
+    python benchmarks/constrained.py MODEL --temperature 0.8 --top-k 40 --top-p 0.95 --min-p 0.05
 
 The ways take turns. Each time is that of a long answer less that of a short one, so that prompts
 and the compilation of grammars do not count. `letters` draws from a set of letters, so that every
@@ -46,6 +47,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     llm = LLM(args.model, max_num_seqs=args.streams, max_model_len=1024, threads=args.threads)
@@ -56,6 +60,9 @@ def main() -> None:
         params = SamplingParams(
             max_tokens=tokens,
             temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
             seed=seed,
             ignore_eos=True,
             structured_outputs=outputs,

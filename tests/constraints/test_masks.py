@@ -75,13 +75,62 @@ def test_an_answer_drawn_at_random_that_the_grammar_allows_has_no_mask(
     assert first == second and not computed
 
 
-@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}], ids=str)
-def test_a_draw_from_a_part_of_the_allowed_tokens_has_a_mask(
+def test_a_draw_that_min_p_alone_cuts_has_a_mask(llm: LLM, computed: list[int]) -> None:
+    """What it keeps depends on the best allowed token, and is drawn in the order of ids."""
+    texts(llm, [asking(ANY, temperature=1.0, seed=1, min_p=0.05), asking(ANY)])
+    assert computed == [1] * 24
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{"top_p": 0.9}, {"top_k": 20}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95}, {"top_k": 1}],
+    ids=str,
+)
+def test_most_draws_from_the_best_tokens_have_no_mask(
     llm: LLM, computed: list[int], cut: dict[str, Any]
 ) -> None:
-    """Which part it is depends on all of them."""
-    texts(llm, [asking(ANY, temperature=1.0, seed=1, **cut), asking(ANY)])
-    assert computed == [1] * 24
+    cut = {"temperature": 1.0, "seed": 1, "min_p": 0.05, **cut}
+    [first, second] = texts(llm, [asking(None, **cut), asking(ANY, **cut)])
+    assert first == second and sum(computed) <= 12
+
+
+@pytest.mark.parametrize("share", [0.03, 0.4, 0.9])
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+def test_tokens_that_are_asked_for_are_those_of_a_mask(share: float, spread: float) -> None:
+    """Whatever part of the vocabulary is allowed, how sharp its logits are, and how many tie."""
+    generator = np.random.default_rng(5)
+    cuts = [
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
+        {"top_k": 5},
+        {"top_k": 300, "top_p": 0.5},
+        {"top_p": 0.9},
+        {"top_p": 0.7, "min_p": 0.2},
+        {"top_k": 1},
+    ]
+    rows, size = 20 * len(cuts), 700
+    logits_SV = (generator.standard_normal((rows, size)) * spread).astype(np.float32)
+    logits_SV[::2] = np.round(logits_SV[::2])  # many are equal
+    bits = generator.random((rows, size)) < share
+    bits[:, 17] = True
+    padded = np.pad(bits, ((0, 0), (0, -size % 32)))
+    words = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+    known = {row: words[row : row + 1] for row in range(rows)}
+
+    def drawn(asking: Collection[int]) -> list[int]:
+        sampler = Sampler(rows, size)
+        for row in range(rows):
+            cut: Any = cuts[row % len(cuts)]
+            params = SamplingParams(temperature=0.8, seed=row, **cut)
+            request = Request(id=str(row), token_ids=(1,), params=params, eos_token_ids=())
+            sampler.admit(row, request, (1,))
+        masks = Masks(known=known, asking=asking)
+        logits = torch.from_numpy(logits_SV)
+        steps = [sampler.sample(logits, range(rows), masks).token_ids for _ in range(10)]
+        return [token_id for step in steps for token_id in step]
+
+    found = drawn(range(rows))
+    assert found == drawn(())
+    assert all(bits[i % rows, token_id] for i, token_id in enumerate(found))
 
 
 RANDOM = [
@@ -90,6 +139,9 @@ RANDOM = [
     asking(None, temperature=1.0, seed=3),
     asking({"choice": ["red", "green"]}, temperature=1.0, seed=4),
     asking({"regex": "[0-9]{3}[a-z]{20}"}, temperature=0.8, top_k=30, seed=5),
+    asking({"json": SCHEMA}, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=6),
+    asking({"regex": "[a-z ]{30}"}, temperature=1.0, top_p=0.8, seed=7),
+    asking({"regex": "[a-z ]{30}"}, temperature=1.0, min_p=0.1, seed=8),
     asking({"json_object": True}),
 ]
 
@@ -217,6 +269,7 @@ HELD = [
     asking(AFTER_REASONING, thinking_token_budget=5, reasoning=THINK, max_tokens=60),
     asking(evolve(AFTER_REASONING, reasoning=evolve(THINK, is_open=False))),
     asking(None, thinking_token_budget=3, reasoning=THINK),
+    asking({"json": SCHEMA}, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=6),
 ]
 
 

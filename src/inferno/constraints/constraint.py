@@ -308,6 +308,13 @@ def has_bit(mask_W: Mask, token_id: int) -> bool:
     return word < len(mask_W) and bool(mask_W[word] >> bit & 1)
 
 
+def have_bits(mask_W: Mask, token_ids: Any) -> Any:
+    """Return whether a mask allows each of these tokens, a numpy array."""
+    words, bits = token_ids >> 5, token_ids & 31
+    found = mask_W[np.minimum(words, len(mask_W) - 1)] >> bits & 1
+    return (words < len(mask_W)) & (found == 1)
+
+
 def set_bit(mask_W: Mask, token_id: int) -> None:
     mask_W.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 

@@ -1,7 +1,9 @@
 """The masks of one step. Most draws ask the grammar for one token first, and need a mask only if it
 is refused: a greedy draw for the model's best token, then the next; a draw from all of the
-vocabulary for the token that it draws without a mask (`sampling.groups`). `top_k`, `top_p` and
-`min_p` depend on all allowed tokens: their masks are computed in a thread, while the model runs.
+vocabulary for the token that it draws without a mask (`sampling.groups`); one with `top_k` or
+`top_p` for the best tokens, until they decide it (`sampling.asked`). What `min_p` alone keeps is
+drawn in the order of ids, not from the best: such masks are computed in a thread, while the model
+runs.
 
 Suffixes: M masks, W words of 32 tokens, N a row's next token and drafts.
 """
@@ -21,10 +23,8 @@ from inferno.request.sampling_params import SamplingParams
 
 
 def asks_first(params: SamplingParams) -> bool:
-    """Whether a request's draws can ask for a token before they need a mask: what they keep of the
-    vocabulary does not depend on which tokens are allowed."""
-    keeps_all = params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0
-    return params.greedy or keeps_all
+    """Whether a request's draws can ask for single tokens before they need a mask."""
+    return params.greedy or params.top_k > 0 or params.top_p < 1 or params.min_p <= 0
 
 
 Drafts = Mapping[int, Sequence[int]]

@@ -74,8 +74,9 @@ class DeviceDraws:
         asking: Collection[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """Return token ids, (S,), and the rows, on the device, and count the tokens. `masks` has
-        the words of allowed tokens (W,) of some rows, of which the `asking` ones draw without a
-        mask first, and again where that token is refused (`groups.drawn_again`). No state may want
+        the words of allowed tokens (W,) of some rows. The `asking` ones that draw from the whole
+        vocabulary do so without a mask first, and again where that token is refused
+        (`groups.drawn_again`). No state may want
         what only the host can give (`RowState.waits`)."""
         together = self.ops.draw is not TORCH.draw
         most = max(1, _AT_ONCE // self.vocab_size)
@@ -83,7 +84,7 @@ class DeviceDraws:
         order = [i for members in groups for i in members]
         uniforms = [BEST if s.strategy is Strategy.GREEDY else s.uniform(0) for s in states]
         asks = [
-            row in masks and row in asking and s.strategy is not Strategy.GREEDY
+            row in masks and row in asking and s.strategy is Strategy.FULL
             for row, s in zip(rows, states, strict=True)
         ]
         seconds = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from inferno.ops.masses import (
@@ -17,6 +18,22 @@ from inferno.ops.masses import (
     floor_share,
     relative_probabilities,
 )
+
+
+@frozen(eq=False)
+class Cut:
+    """Which tokens are kept for a draw from the best ones."""
+
+    top_k_B: Tensor
+    top_p_B: Tensor
+    """A probability times 2**31."""
+    temperature_B1: Tensor
+    min_p_B1: Tensor
+
+    def of(self, rows: list[int]) -> Cut:
+        """Return that of some rows."""
+        each = self.top_k_B, self.top_p_B, self.temperature_B1, self.min_p_B1
+        return Cut(*(held[rows] for held in each))
 
 
 def index_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -41,27 +58,21 @@ def sort_best(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best_BK, ids_BK.gather(-1, order_BK)
 
 
-def truncate(
-    best_BK: Tensor,
-    top_k_B: Tensor,
-    top_p_B: Tensor,
-    total_B: Tensor | None,
-    temperature_B1: Tensor,
-    min_p_B1: Tensor,
-) -> Tensor:
+def truncate(best_BK: Tensor, total_B: Tensor | None, cut: Cut) -> Tensor:
     """Return the masses of the candidates, 0 for those that `top_k`, then `top_p` (of the rest),
     then `min_p` cut off. What is kept is a prefix.
 
     `top_p` is a share of `total_B`; None: of the mass that `top_k` keeps.
     """
-    p_BK = relative_probabilities(best_BK, best_BK[:, :1], temperature_B1)
+    p_BK = relative_probabilities(best_BK, best_BK[:, :1], cut.temperature_B1)
     mass_BK = (p_BK * UNIT).long()
-    mass_BK.masked_fill_(
-        torch.arange(best_BK.shape[1], device=best_BK.device) >= top_k_B[:, None], 0
-    )
+    rank_K = torch.arange(best_BK.shape[1], device=best_BK.device)
+    mass_BK.masked_fill_(rank_K >= cut.top_k_B[:, None], 0)
     sum_BK = mass_BK.cumsum(-1)
-    enough_B = floor_share(top_p_B, sum_BK[:, -1] if total_B is None else total_B).clamp_(min=1)
-    return mass_BK.masked_fill_((sum_BK - mass_BK >= enough_B[:, None]) | (p_BK < min_p_B1), 0)
+    total_B = sum_BK[:, -1] if total_B is None else total_B
+    enough_B = floor_share(cut.top_p_B, total_B).clamp_(min=1)
+    cut_off_BK = (sum_BK - mass_BK >= enough_B[:, None]) | (p_BK < cut.min_p_B1)
+    return mass_BK.masked_fill_(cut_off_BK, 0)
 
 
 def draw_truncated(

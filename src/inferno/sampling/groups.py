@@ -26,10 +26,17 @@ class Draw:
     number: int
     """Its uniform number."""
     asks: bool
-    """Whether it draws without a mask first, and then asks whether the token is allowed."""
+    """Whether it asks for single tokens, and has a mask only if they do not decide it: a draw from
+    the whole vocabulary for the token drawn without a mask, another one for the best tokens
+    (`asked`)."""
     mask_W: Mask | None = None
     few: Any = None
     """The ids of the tokens that the mask allows, if they are few."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is one from the whole vocabulary."""
+        return self.state.strategy is Strategy.FULL
 
     def under(self, mask_W: Mask | None, vocab_size: int) -> Draw:
         """Return the draw with a mask."""
@@ -44,12 +51,14 @@ def draws_of(
     *,
     offset: int,
     vocab_size: int,
+    first: bool,
 ) -> list[Draw]:
-    """Return the draws of the rows of logits, whose tokens are `offset` positions ahead."""
+    """Return the draws of the rows of logits, whose tokens are `offset` positions ahead: those of
+    the `first` attempt, or of one that looks at more candidates."""
     found = []
     for i, (place, state) in enumerate(zip(places, states, strict=True)):
-        greedy = state.strategy is Strategy.GREEDY
-        asks = place[0] in masks.asking and not greedy
+        greedy, full = state.strategy is Strategy.GREEDY, state.strategy is Strategy.FULL
+        asks = place[0] in masks.asking and not greedy and (full or first)
         draw = Draw(i, place, state, state.uniform(offset), asks)
         found.append(draw if greedy or asks else draw.under(masks.of(*place), vocab_size))
     return found
@@ -64,19 +73,22 @@ def drawn_again(
     vocab_size: int,
     last: bool,
 ) -> list[Draw]:
-    """Return the draws whose tokens the grammar refuses: under their masks, with other numbers. Of
-    the undecided ones only those of the `last` attempt.
+    """Return the draws that need their masks. Those from the whole vocabulary whose tokens the
+    grammar refuses are repeated with other numbers; of the undecided ones only those of the `last`
+    attempt. The others are repeated as they are if they are undecided.
 
-    So a token has the probability p + (1 - A) p / A = p / A, where p is that without a grammar, and
-    A the sum of p over the allowed tokens: as if it were drawn from these at once."""
-    asked = [draw for draw in draws if draw.asks and token_ids[draw.index] != UNDECIDED]
+    So a token of the whole vocabulary has the probability p + (1 - A) p / A = p / A, where p is
+    that without a grammar, and A the sum of p over the allowed tokens: as if it were drawn from
+    these at once."""
+    undecided = [draw for draw in draws if draw.asks and token_ids[draw.index] == UNDECIDED]
+    asked = [draw for draw in draws if draw.asks and draw.is_full]
+    asked = [draw for draw in asked if token_ids[draw.index] != UNDECIDED]
     allowed = masks.allow([draw.place for draw in asked], [token_ids[d.index] for d in asked])
     again = [draw for draw, ok in zip(asked, allowed, strict=True) if not ok]
-    if last:
-        again += [draw for draw in draws if draw.asks and token_ids[draw.index] == UNDECIDED]
+    again += [draw for draw in undecided if last or not draw.is_full]
     masks.fill({draw.place[0] for draw in again})  # together
     return [
-        evolve(draw, number=draw.state.uniform(offset, refused=True)).under(
+        evolve(draw, asks=False, number=draw.state.uniform(offset, refused=draw.is_full)).under(
             masks.of(*draw.place), vocab_size
         )
         for draw in again
@@ -84,11 +96,11 @@ def drawn_again(
 
 
 def grouped(draws: Sequence[Draw], most: int) -> Iterator[list[Draw]]:
-    """Group draws by strategy, width and whether few tokens are allowed, at most so many at once.
-    Their indexes ascend."""
+    """Group draws by strategy, width, whether they ask and whether few tokens are allowed, at most
+    so many at once. Their indexes ascend."""
     groups: dict[Any, list[Draw]] = {}
     for draw in sorted(draws, key=lambda draw: draw.index):
-        kind = draw.state.strategy, draw.state.width, draw.few is None
+        kind = draw.state.strategy, draw.state.width, draw.asks, draw.few is None
         groups.setdefault(kind, []).append(draw)
     for members in groups.values():
         for start in range(0, len(members), most):

@@ -40,6 +40,7 @@ from inferno.ops.masses import (
 from inferno.ops.reference import TORCH, Ops
 from inferno.request.requests import Logprobs, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.sampling.asked import AskedDraws
 from inferno.sampling.best import best_allowed
 from inferno.sampling.device import (
     FREQUENCY,
@@ -50,7 +51,7 @@ from inferno.sampling.device import (
     DeviceDraws,
     Resident,
 )
-from inferno.sampling.draw import confirmed, draw_truncated, index_of, sort_best, truncate
+from inferno.sampling.draw import Cut, confirmed, draw_truncated, index_of, sort_best, truncate
 from inferno.sampling.finite import are_broken
 from inferno.sampling.groups import Draw, drawn_again, draws_of, grouped
 from inferno.sampling.logprobs import wanted_logprobs
@@ -265,12 +266,13 @@ class Sampler:
         """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`. `places` are
         the rows, each with the number of drafts before the draw."""
         size = self._vocab_size
-        draws = draws_of(places, states, masks, offset=offset, vocab_size=size)
-        ids_S = torch.empty(len(draws), dtype=torch.int64, device=self._device)
+        ids_S = torch.empty(len(places), dtype=torch.int64, device=self._device)
+        first = num_candidates == 0
+        draws = draws_of(places, states, masks, offset=offset, vocab_size=size, first=first)
         self._draw_each(logits_SV, draws, ids_S, masks, num_candidates)
         if any(draw.asks for draw in draws):
-            drawn, last = ids_S.tolist(), num_candidates > 0
-            again = drawn_again(draws, drawn, masks, offset=offset, vocab_size=size, last=last)
+            drawn = ids_S.tolist()
+            again = drawn_again(draws, drawn, masks, offset=offset, vocab_size=size, last=not first)
             self._draw_each(logits_SV, again, ids_S, masks, num_candidates)
         return ids_S
 
@@ -299,7 +301,10 @@ class Sampler:
             else:
                 if any(draw.mask_W is not None for draw in part):
                     x_BV = masked(x_BV, [draw.mask_W for draw in part])
-                ids_S[at] = self._draw_group(x_BV, rows_B, uniform_B, states, num_candidates)
+                asked = [draw.place for draw in part] if part[0].asks else ()
+                ids_S[at] = self._draw_group(
+                    x_BV, rows_B, uniform_B, states, num_candidates, asked, masks
+                )
 
     def _draw_group(
         self,
@@ -308,9 +313,11 @@ class Sampler:
         uniform_B: Tensor,
         states: Sequence[RowState],
         num_candidates: int,
+        asked: Sequence[tuple[int, int]] = (),
+        masks: Masks = NO_MASKS,
     ) -> Tensor:
         """Return token ids, (B,), or UNDECIDED, for rows of one strategy and width that are not
-        greedy."""
+        greedy. The best tokens of `asked` rows are asked for."""
         strategy, width = states[0].strategy, states[0].width
         temperature_B1 = self._floats_RP[rows_B, TEMPERATURE, None]
         min_p_B1 = self._floats_RP[rows_B, MIN_P, None]
@@ -321,14 +328,11 @@ class Sampler:
         total_B = None
         if strategy is Strategy.TOP_P:
             total_B = integer_masses(x_BV, best_BK[:, :1], temperature_B1).sum(-1)
-        mass_BK = truncate(
-            best_BK,
-            self._top_k_R[rows_B],
-            self._top_p_R[rows_B],
-            total_B,
-            temperature_B1,
-            min_p_B1,
-        )
+        cut = Cut(self._top_k_R[rows_B], self._top_p_R[rows_B], temperature_B1, min_p_B1)
+        if asked:
+            some = AskedDraws(x_BV, best_BK, ids_BK, total_B, cut, uniform_B, asked, masks)
+            return some.draw()
+        mass_BK = truncate(best_BK, total_B, cut)
         complete = ids_BK.shape[1] == x_BV.shape[1]
         return draw_truncated(best_BK, ids_BK, mass_BK, uniform_B, complete=complete)
 
