@@ -25,6 +25,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"sampling"},
     {"constraints"},
     {"text"},
+    {"stores"},
     {"weights"},
     {"plan", "builtin"},
     {"attention"},

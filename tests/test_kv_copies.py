@@ -45,7 +45,14 @@ def places_of(cache: KVCache, group: int) -> list[bytes]:
     )
 )
 def test_moves_happen_in_order(moves: list[Move]) -> None:
-    cache = cache_of()
+    check_moves(cache_of(), moves)
+    on_a_device = cache_of()
+    for places in on_a_device.places:
+        places._arrays = None
+    check_moves(on_a_device, moves)
+
+
+def check_moves(cache: KVCache, moves: list[Move]) -> None:
     expected = [places_of(cache, group) for group in range(2)]
     cache.move(moves)
     for _, group, source, target in moves:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         AdapterFormat,
         Architecture,
         AttentionBackend,
+        BlockStore,
         CachePolicy,
         ChatFormat,
         CheckpointFormat,
@@ -122,6 +123,13 @@ class ProvidesCachePolicies(Protocol):
     @_hook("cache policy", hinted="cache policy")
     def inferno_cache_policies(self) -> list[CachePolicy]:
         """Prefix caches, which decide which full blocks to cache and evict: none, LRU."""
+        ...
+
+
+class ProvidesBlockStores(Protocol):
+    @_hook("block store")
+    def inferno_block_stores(self) -> list[BlockStore]:
+        """Stores of blocks, which keep what leaves the cache's memory: in host memory, on disk."""
         ...
 
 

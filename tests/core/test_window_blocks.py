@@ -104,19 +104,17 @@ def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
     blocks = harness.groups.prefix.match(keys_of(prompt))
     narrow, wide = harness.window_groups
     narrow.drop(blocks[14])
-    assert len(harness.groups.resumable(blocks)) == 14
+    assert harness.groups.resumable(blocks) == 14
     for place, left in ((13, 13), (12, 12), (2, 12), (11, 11)):
         wide.drop(blocks[place])
-        assert len(harness.groups.resumable(blocks)) == left
+        assert harness.groups.resumable(blocks) == left
     narrow.drop(blocks[10])
-    assert len(harness.groups.resumable(blocks)) == 10
+    assert harness.groups.resumable(blocks) == 10
     narrow.drop(blocks[9])
     wide.drop(blocks[5])
-    assert len(harness.groups.resumable(blocks)) == 9, "the three blocks before it are there"
+    assert harness.groups.resumable(blocks) == 9, "the three blocks before it are there"
     wide.drop(blocks[7])
-    assert len(harness.groups.resumable(blocks)) == 2, (
-        "the first two, complete from the beginning on"
-    )
+    assert harness.groups.resumable(blocks) == 2, "the first two, complete from the beginning on"
     assert harness.ask("shortened", prompt) == 8
 
 

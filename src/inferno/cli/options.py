@@ -159,6 +159,24 @@ engine_options = together(
             help="Shorthand for --cache-policy lru or none.",
         ),
         _engine(
+            "--kv-store",
+            metavar="DIR",
+            help="Folder in which full blocks of the cache are kept, so that a prompt whose "
+            "beginning was seen is not computed again, even after a restart.",
+        ),
+        _engine(
+            "--kv-store-size",
+            metavar="SIZE",
+            help="Limit of that folder; blocks used longest ago make room. [default: 32GiB]",
+        ),
+        _engine(
+            "--cpu-mem-fold",
+            type=float,
+            metavar="TIMES",
+            help="Keep blocks that leave the cache in host memory too: at most this many times the "
+            "cache.",
+        ),
+        _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
         _engine(

@@ -20,6 +20,7 @@ from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.request.validation import validate_request
+from inferno.stores import NO_STORE, NoStore, open_store
 from inferno.weights.packing import PackedWeights
 
 log = logging.getLogger("inferno.engine")
@@ -63,11 +64,12 @@ class Engine:
         runner: Runner,
         *,
         lag: int = 0,
+        store: NoStore = NO_STORE,
         constrain: Callable[[Request], Constraint | None] = lambda request: None,
     ) -> None:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
-        self._lag, self._constrain = lag, constrain
+        self._lag, self._constrain, self._store = lag, constrain, store
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
@@ -105,9 +107,11 @@ class Engine:
             groups = CacheGroups.of_plan(plan, prefix)
             others = begin_of(opened, plan), opened.parts.logits_processors
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
-            scheduler = scheduler_of(plan, groups, runner.verify_cost())
+            store = NO_STORE if trial else open_store(opened, plan, groups, runner.cache.places)
+            runner.mover = store.mover
+            scheduler = scheduler_of(plan, groups, runner.verify_cost(), store)
             lag = 1 if runner.overlaps else 0
-            return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner
+            return cls(plan, scheduler, runner, lag=lag, store=store, constrain=constrain), runner
 
         with device_errors(plan.device):
             drafting = load_model(opened.draft) if opened.draft is not None else None
@@ -171,7 +175,14 @@ class Engine:
                 self._in_flight.append((step, ticket))
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
+        elif step.is_empty and self.waits_for is not None:
+            self._store.sleep()
         return outputs
+
+    @property
+    def waits_for(self) -> int | None:
+        """The descriptor to sleep on while nothing can run before a store has brought blocks."""
+        return self._store.waits_for if not self._scheduler.stats.num_running else None
 
     def _add_compiled(self) -> list[EngineOutput]:
         """Queue the requests whose grammars have been compiled. Returns the errors of others."""
@@ -227,6 +238,7 @@ class Engine:
     def close(self) -> None:
         """Free the model and its cache, and give their memory back to the system. The engine cannot
         be used again."""
+        self._store.close()
         self._runner = _Closed()
         self._in_flight.clear()
         self._scheduler.drop_in_flight()
@@ -238,7 +250,9 @@ class _Closed:
         raise RequestError("the engine is closed", "Load another one.")
 
 
-def scheduler_of(plan: Plan, groups: CacheGroups, verify: float | None = None) -> Scheduler:
+def scheduler_of(
+    plan: Plan, groups: CacheGroups, verify: float | None = None, store: NoStore = NO_STORE
+) -> Scheduler:
     """`verify`: the measured cost of a draft, or None."""
     drafts = None
     if (speculation := plan.speculation) is not None:
@@ -250,4 +264,5 @@ def scheduler_of(plan: Plan, groups: CacheGroups, verify: float | None = None) -
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         drafts=drafts,
+        store=store,
     )

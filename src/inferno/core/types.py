@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from attrs import define, field, frozen
 
+from inferno.contracts import Placed
 from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import InfernoError
 from inferno.request.requests import Logprobs, Request
@@ -46,6 +47,10 @@ class Sequence:
     """Prompt tokens found in the cache at first admission; None before it."""
     arrived: float = field(factory=monotonic)
     """When it was queued, in seconds."""
+    num_far: int = 0
+    """Prompt tokens that a store had to fetch from afar."""
+    num_stored: int = 0
+    """Those of `num_cached` that were loaded from a store."""
     waited: float = 0.0
     """Seconds from then to its first admission."""
     keys: list[bytes] = field(factory=list)
@@ -163,6 +168,10 @@ class Step:
     """After it: what later ones may resume from."""
     drafts: Mapping[int, tuple[int, ...]] = field(factory=dict)
     """Drafts by row, where they are not the proposer's."""
+    saves: tuple[Placed, ...] = ()
+    """Blocks to copy to a store, before anything else."""
+    loads: tuple[Placed, ...] = ()
+    """Blocks to copy from a store, then."""
 
     @property
     def num_tokens(self) -> int:
@@ -170,7 +179,7 @@ class Step:
 
     @property
     def is_empty(self) -> bool:
-        return not self.slices and not self.moves
+        return not (self.slices or self.moves or self.saves)
 
 
 class Verified(NamedTuple):

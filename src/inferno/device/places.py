@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from attrs import define, field
@@ -30,16 +30,18 @@ class Places:
         return cls(tuple(tensor.view(torch.uint8).flatten(1) for tensor in tensors))
 
     def copy(self, pairs: Sequence[tuple[int | None, int]]) -> None:
-        """Copy a source to a target in every tensor, or clear the target. No two pairs have one
-        target, and no source is the target of a pair before it."""
+        """Copy a source to a target in every tensor, or clear the target, in order."""
         if self._arrays is None:
-            return self.copy_at_once(pairs)
+            for apart in _apart(pairs):
+                self.copy_at_once(apart)
+            return
         for source, target in pairs:
             for array in self._arrays:
                 array[target] = 0 if source is None else array[source]  # type: ignore[index]
 
     def copy_at_once(self, pairs: Sequence[tuple[int | None, int]]) -> None:
-        """The same with two kernels for each tensor instead of one for each tensor and pair."""
+        """The same with three kernels for each tensor, for pairs of which no two have one target,
+        and none has the target of one before it as its source."""
         cleared = [target for source, target in pairs if source is None]
         copied = [(source, target) for source, target in pairs if source is not None]
         sources, targets = [source for source, _ in copied], [target for _, target in copied]
@@ -49,3 +51,17 @@ class Places:
                 wide[sent(targets, wide.device)] = wide[sent(sources, wide.device)]
             if cleared:
                 wide[sent(cleared, wide.device)] = 0
+
+
+def _apart(
+    pairs: Sequence[tuple[int | None, int]],
+) -> Iterator[list[tuple[int | None, int]]]:
+    """Divide pairs, in order, into lists that can be copied at once."""
+    found, written = list[tuple[int | None, int]](), set[int | None]()
+    for pair in pairs:
+        if not written.isdisjoint(pair):
+            yield found
+            found, written = [], set()
+        found.append(pair)
+        written.add(pair[1])
+    yield found

@@ -17,6 +17,7 @@ from inferno.catalog.offers import T
 from inferno.contracts import (
     Architecture,
     AttentionBackend,
+    BlockStore,
     CachePolicy,
     ChatFormat,
     Checkpoint,
@@ -50,6 +51,8 @@ class Parts:
     """Including in-situ quantization's."""
     attention: Mapping[str, AttentionBackend]
     kernels: Mapping[str, KernelProvider]
+    block_store: BlockStore | None = None
+    """Where blocks are kept beside the cache's memory, if the plan keeps any."""
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
     chat_format: ChatFormat | None = None
@@ -84,6 +87,7 @@ class Parts:
             schemes=chosen(QuantScheme, "scheme", "in-situ scheme"),
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
+            block_store=next(iter(chosen(BlockStore, "block store").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,

@@ -10,6 +10,9 @@ from attrs import field, frozen
 from inferno.contracts import COMPUTE_DTYPES, CacheDType
 from inferno.errors import OptionError
 
+MOST_FOLD = 1000
+"""The most that `cpu_mem_fold` may be: more is a slip."""
+
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
@@ -51,6 +54,13 @@ class Options:
     """Dtype of stored keys and values: auto is the compute dtype; fp8 (fp8_e4m3) and int8 take
     half as much or less."""
     cache_policy: str = "auto"
+    kv_store: str | None = None
+    """Folder in which full blocks of the cache are kept, so that a prompt whose beginning was seen
+    is not computed again: after a restart, or when the cache was too small."""
+    kv_store_size: str = "32GiB"
+    """Limit of that folder: the blocks used longest ago make room."""
+    cpu_mem_fold: float | None = None
+    """Keep blocks that leave the cache in host memory too: at most this many times the cache."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
@@ -114,6 +124,11 @@ class Options:
                 f"{self.max_num_seqs}",
                 "Every running sequence needs a token in each step: raise the former or lower "
                 "the latter.",
+            )
+        if self.cpu_mem_fold is not None and not 0 < self.cpu_mem_fold <= MOST_FOLD:
+            raise OptionError(
+                f"cpu_mem_fold is {self.cpu_mem_fold!r}",
+                f"It is a multiple of the cache's size, above 0 and at most {MOST_FOLD}.",
             )
         if self.imatrix is not None and self.isq is None:
             raise OptionError(

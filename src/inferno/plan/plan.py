@@ -15,6 +15,7 @@ from inferno.catalog import Refusal
 from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.store_use import StoreUse
 
 
 @frozen(kw_only=True)
@@ -261,6 +262,8 @@ class Plan:
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""
     cache_policy: str
+    store: StoreUse | None = None
+    """Where blocks are kept beside the cache's memory; None: nowhere."""
     dtype: str
     device: Device
     threads: int

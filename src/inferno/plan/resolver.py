@@ -19,6 +19,7 @@ from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
 from inferno.plan.plan import Plan
 from inferno.plan.speculation import Drafting
+from inferno.plan.stores import choose_store
 
 
 def resolve(
@@ -80,11 +81,12 @@ def _decide(given: stages.Given) -> Opened:
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
     cache = stages.choose_cache(given, model, compute, weights, attention, drafting)
+    store = choose_store(given.catalog, given.options, attention.policy.value.name)
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
     decisions = [
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
-        *(each for each in (weights.isq, drafts) if each is not None),
+        *(each for each in (weights.isq, drafts, store) if each is not None),
         *(weights.kernels, steps.capture, serving.chat_format, cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
@@ -101,6 +103,7 @@ def _decide(given: stages.Given) -> Opened:
         **_named(given, model),
         **_computed(given, compute, weights, steps),
         **_cached(given, attention, drafting, cache),
+        store=store.value if store is not None else None,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,
         vocab_size=model.config.vocab_size,

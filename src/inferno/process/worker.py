@@ -64,6 +64,11 @@ class Worker:
             return False
         if not engine.busy and not self._socket.poll(_IDLE_MS):
             return True
+        if (descriptor := engine.waits_for) is not None:
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(descriptor, zmq.POLLIN)
+            poller.poll(_IDLE_MS)
         while self._socket.poll(0):
             if not self._take(*self._socket.recv_multipart()):
                 return False

@@ -19,6 +19,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
+from inferno.testing.block_store import StoreTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
@@ -90,6 +91,7 @@ __all__ = [
     "Outcome",
     "QuantSchemeTests",
     "SourceTests",
+    "StoreTests",
     "Tokenizer",
     "Toy",
     "TrainedTests",

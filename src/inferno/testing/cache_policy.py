@@ -33,6 +33,7 @@ from inferno.core.kvcache import (
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.request.requests import FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.stores import NO_STORE, NoStore
 from inferno.testing.fake_runner import FakeRunner, continuation, views_of
 from inferno.testing.installed import Installed
 
@@ -210,6 +211,13 @@ class CacheMachine(RuleBasedStateMachine):
         groups: Sequence[CacheGroup] = (FullGroup(),),
     ) -> None:
         super().__init__()
+        self.open: dict[str, Request] = {}
+        self.output: dict[str, list[int]] = {}
+        self.begin(build, groups)
+
+    def begin(
+        self, build: Callable[[int], PrefixCache | None], groups: Sequence[CacheGroup]
+    ) -> None:
         self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, *views_of(groups))
         self.groups = CacheGroups(
             NUM_BLOCKS,
@@ -217,14 +225,17 @@ class CacheMachine(RuleBasedStateMachine):
             _Watched(_built(build), self.runner, groups[0]),
             groups,
         )
+        self.store = self.open_store()
         self.scheduler = Scheduler(
             self.groups,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=ROWS,
             max_num_batched_tokens=BUDGET,
+            store=self.store,
         )
-        self.open: dict[str, Request] = {}
-        self.output: dict[str, list[int]] = {}
+
+    def open_store(self) -> NoStore:
+        return NO_STORE
 
     @rule(
         target=requests,
@@ -255,6 +266,9 @@ class CacheMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             step = self.scheduler.plan()
+            if step.is_empty and self.store.waits_for is not None:
+                self.store.sleep()
+                continue
             assert not (step.is_empty and self.open), "requests are waiting but none runs"
             if step.is_empty:
                 return

@@ -5,13 +5,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
+import torch
 from attrs import define, field
+from torch import Tensor
 
 from inferno.constraints import NO_MASKS, Drafts, Masks
+from inferno.contracts import Mover
 from inferno.core.kvcache import CacheGroup, StateGroup, WindowGroup
 from inferno.core.types import Copy, Move, Sampled, Slice, Step, Verified
 
 Tokens = tuple[int, ...]
+
+
+_SEEN: list[Tokens | None] = [None]
+_NUMBERS: dict[Tokens | None, int] = {None: 0}
+"""Numbers for tokens, by which a store keeps what slots hold."""
+
+
+def number_of(tokens: Tokens | None) -> int:
+    if tokens not in _NUMBERS:
+        _NUMBERS[tokens] = len(_SEEN)
+        _SEEN.append(tokens)
+    return _NUMBERS[tokens]
 
 
 @define(eq=False)
@@ -59,6 +74,9 @@ class FakeRunner:
     """Tokens of each step."""
     launched: int = 0
     drawn: int = 0
+    _mover: Mover | None = None
+    _bytes: list[Tensor] = field(factory=list)
+    """By group: what a store copies of each place."""
     _tokens: dict[int, list[int]] = field(factory=dict)
     _pooled: dict[int, int] = field(factory=dict)
     """By row: tokens computed for its embedding, -1 if it asks for none."""
@@ -76,6 +94,47 @@ class FakeRunner:
         """Tokens up to the end of the block at this place of the first group."""
         return self._contents[0][(place + 1) * self.block_size - 1]
 
+    def keep(self, mover: Mover, num_places: Sequence[int]) -> None:
+        """Let a store copy what places hold. `num_places` is for each group."""
+        self._mover = mover
+        self._bytes = [
+            torch.zeros(count, self.part_bytes(group), dtype=torch.uint8)
+            for group, count in enumerate(num_places)
+        ]
+        mover.register([[part[:, :3], part[:, 3:]] for part in self._bytes])
+
+    def part_bytes(self, group: int) -> int:
+        """Bytes of a group's part of a block: a number of 8 bytes for each slot, or a state."""
+        return 8 * self.block_size if group < len(self.windows) else 8
+
+    def _store_blocks(self, mover: Mover, step: Step) -> None:
+        for placed in step.saves:
+            for group, place in enumerate(placed.places):
+                if place is not None:
+                    numbers = [number_of(tokens) for tokens in self._held(group, place)]
+                    self._bytes[group][place] = torch.tensor(numbers).view(torch.uint8)
+        mover.save(step.saves)
+        mover.load(step.loads)
+        for placed in step.loads:
+            for group, place in enumerate(placed.places):
+                if place is not None:
+                    numbers = self._bytes[group][place].clone().view(torch.int64).tolist()
+                    self._hold(group, place, [_SEEN[number] for number in numbers])
+
+    def _held(self, group: int, place: int) -> list[Tokens | None]:
+        if group == len(self.windows):
+            return [self.states.get(place)]
+        first = place * self.block_size
+        return [self._contents[group].get(first + i) for i in range(self.block_size)]
+
+    def _hold(self, group: int, place: int, held: Sequence[Tokens | None]) -> None:
+        for offset, tokens in enumerate(held):
+            assert tokens is not None, "nothing was saved"
+            if group == len(self.windows):
+                self.states[place] = tokens
+            else:
+                self._contents[group][place * self.block_size + offset] = tokens
+
     def run(self, step: Step) -> Sampled:
         """Launch, draw, and return the results."""
         ticket = self.launch(step)
@@ -92,6 +151,8 @@ class FakeRunner:
                 self._tables[group, new.row] = {}
         for group, row, index, block in step.block_updates:
             self._tables[group, row][index] = block
+        if self._mover is not None and (step.saves or step.loads):
+            self._store_blocks(self._mover, step)
         for move in step.moves:
             self._move(move)
         self._copy(step.copies_before)

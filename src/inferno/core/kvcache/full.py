@@ -19,5 +19,8 @@ class FullGroup(CacheGroup):
         group, row, blocks = self.index, sequence.held_row, sequence.block_ids
         return [BlockUpdate(group, row, i, blocks[i]) for i in range(first, len(blocks))]
 
+    def needs(self, count: int) -> range:
+        return range(count)
+
     def place(self, block: int) -> int | None:
         return block

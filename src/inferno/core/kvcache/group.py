@@ -79,6 +79,18 @@ class CacheGroup(Protocol):
         """Forget a block that no sequence uses."""
         return None
 
+    def needs(self, count: int) -> range:
+        """Return the indices of the blocks whose parts a sequence needs to resume after `count`."""
+        return range(0)
+
+    def part(self, block: int) -> int | None:
+        """Return the place of what it keeps of a block for later, if it does."""
+        return self.place(block)
+
+    def target(self, sequence: Sequence, block: int) -> int | None:
+        """Return the place to load a resumed sequence's part of a block to."""
+        return self.place(block)
+
     def place(self, block: int) -> int | None:
         """Return a block's place, for block tables and copies of it. None if it has none, or if a
         sequence could not go on inside a copy."""

@@ -15,20 +15,22 @@ from inferno.contracts import PrefixCache
 from inferno.core.kvcache.blocks import BlockPool
 from inferno.core.kvcache.full import FullGroup
 from inferno.core.kvcache.group import UNLIMITED, CacheGroup
-from inferno.core.kvcache.keys import extend_keys
 from inferno.core.kvcache.planned import groups_of
 from inferno.core.kvcache.sharing import needs_prompt
 from inferno.core.types import BlockUpdate, Copy, Sequence
 from inferno.plan import Plan
+from inferno.stores.keys import extend_keys
 
 
 class Match(NamedTuple):
     """The cached part of a sequence's prefix."""
 
-    block_ids: list[int]
-    """Its longest part after which every group can resume."""
-    num_known: int
-    """Number of cached blocks, resumable or not."""
+    known: list[int]
+    """The cached blocks, resumable or not."""
+    num_cached: int
+    """How many blocks can be resumed after, in every group."""
+    num_blocks: int
+    """The same with what a store has."""
     last: int | None = None
     """The cached block that ends with the sequence's last token."""
 
@@ -97,47 +99,52 @@ class CacheGroups:
     def match(self, sequence: Sequence) -> Match:
         """Look up a sequence's prefix. At least one token remains to be computed."""
         if self.prefix is None or needs_prompt(sequence):
-            return Match([], 0)
+            return Match([], 0, 0)
         self._extend_keys(sequence)
         cached = self.prefix.match(sequence.keys)
         count = (len(sequence.token_ids) - 1) // self.block_size
         known = cached[:count]
-        return Match(self.resumable(known), len(known), next(iter(cached[count:]), None))
+        num_cached = self.resumable(known)
+        return Match(known, num_cached, num_cached, next(iter(cached[count:]), None))
 
-    def resumable(self, block_ids: list[int]) -> list[int]:
-        """Return the longest prefix of these blocks after which every group can resume."""
+    def resumable(self, block_ids: SequenceOf[int]) -> int:
+        """Return how many of these blocks every group can resume after."""
         count, before = len(block_ids), -1
         while count != before:
             before = count
             for group in self.groups:
                 count = group.match(block_ids, count)
-        return block_ids[:count]
+        return count
 
     def resume(self, sequence: Sequence, match: Match) -> tuple[list[BlockUpdate], list[Copy]]:
         """Let a sequence without blocks continue after the cached ones. Returns also what to copy
         before its first slice."""
-        for block in match.block_ids:
+        sequence.block_ids = match.known[: match.num_blocks]
+        for block in sequence.block_ids:
             self._share(block)
-        sequence.block_ids = match.block_ids
+        self._extend(sequence, match.num_blocks - len(sequence.block_ids))
         updates, copies = list[BlockUpdate](), list[Copy]()
         for group in self.groups:
-            entries, sources = group.resume(sequence, match.num_known)
+            entries, sources = group.resume(sequence, len(match.known))
             updates += entries
             copies += sources
         return updates, copies
 
     def acquire(self, sequence: Sequence, count: int) -> list[BlockUpdate]:
         """Give a sequence `count` more blocks, evicting idle ones if too few are free."""
-        missing = count - self._blocks.num_free
-        if self.prefix is not None and missing > 0:
-            self._evicted(self.prefix.evict(missing))
-        assert count <= self._blocks.num_free, "the scheduler checks available first"
         first = len(sequence.block_ids)
-        sequence.block_ids += [self._blocks.acquire() for _ in range(count)]
+        self._extend(sequence, count)
         updates: list[BlockUpdate] = []
         for group in self.groups:
             updates += group.acquire(sequence, first)
         return updates
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        missing = count - self._blocks.num_free
+        if self.prefix is not None and missing > 0:
+            self._evicted(self.prefix.evict(missing))
+        assert count <= self._blocks.num_free, "the scheduler checks available first"
+        sequence.block_ids += [self._blocks.acquire() for _ in range(count)]
 
     def acquire_copy(
         self, sequence: Sequence, source: int

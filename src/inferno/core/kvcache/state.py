@@ -64,6 +64,10 @@ class Snapshots:
         self._rank(block, max(PASSING, self._worth[block]))
         return self._slot_of[block]
 
+    def slot_of(self, block: int) -> int | None:
+        """Return the slot of a block's snapshot, if it has one that is not superseded."""
+        return self._slot_of.get(block) if self._worth.get(block) != SUPERSEDED else None
+
     def supersede(self, block: int) -> None:
         """Mark a passing snapshot as superseded: its sequence has a later one."""
         if self._worth.get(block) == PASSING:
@@ -131,6 +135,8 @@ class StateGroup(CacheGroup):
         row, blocks, size = sequence.held_row, sequence.block_ids, self.block_size
         last = (len(sequence.token_ids) - 1) // size
         self._due[row] = (num_known * size, last * size)
+        if blocks and blocks[-1] not in self.snapshots:
+            return [], []  # a store has it
         source = self.snapshots.use(blocks[-1]) if blocks else None
         return [], [Copy(self.index, source, row)]
 
@@ -148,6 +154,15 @@ class StateGroup(CacheGroup):
 
     def drop(self, block: int) -> None:
         self.snapshots.drop(block)
+
+    def needs(self, count: int) -> range:
+        return range(max(0, count - 1), count)
+
+    def part(self, block: int) -> int | None:
+        return self.snapshots.slot_of(block)
+
+    def target(self, sequence: Sequence, block: int) -> int | None:
+        return sequence.held_row
 
     def cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """End where a snapshot is due, or else with a block."""

@@ -88,18 +88,10 @@ class KVCache:
     def move(self, moves: Sequence[Move]) -> None:
         """Copy whole places in every layer of their groups, in order: what one move copied may be
         another's source."""
-        batch, written = list[Copy](), set[tuple[int, int]]()
-        for _, group, source, target in moves:
-            if not written.isdisjoint([(group, source), (group, target)]):
-                self.copy(batch)
-                batch, written = [], set()
-            batch.append(Copy(group, source, target))
-            written.add((group, target))
-        self.copy(batch)
+        self.copy([Copy(*move[1:]) for move in moves])
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy whole places in every layer of their groups, or clear them: no two have one target,
-        and no source is the target of one before it."""
+        """Copy whole places in every layer of their groups, or clear them, in order."""
         for group in dict.fromkeys(copy.group for copy in copies):
             self.places[group].copy([copy[1:] for copy in copies if copy.group == group])
 

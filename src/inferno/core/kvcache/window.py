@@ -63,16 +63,23 @@ class WindowGroup(CacheGroup):
     def resume(self, sequence: Sequence, num_known: int) -> tuple[list[BlockUpdate], list[Copy]]:
         first = self.first(len(sequence.block_ids) * self.block_size)
         self._first[sequence.held_row] = first
-        for block in sequence.block_ids[first:]:
-            self._share(block)
+        covered = sequence.block_ids[first:]
+        missing = [block for block in covered if block not in self._place_of]  # a store has them
+        for block in covered:
+            if block in self._place_of:
+                self._share(block)
+        self._take(missing)
         return self._entries(sequence, first), []
 
     def acquire(self, sequence: Sequence, first: int) -> list[BlockUpdate]:
-        for block in sequence.block_ids[first:]:
+        self._take(sequence.block_ids[first:])
+        return self._entries(sequence, first)
+
+    def _take(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
             if not self._pool.num_free:
                 self.drop(next(iter(self._idle)))
             self._place_of[block] = self._pool.acquire()
-        return self._entries(sequence, first)
 
     def _entries(self, sequence: Sequence, first: int) -> list[BlockUpdate]:
         row, blocks = sequence.held_row, sequence.block_ids
@@ -104,9 +111,9 @@ class WindowGroup(CacheGroup):
 
     def replace(self, computed: int, known: int) -> None:
         """`known` takes the place of `computed` if it has lost its own."""
-        assert self._pool.users(self._place_of[computed]) == 1, (
-            "a newly computed block has two users"
-        )
+        if computed not in self._place_of:  # of a loaded prefix, before its last window
+            return
+        assert self._pool.users(self._place_of[computed]) == 1, "a computed block has two users"
         if known in self._place_of:
             self._share(known)
             self._pool.release(self._place_of[computed])
@@ -118,6 +125,9 @@ class WindowGroup(CacheGroup):
         self._idle.pop(block, None)
         if (place := self._place_of.pop(block, None)) is not None:
             self._pool.free(place)
+
+    def needs(self, count: int) -> range:
+        return range(self.first(count * self.block_size), count)
 
     def place(self, block: int) -> int | None:
         return self._place_of.get(block)

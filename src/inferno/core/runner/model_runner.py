@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno.constraints import Drafts, Masks
-from inferno.contracts import Capture, Drafter, LogitsProcessor
+from inferno.contracts import Capture, Drafter, LogitsProcessor, Mover
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.launched import Draws, LaunchedStep
@@ -55,6 +55,8 @@ class ModelRunner:
         besides the runner's own."""
         self._model, self._begin = model, begin
         self.plan, self._plan_device = plan, plan.device
+        self.mover: Mover | None = None
+        """Of the store that `Step.saves` and `Step.loads` are for."""
         with device_errors(plan.device, "allocate its cache"):
             self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
@@ -131,6 +133,9 @@ class ModelRunner:
                 part.admit(new)
             if new.request.pooling is None:
                 self._sampler.admit(new.row, new.request, new.token_ids)
+        if self.mover is not None and (step.saves or step.loads):
+            self.mover.save(step.saves)
+            self.mover.load(step.loads)
         self.cache.move(step.moves)
         if step.copies_before:
             self.cache.copy(step.copies_before)

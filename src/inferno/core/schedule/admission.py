@@ -7,7 +7,7 @@ from time import monotonic
 
 from attrs import define, field
 
-from inferno.core.kvcache import is_being_computed
+from inferno.core.kvcache import Match, is_being_computed, needs_prompt
 from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
 from inferno.request.requests import EngineStats
@@ -27,10 +27,17 @@ class Admission:
     def remove(self, sequence: Sequence) -> None:
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
+        self.rows.store.release(sequence.request.id)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.rows.store.fetching)
 
     def admit(self, slices: list[Slice], budget: int) -> list[Sequence]:
         """Admit sequences while their first slices fit, of `budget` tokens together, and append
         these: none of sequences that wait for a move. Returns the sequences."""
+        for come in self.rows.store.come():
+            self.enqueue(come)
         admitted: list[Sequence] = []
         while budget and (sequence := self._next(budget)) is not None:
             admitted.append(sequence)
@@ -42,29 +49,44 @@ class Admission:
     def _next(self, budget: int) -> Sequence | None:
         """Give the first waiting sequence a row and its cached blocks. Returns None while its first
         slice does not fit."""
-        rows, groups, num_running = self.rows, self.rows.groups, len(self.rows.running)
-        if not self.waiting or not rows.free or groups.available() <= num_running:
-            return None  # a full prefix hit needs one more block too
-        sequence = self.waiting[0][2]
-        match = groups.match(sequence)
-        num_cached = len(match.block_ids)
-        if is_being_computed(sequence, num_cached, rows.running.values(), groups.block_size):
-            return None  # a step or two later it is a prefix hit
-        start = num_cached * groups.block_size
+        rows, groups, running = self.rows, self.rows.groups, self.rows.running
+        while self.waiting and rows.free and groups.available() > len(running):
+            sequence = self.waiting[0][2]  # a full prefix hit needs one more block too
+            match = groups.match(sequence)
+            if is_being_computed(sequence, match.num_cached, running.values(), groups.block_size):
+                return None  # a step or two later it is a prefix hit
+            whole = match if needs_prompt(sequence) else rows.store.extended(sequence, match)
+            if whole is None:
+                heapq.heappop(self.waiting)  # it comes back, and others overtake it
+                continue
+            if self._fits(sequence, whole, budget):
+                match = whole
+            elif not self._fits(sequence, match, budget):
+                return None
+            heapq.heappop(self.waiting)
+            self._take(sequence, match)
+            return sequence
+        return None
+
+    def _fits(self, sequence: Sequence, match: Match, budget: int) -> bool:
+        """Whether there are blocks for what a sequence resumes after and its first slice."""
+        groups, start = self.rows.groups, match.num_blocks * self.rows.groups.block_size
         count = min(len(sequence.token_ids) - start, budget)
-        missing = groups.blocks_for(start + count) - num_cached
+        missing = groups.blocks_for(start + count) - match.num_cached
         # Idle hits cannot be evicted to make room. One block is left for each running sequence to
         # grow into.
-        if groups.available(match.block_ids) < missing + num_running:
-            return None
-        heapq.heappop(self.waiting)
-        rows.take(sequence, match)
+        held = match.known[: match.num_blocks]
+        return groups.available(held) >= missing + len(self.rows.running)
+
+    def _take(self, sequence: Sequence, match: Match) -> None:
+        self.rows.take(sequence, match)
         again = sequence.num_cached is not None
         self.stats.count_prompt(len(sequence.token_ids), sequence.num_computed, again=again)
         if not again:
             sequence.num_cached = sequence.num_computed
+            loaded = match.num_blocks - match.num_cached
+            sequence.num_stored = loaded * self.rows.groups.block_size
             sequence.waited = monotonic() - sequence.arrived
-        return sequence
 
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from inferno.core.kvcache import CacheGroups, Match, fork_of
 from inferno.core.types import BlockUpdate, Copy, Move, Sequence
+from inferno.stores.storing import NO_STORE, NoStore
 
 
 @define(eq=False)
@@ -18,6 +19,7 @@ class Rows:
 
     groups: CacheGroups
     free: list[int]
+    store: NoStore = NO_STORE
     running: dict[int, Sequence] = field(factory=dict)
     """By row, first admitted first."""
     in_flight: deque[list[Sequence | None]] = field(factory=deque)
@@ -32,13 +34,15 @@ class Rows:
 
     def take(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence a row and its cached blocks, the last one as a copy that may have to
-        arrive first."""
-        groups = self.groups
+        arrive first. Blocks that a store loads are cached once the step is committed."""
+        groups, store = self.groups, self.store
         sequence.row = self.free.pop()
         self.running[sequence.row] = sequence
-        sequence.num_inserted = len(match.block_ids)
-        sequence.num_computed = sequence.num_inserted * groups.block_size
+        sequence.num_inserted = match.num_cached
+        sequence.num_computed = match.num_blocks * groups.block_size
+        missing = store.missing(match)
         updates, copies = groups.resume(sequence, match)
+        store.load(sequence, missing)
         self.updates += updates
         self.copies += copies
         running = self.running.values()
@@ -62,6 +66,7 @@ class Rows:
     def vacate(self, sequence: Sequence) -> None:
         """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""
         row = sequence.held_row
+        self.store.vacate(sequence)
         for members in self.in_flight:
             if sequence in members:
                 members[members.index(sequence)] = None

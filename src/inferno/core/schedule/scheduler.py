@@ -25,6 +25,7 @@ from inferno.core.schedule.speculation import Speculation
 from inferno.core.types import NewSequence, Sampled, Sequence, Slice, Step
 from inferno.errors import InfernoError, NonFiniteError
 from inferno.request.requests import EngineOutput, EngineStats, Request
+from inferno.stores.storing import NO_STORE, NoStore
 
 
 class Scheduler:
@@ -43,6 +44,7 @@ class Scheduler:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         drafts: DraftCost | None = None,
+        store: NoStore = NO_STORE,
     ) -> None:
         assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
         longest = min(max_model_len, max_num_batched_tokens)
@@ -52,7 +54,7 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._arrivals = 0
         self.stats = EngineStats()
-        self._rows = Rows(groups, list(range(max_num_seqs - 1, -1, -1)))
+        self._rows = Rows(groups, list(range(max_num_seqs - 1, -1, -1)), store)
         self._running = self._rows.running
         self._in_flight = self._rows.in_flight
         self._admission = Admission(self._rows, self.stats)
@@ -63,7 +65,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether requests are unfinished or steps in flight."""
-        return bool(self._by_id or self._in_flight)
+        return bool(self._by_id or self._in_flight or self._rows.store.saves)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -88,8 +90,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request. Returns False if it is unknown or finished."""
-        sequence = self._by_id.pop(request_id, None)
-        if sequence is None:
+        if (sequence := self._by_id.pop(request_id, None)) is None:
             return False
         if sequence.row is not None:
             self._rows.vacate(sequence)
@@ -106,7 +107,7 @@ class Scheduler:
         slices, budget = self._continue()
         admitted = self._admission.admit(slices, budget)
         self._gauge()
-        if not slices and not self._rows.moves:
+        if not (slices or self._rows.moves or self._rows.store.saves):
             return Step(())  # block updates wait for a step that is launched
         updates, moves, copies = self._rows.take_news()
         running = self._running
@@ -118,6 +119,7 @@ class Scheduler:
             tuple(copies),
             self._groups.save((running[s.row], s.start + s.num_tokens) for s in slices),
             self._speculation.take_suggestions(slices),
+            *self._rows.store.take_news(),
         )
         self._in_flight.append([running[s.row] for s in slices])
         return step
@@ -198,6 +200,7 @@ class Scheduler:
                     self.stats.count_drafts(num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 rows.updates += groups.advance(sequence)
+                rows.store.save(sequence, sequence.num_inserted - 1)  # the last may be superseded
             if not samples:
                 outputs += self._pooled(sequence, row, sampled)
             elif (
@@ -234,8 +237,10 @@ class Scheduler:
     def _fail(self, sequence: Sequence, error: InfernoError) -> EngineOutput:
         """End a sequence with an error. Where its numbers are none, nor may be those that it has
         left in the cache."""
+        if broken := isinstance(error, NonFiniteError):
+            self._rows.store.forget(sequence)
         self._end(sequence)
-        if isinstance(error, NonFiniteError):
+        if broken:
             self._groups.reset()
             self.stats.non_finite += 1
         return EngineOutput.failed(sequence.request.id, error)
@@ -251,11 +256,13 @@ class Scheduler:
             self._preemption.preempt(sequence)
         self._in_flight.clear()
         self._rows.take_news()
+        if self._rows.store.drop_news():
+            self._groups.reset()
         self._gauge()
 
     def _gauge(self) -> None:
         stats = self.stats
-        stats.num_running, stats.num_waiting = len(self._running), len(self._admission.waiting)
+        stats.num_running, stats.num_waiting = len(self._running), self._admission.num_waiting
         stats.kv_usage = self._groups.usage
 
     def check(self) -> None:
@@ -263,5 +270,5 @@ class Scheduler:
         self._groups.check(self._running.values())
         rows = [*self._rows.free, *(sequence.held_row for sequence in self._running.values())]
         assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
-        num_waiting = len(self._admission.waiting)
+        num_waiting = self._admission.num_waiting
         assert len(self._by_id) == len(self._running) + num_waiting, "a sequence is lost"

@@ -1,4 +1,4 @@
-"""Content keys, by which a prefix cache finds blocks."""
+"""Content keys, by which prefix caches and stores find blocks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,148 @@
+"""Stores of blocks: where the cache's blocks are kept beside its memory, and come back from.
+
+A store has two halves. The scheduler asks the `StoreIndex`, which knows no tensors; the runner has
+the `Mover` copy bytes. A block has a content key (`PrefixCache`), and a part in each cache group:
+a store has it of some groups and not of others, which is written as a set of bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from attrs import define, field, frozen
+
+from inferno.contracts import lazy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Placed(NamedTuple):
+    """Parts of a block: where the cache has them, or is to have them."""
+
+    key: bytes
+    """Its content key."""
+    places: tuple[int | None, ...]
+    """Its place in each cache group; None: not this part."""
+
+    @property
+    def groups(self) -> int:
+        """The groups of its parts, as a set of bits."""
+        return sum(1 << i for i, place in enumerate(self.places) if place is not None)
+
+
+@define
+class StoreUsage:
+    """What a store holds now, and what it has done since it was built."""
+
+    host_bytes: int = 0
+    folder_bytes: int = 0
+    saved_bytes: int = 0
+    """Copied out of the cache."""
+    loaded_bytes: int = 0
+    """Copied into it."""
+    lost_parts: int = 0
+    """Parts of blocks that were missing or damaged when they were wanted."""
+
+
+class StoreIndex(Protocol):
+    """What a store has. Used by the engine's thread only."""
+
+    usage: StoreUsage
+
+    def groups_of(self, key: bytes) -> int:
+        """Return the groups whose parts of a block are in the store, as a set of bits."""
+        ...
+
+    def near(self, key: bytes) -> int:
+        """Return those whose bytes are in host memory: only these can be loaded."""
+        ...
+
+    def note(self, placed: Placed) -> None:
+        """Note that the next step saves these parts."""
+        ...
+
+    def drop(self, key: bytes) -> None:
+        """Forget a block, in every tier: its content is wrong."""
+        ...
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Mark blocks as used now, first to last, for the order in which they make room."""
+        ...
+
+    def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
+        """Bring parts of blocks near. Does not wait: `Mover.poll` names the owner once all of them
+        are near or turned out to be lost. They stay near until `release`."""
+        ...
+
+    def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
+        """Let these blocks make room last, until a time (`time.time`) or `release`. A pin is soft:
+        it reserves nothing. Returns how many leading ones the store has."""
+        ...
+
+    def release(self, owner: str) -> None:
+        """End an owner's pins and fetches."""
+        ...
+
+
+class Mover(Protocol):
+    """Copies bytes between the cache and the store. Its methods are called by the engine's thread,
+    and return without waiting for files or networks."""
+
+    def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Take the cache: for each group, tensors of bytes (places, bytes of one). Called once."""
+        ...
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        """Copy parts out of the cache, before a step that may overwrite them."""
+        ...
+
+    def load(self, loads: Sequence[Placed]) -> None:
+        """Copy parts that are near into the cache, before a step that reads them."""
+        ...
+
+    def poll(self) -> Sequence[str]:
+        """Take what has happened since: blocks that came near or are lost. Returns the owners whose
+        fetches have ended."""
+        ...
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when `poll` has something to say; None if there
+        never is."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is being written. The index cannot be used any more."""
+        ...
+
+
+@frozen(kw_only=True)
+class StoreNeed:
+    """What a store is built for."""
+
+    layout: str
+    """Everything that the bytes of a block depend on, as a JSON object. Blocks of another layout
+    must never be loaded."""
+    sizes: tuple[int, ...]
+    """Bytes of a block in each cache group, or of a snapshot of states."""
+    folder: Path | None = None
+    """Where to keep blocks on disk; None: nowhere."""
+    folder_limit: int = 0
+    """Bytes of all files in it."""
+    host_limit: int = 0
+    """Bytes of blocks to keep in host memory, beside those that are on their way."""
+
+
+@frozen(kw_only=True)
+class BlockStore:
+    """A kind of store. The one with the highest priority that does not refuse is used."""
+
+    name: str
+    build: Callable[[StoreNeed], tuple[StoreIndex, Mover]] = field(converter=lazy.function)
+    """build(need) -> its halves. Raises OptionError if the folder cannot be used."""
+    refuses: Callable[[StoreNeed], str | None] = lambda need: None
+    """refuses(need) -> why it cannot serve, or None. `layout` is empty then. Imports no torch."""
+    priority: int = 0
+    api_version: int = 1

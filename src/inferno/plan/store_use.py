@@ -1,0 +1,39 @@
+"""Where the cache's blocks are kept beside its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from inferno.contracts import StoreNeed
+from inferno.plan.cache_groups import CacheGroupPlan
+
+
+@frozen(kw_only=True)
+class StoreUse:
+    """The store of blocks, and its tiers."""
+
+    name: str
+    distribution: str
+    folder: str | None = None
+    """The disk tier; None: there is none."""
+    folder_limit: int = 0
+    """Bytes of all files in it."""
+    host_fold: float = 0.0
+    """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
+
+    def need(self, groups: Sequence[CacheGroupPlan]) -> StoreNeed:
+        """Return what the store is built for, without the layout."""
+        return StoreNeed(
+            layout="",
+            sizes=tuple(group.unit_bytes for group in groups),
+            folder=None if self.folder is None else Path(self.folder),
+            folder_limit=self.folder_limit,
+            host_limit=self.host_bytes(groups),
+        )
+
+    def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:
+        """Return the bytes of the host tier."""
+        return round(self.host_fold * sum(group.nbytes for group in groups))

@@ -1,0 +1,97 @@
+"""A plan's store of blocks, and the layout that its blocks have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from inferno import __version__
+from inferno.errors import OptionError
+from inferno.plan import Opened, Plan
+from inferno.stores.storing import NO_STORE, NoStore, Storing
+from inferno.weights.packed.digest import computed, state
+
+if TYPE_CHECKING:
+    from inferno.core.kvcache import CacheGroups
+    from inferno.device.places import Places
+
+KEYS = "blake2b-128 of parent and int32 tokens"
+"""How content keys are made (`keys`)."""
+MADE_BY = ("architecture", "attention", "format", "in-situ scheme", "kernels", "proposer", "scheme")
+"""Kinds of choices on which the bytes of blocks depend."""
+
+
+def open_store(
+    opened: Opened, plan: Plan, groups: CacheGroups, places: Sequence[Places]
+) -> NoStore:
+    """Return the plan's store, with its mover at these places. Raises OptionError if its folder
+    cannot be used."""
+    store = opened.parts.block_store
+    if store is None or plan.store is None:
+        return NO_STORE
+    need = plan.store.need(plan.groups)
+    index, mover = store.build(evolve(need, layout=layout_of(opened, plan, need.folder)))
+    mover.register([each.pieces for each in places])
+    return Storing(groups, index, mover)
+
+
+def layout_of(opened: Opened, plan: Plan, folder: Path | None) -> str:
+    """Return all that the bytes of a block depend on, as a JSON object. Hashes of the model's files
+    are remembered in `folder`. Raises OptionError if they cannot be read."""
+    layout: dict[str, Any] = {
+        "keys": KEYS,
+        "inferno": __version__,
+        "dtype": plan.dtype,
+        "block_size": plan.block_size,
+        "groups": [
+            {
+                "kind": group.kind,
+                "layers": list(group.layers),
+                "window": group.window,
+                "bytes": group.unit_bytes,
+            }
+            for group in plan.groups
+        ],
+        "cache": [
+            [list(layers), {name: [*tensor.shape, tensor.dtype] for name, tensor in cache.items()}]
+            for layers, cache in [
+                *((use.layers, use.cache) for use in plan.attention),
+                *((use.layers, use.cache) for use in plan.states),
+            ]
+        ],
+        "made by": sorted(
+            [c.kind, c.name, c.distribution, c.version] for c in plan.chosen if c.kind in MADE_BY
+        ),
+        "kernels": sorted([use.op, use.layout, use.name, use.level] for use in plan.kernels),
+        "isq": None
+        if plan.isq is None
+        else [dict(plan.isq.modules), plan.isq.importance_sha256, plan.isq.requantized],
+        "config": dict(opened.checkpoint.config),
+        "overrides": [[use.pattern, use.ref] for use in plan.overrides],
+        "device": plan.device.kind,
+    }
+    if folder is not None:
+        layout["files"] = _hashes(opened, folder)
+    return json.dumps(layout, sort_keys=True, default=str)
+
+
+def _hashes(opened: Opened, folder: Path) -> list[str]:
+    files = tuple(getattr(opened.checkpoint, "files", ()))
+    if not files:
+        raise OptionError(
+            f"{opened.plan.ref} is not made of files, by which its blocks on disk are told apart",
+            "Leave out --kv-store.",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        hashes = computed(files, folder, {file: state(file) for file in files}, repeat(None))
+    except OSError as error:
+        raise OptionError(
+            f"--kv-store {folder}: {error.strerror or error}", "Name a folder that can be written."
+        ) from error
+    return hashes or []

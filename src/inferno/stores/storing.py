@@ -1,0 +1,221 @@
+"""What the scheduler asks of a store of blocks, and tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from select import select
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from inferno.contracts import Mover, Placed, StoreIndex
+
+if TYPE_CHECKING:
+    from inferno.core.kvcache import CacheGroup, CacheGroups, Match
+    from inferno.core.types import Sequence as Sequence_
+
+_NAP = 0.05
+"""Seconds after which an engine that waits for its store looks again."""
+
+
+class NoStore:
+    """Where blocks are not stored. What `Storing` says holds of its answers."""
+
+    saves: Sequence[Placed] = ()
+    """What the next step saves."""
+    fetching: Mapping[str, Sequence_] = MappingProxyType({})
+    """By request, sequences that wait for parts to come near."""
+    mover: Mover | None = None
+
+    def extended(self, sequence: Sequence_, match: Match) -> Match | None:
+        return match
+
+    def missing(self, match: Match) -> Sequence[tuple[int, CacheGroup]]:
+        return ()
+
+    def load(self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]]) -> None:
+        return None
+
+    def save(self, sequence: Sequence_, count: int) -> None:
+        return None
+
+    def vacate(self, sequence: Sequence_) -> None:
+        return None
+
+    def release(self, owner: str) -> None:
+        return None
+
+    def forget(self, sequence: Sequence_) -> None:
+        return None
+
+    def come(self) -> Sequence[Sequence_]:
+        return ()
+
+    def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+        return (), ()
+
+    def drop_news(self) -> bool:
+        return False
+
+    @property
+    def waits_for(self) -> int | None:
+        return None
+
+    def sleep(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+NO_STORE = NoStore()
+
+
+@define(eq=False)
+class Storing(NoStore):
+    """Blocks are saved once full, and a prefix that memory has lost is loaded at admission. Only
+    what is near is loaded, in one step: a sequence for which more must come waits without a row."""
+
+    groups: CacheGroups
+    index: StoreIndex
+    mover: Mover
+    saves: list[Placed] = field(factory=list)
+    loads: list[Placed] = field(factory=list)
+    fetching: dict[str, Sequence_] = field(factory=dict)
+    _fetched: set[str] = field(factory=set)
+    """Requests that are not set aside again before they have run."""
+    _loading: list[str] = field(factory=list)
+    """Requests that the next step loads blocks for."""
+    _loaded: list[str] = field(factory=list)
+    _saved: dict[int, int] = field(factory=dict)
+    """By row, the number of leading blocks that were saved, or were there already."""
+
+    def extended(self, sequence: Sequence_, match: Match) -> Match | None:
+        """Return the longest match that memory and what is near in the store have together. None if
+        more is there: the sequence is set aside until it has come near, or is lost."""
+        owner, near = sequence.request.id, self.index.near
+        if owner not in self._fetched:
+            self._fetched.add(owner)
+            whole = self._extended(sequence, match, self.index.groups_of)
+            parts = [(sequence.keys[i], 1 << group.index) for i, group in self.missing(whole)]
+            if far := [(key, part) for key, part in parts if not near(key) & part]:
+                self.index.fetch(parts, owner)
+                sequence.num_far = len({key for key, _ in far}) * self.groups.block_size
+                self.fetching[owner] = sequence
+                return None
+        return self._extended(sequence, match, near)
+
+    def _extended(self, sequence: Sequence_, match: Match, has: Callable[[bytes], int]) -> Match:
+        stored = list[int]()
+        for key in sequence.keys[: (len(sequence.token_ids) - 1) // self.groups.block_size]:
+            stored.append(has(key))
+            if not stored[-1] and len(stored) > len(match.known):
+                break
+        count, before = len(stored), -1
+        while count != before:
+            before = count
+            for group in self.groups.groups:
+                while count > (index := _first_missing(group, match.known, stored, count)):
+                    count = index
+        return match if count <= match.num_cached else match._replace(num_blocks=count, last=None)
+
+    def missing(self, match: Match) -> list[tuple[int, CacheGroup]]:
+        """Return which parts of a match are not in memory, by the index of their block."""
+        if match.num_blocks == match.num_cached:
+            return []
+        return [
+            (i, group)
+            for group in self.groups.groups
+            for i in group.needs(match.num_blocks)
+            if not _is_held(group, match.known, i)
+        ]
+
+    def come(self) -> list[Sequence_]:
+        """Return the sequences whose fetches have ended since."""
+        ended = self.mover.poll()
+        return [self.fetching.pop(owner) for owner in ended if owner in self.fetching]
+
+    def load(self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]]) -> None:
+        """Load what was missing of the blocks that a sequence has resumed after."""
+        places = dict[int, list[int | None]]()
+        for i, group in missing:
+            target = group.target(sequence, sequence.block_ids[i])
+            places.setdefault(i, [None] * len(self.groups.groups))[group.index] = target
+        self.loads += [Placed(sequence.keys[i], tuple(at)) for i, at in places.items()]
+        self._loading.append(sequence.request.id)
+        self.index.touch(sequence.keys[: len(sequence.block_ids)])
+
+    def save(self, sequence: Sequence_, count: int) -> None:
+        """Save the leading `count` blocks of a sequence, as far as the store has not got them."""
+        first = self._saved.get(sequence.held_row, 0)
+        for i in range(first, count):
+            key, block = sequence.keys[i], sequence.block_ids[i]
+            known = self.index.groups_of(key)
+            places = [None if known >> g.index & 1 else g.part(block) for g in self.groups.groups]
+            if any(place is not None for place in places):
+                self.saves.append(placed := Placed(key, tuple(places)))
+                self.index.note(placed)
+        self._saved[sequence.held_row] = max(first, count)
+
+    def vacate(self, sequence: Sequence_) -> None:
+        """Save what is left of a sequence that loses its row."""
+        self.save(sequence, sequence.num_inserted)
+        self.index.touch(sequence.keys[: sequence.num_inserted])
+        del self._saved[sequence.held_row]
+        self.release(sequence.request.id)
+
+    def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+        """Return what the next step saves and loads, and forget it."""
+        for owner in self._loaded:  # by the step before this one
+            self.index.release(owner)
+        news = tuple(self.saves), tuple(self.loads)
+        self.saves, self.loads = [], []
+        self._loaded, self._loading = self._loading, []
+        return news
+
+    def drop_news(self) -> bool:
+        """Forget what was to be saved and loaded: the step does not come, and what earlier ones
+        were to load may not have been. Returns whether cached blocks may lack it."""
+        for placed in self.take_news()[0]:
+            self.index.drop(placed.key)
+        return True
+
+    def forget(self, sequence: Sequence_) -> None:
+        """Let the store have nothing of a sequence whose numbers are none."""
+        keys = set(sequence.keys)
+        self.saves = [placed for placed in self.saves if placed.key not in keys]
+        self._saved[sequence.held_row] = len(sequence.keys)
+        for key in keys:
+            self.index.drop(key)
+
+    def release(self, owner: str) -> None:
+        """Forget a request, which runs no more or is dropped."""
+        self.fetching.pop(owner, None)
+        self._fetched.discard(owner)
+        self.index.release(owner)
+
+    @property
+    def waits_for(self) -> int | None:
+        """The mover's descriptor, if a fetch has not ended."""
+        return self.mover.fileno() if self.fetching else None
+
+    def sleep(self) -> None:
+        """Wait until a fetch may have ended, or a moment."""
+        descriptor = self.mover.fileno()
+        select([] if descriptor is None else [descriptor], [], [], _NAP)
+
+    def close(self) -> None:
+        self.mover.close()
+
+
+def _is_held(group: CacheGroup, known: list[int], index: int) -> bool:
+    return index < len(known) and group.part(known[index]) is not None
+
+
+def _first_missing(group: CacheGroup, known: list[int], stored: list[int], count: int) -> int:
+    """Return the first block of a prefix of `count` whose part neither memory nor the store has."""
+    for index in group.needs(count):
+        if not (stored[index] >> group.index & 1 or _is_held(group, known, index)):
+            return index
+    return count

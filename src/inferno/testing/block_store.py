@@ -1,0 +1,345 @@
+"""Tests of every store of blocks: what comes back is what was saved, or nothing."""
+
+from __future__ import annotations
+
+import random
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from select import select
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from inferno.builtin.lru import LRUPrefixCache
+from inferno.catalog import Catalog
+from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
+from inferno.core.kvcache import CacheGroup
+from inferno.errors import OptionError
+from inferno.stores import NoStore
+from inferno.stores.storing import Storing
+from inferno.testing.cache_policy import GROUPS, NUM_BLOCKS, ROWS, WINDOWS, CacheMachine
+from inferno.testing.installed import Installed
+
+SIZES, PLACES = (6, 16), 8
+KEYS = [bytes([i]) * 16 for i in range(6)]
+Abandon = Callable[[tuple[StoreIndex, Mover]], None]
+
+
+class Filled:
+    """A store of two groups, each of two pieces, whose places hold numbers of their own."""
+
+    def __init__(self, built: tuple[StoreIndex, Mover]) -> None:
+        self.index, self.mover = built
+        self.groups = [
+            [
+                torch.arange(PLACES * cut).view(PLACES, cut).to(torch.uint8) + 7 * group
+                for cut in (size // 2, size - size // 2)
+            ]
+            for group, size in enumerate(SIZES)
+        ]
+        self.mover.register(self.groups)
+
+    def bytes_at(self, group: int, place: int) -> list[int]:
+        return [value for piece in self.groups[group] for value in piece[place].tolist()]
+
+    def save(self, key: bytes, *places: int | None) -> None:
+        placed = Placed(key, places)
+        self.index.note(placed)
+        self.mover.save([placed])
+
+    def fetch(self, *keys: bytes) -> None:
+        """Fetch all parts of blocks, and wait."""
+        self.index.fetch([(key, self.index.groups_of(key)) for key in keys], "owner")
+        self.wait("owner")
+
+    def wait(self, owner: str) -> None:
+        for _ in range(200):
+            if owner in self.mover.poll():
+                return
+            descriptor = self.mover.fileno()
+            assert descriptor is not None, "a fetch without a descriptor has ended at once"
+            select([descriptor], [], [], 0.05)
+        raise AssertionError("a fetch never ends")
+
+    def settle(self) -> None:
+        """Let files be written."""
+        for _ in range(10):
+            self.mover.poll()
+            if (descriptor := self.mover.fileno()) is not None:
+                select([descriptor], [], [], 0.02)
+
+
+class StoreTests(Installed):
+    """Set `store` to its registered name."""
+
+    store: ClassVar[str]
+    keeps_files: ClassVar[bool] = True
+    """Whether it has a folder."""
+    max_examples: ClassVar[int] = 40
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> BlockStore:
+        return catalog.named(BlockStore, cls.store).item
+
+    @pytest.fixture
+    def need(self, tmp_path: Path) -> StoreNeed:
+        return self.need_of(tmp_path / "kv")
+
+    @classmethod
+    def need_of(cls, folder: Path, layout: str = '{"dtype": "a"}', **limits: int) -> StoreNeed:
+        limits = {"folder_limit": 1 << 20, "host_limit": 0 if cls.keeps_files else 1 << 20} | limits
+        return StoreNeed(
+            layout=layout, sizes=SIZES, folder=folder if cls.keeps_files else None, **limits
+        )
+
+    @staticmethod
+    def abandon(built: tuple[StoreIndex, Mover]) -> None:
+        """End a store as a crash would: nothing more is written. Here it is closed."""
+        built[1].close()
+
+    def test_what_is_loaded_is_what_was_saved(self, item: BlockStore, need: StoreNeed) -> None:
+        filled = Filled(item.build(need))
+        saved = [filled.bytes_at(0, 3), filled.bytes_at(1, 5)]
+        filled.save(KEYS[0], 3, 5)
+        for pieces in filled.groups:
+            for piece in pieces:
+                piece[[3, 5]] = 0
+        filled.fetch(KEYS[0])
+        assert filled.index.near(KEYS[0]) == 0b11
+        filled.mover.load([Placed(KEYS[0], (1, None)), Placed(KEYS[0], (None, 2))])
+        assert [filled.bytes_at(0, 1), filled.bytes_at(1, 2)] == saved
+        assert not any(filled.bytes_at(1, 5)), "a place that was not named is written"
+        assert filled.index.usage.loaded_bytes == sum(SIZES) == filled.index.usage.saved_bytes
+        filled.mover.close()
+
+    def test_parts_of_groups_add_up(self, item: BlockStore, need: StoreNeed) -> None:
+        filled = Filled(item.build(need))
+        filled.save(KEYS[0], 3, None)
+        assert filled.index.groups_of(KEYS[0]) == 0b01
+        filled.settle()
+        filled.save(KEYS[0], None, 5)
+        assert filled.index.groups_of(KEYS[0]) == 0b11
+        filled.index.drop(KEYS[0])
+        assert filled.index.groups_of(KEYS[0]) == filled.index.near(KEYS[0]) == 0
+        filled.settle()
+        filled.fetch(KEYS[0])
+        assert filled.index.groups_of(KEYS[0]) == 0
+        filled.mover.close()
+
+    def test_a_fetch_of_what_is_not_there_ends(self, item: BlockStore, need: StoreNeed) -> None:
+        filled = Filled(item.build(need))
+        filled.index.fetch([(KEYS[4], 0b01)], "owner")
+        filled.wait("owner")
+        assert filled.index.near(KEYS[4]) == 0
+        filled.mover.close()
+
+    def test_what_is_fetched_stays_near_until_it_is_released(
+        self, item: BlockStore, need: StoreNeed
+    ) -> None:
+        filled = Filled(item.build(need))
+        filled.save(KEYS[0], 3, 5)
+        filled.settle()
+        filled.fetch(KEYS[0])
+        for key in KEYS[1:]:
+            filled.save(key, 1, 2)
+            filled.settle()
+        assert filled.index.near(KEYS[0]) == 0b11
+        filled.index.release("owner")
+        filled.mover.close()
+
+    def test_pins_count_the_leading_blocks_it_has(self, item: BlockStore, need: StoreNeed) -> None:
+        filled = Filled(item.build(need))
+        filled.save(KEYS[0], 3, 5)
+        filled.save(KEYS[1], 3, 5)
+        filled.save(KEYS[3], 3, 5)
+        assert filled.index.pin(KEYS, "session", float("inf")) == 2
+        filled.mover.close()
+
+    # --- files ------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def restarted(
+        self, item: BlockStore, need: StoreNeed
+    ) -> Callable[[Callable[[list[Path]], object]], Filled]:
+        """Save three blocks, close, do something to the files, and build the store again."""
+        if not self.keeps_files:
+            pytest.skip("it keeps no files")
+
+        def restart(damage: Callable[[list[Path]], object] = lambda files: None) -> Filled:
+            filled = Filled(item.build(need))
+            for i, key in enumerate(KEYS[:3]):
+                filled.save(key, i, i)
+            filled.mover.close()
+            assert need.folder is not None
+            damage(data_files(need.folder))
+            return Filled(item.build(need))
+
+        return restart
+
+    def test_blocks_come_back_after_a_restart(
+        self, restarted: Callable[..., Filled], item: BlockStore
+    ) -> None:
+        filled = restarted()
+        before = filled.bytes_at(0, 2), filled.bytes_at(1, 2)
+        assert [filled.index.groups_of(key) for key in KEYS[:4]] == [3, 3, 3, 0]
+        assert filled.index.near(KEYS[2]) == 0 and filled.index.usage.folder_bytes > 0
+        filled.fetch(*KEYS[:3])
+        filled.mover.load([Placed(KEYS[2], (6, 6))])
+        assert (filled.bytes_at(0, 6), filled.bytes_at(1, 6)) == before
+        filled.mover.close()
+
+    @pytest.mark.parametrize("how", ["cut", "flipped", "longer", "removed", "another's"])
+    def test_a_damaged_file_is_a_lost_part(
+        self, restarted: Callable[..., Filled], how: str
+    ) -> None:
+        filled = restarted(lambda files: damage(files[0], how, files[1]))
+        filled.fetch(*KEYS[:3])
+        near = [filled.index.near(key) for key in KEYS[:3]]
+        assert sum(groups.bit_count() for groups in near) == 5
+        assert near == [filled.index.groups_of(key) for key in KEYS[:3]], "a lost part is promised"
+        assert filled.index.usage.lost_parts <= 1
+        filled.mover.close()
+
+    def test_files_are_for_their_owner(
+        self, restarted: Callable[..., Filled], need: StoreNeed
+    ) -> None:
+        filled = restarted()
+        assert need.folder is not None
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in data_files(need.folder)}
+        assert modes == {0o600}
+        filled.mover.close()
+
+    def test_files_keep_to_their_limit(self, item: BlockStore, tmp_path: Path) -> None:
+        if not self.keeps_files:
+            pytest.skip("it keeps no files")
+        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=160)))
+        for _ in range(3):
+            for i, key in enumerate(KEYS):
+                filled.save(key, i, i)
+                filled.settle()
+        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 160
+        assert filled.index.usage.folder_bytes <= 160
+        kept = [key for key in KEYS if filled.index.groups_of(key)]
+        assert KEYS[-1] in kept and len(kept) < len(KEYS)
+        filled.mover.close()
+
+    def test_another_layouts_blocks_are_not_seen(self, item: BlockStore, tmp_path: Path) -> None:
+        if not self.keeps_files:
+            pytest.skip("it keeps no files")
+        filled = Filled(item.build(self.need_of(tmp_path)))
+        filled.save(KEYS[0], 3, 5)
+        filled.mover.close()
+        other = Filled(item.build(self.need_of(tmp_path, '{"dtype": "b"}')))
+        assert other.index.groups_of(KEYS[0]) == 0
+        other.mover.close()
+
+    def test_a_folder_that_cannot_be_made_is_named(self, item: BlockStore, tmp_path: Path) -> None:
+        if not self.keeps_files:
+            pytest.skip("it keeps no files")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OptionError, match="--kv-store .*file"):
+            item.build(self.need_of(tmp_path / "file"))
+
+    # --- with a scheduler -------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("groups", GROUPS)
+    def test_right_content_whatever_happens(
+        self, item: BlockStore, groups: str, tmp_path: Path
+    ) -> None:
+        folders = (tmp_path / str(i) for i in range(1 << 30))
+        loaded = list[int]()
+        run_state_machine_as_test(
+            lambda: StoreMachine(item, GROUPS[groups], next(folders), type(self), loaded),  # type: ignore[arg-type]  # whatever makes one will do
+            settings=settings(
+                max_examples=self.max_examples,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        assert sum(loaded) > 0, "no history loaded a block"
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The files of blocks, as opposed to those that describe the folder: all but the topmost."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in found if len(path.relative_to(folder).parts) > 2)
+
+
+def damage(path: Path, how: str, other: Path) -> None:
+    data = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "another's":
+        path.write_bytes(other.read_bytes())
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        path.write_bytes({"cut": data[:-1], "flipped": flipped, "longer": data + b"\0"}[how])
+
+
+class StoreMachine(CacheMachine):
+    """The same requests with a store: blocks are saved, evicted, loaded, lost; the engine ends and
+    starts again, in order or by a crash."""
+
+    def __init__(
+        self,
+        item: BlockStore,
+        groups: Callable[[], Sequence[CacheGroup]],
+        folder: Path,
+        tests: type[StoreTests],
+        loaded: list[int],
+    ) -> None:
+        self.item, self.groups_of, self.folder = item, groups, folder
+        self.tests, self.loaded = tests, loaded
+        super().__init__(LRUPrefixCache, groups())
+
+    def open_store(self) -> NoStore:
+        runner, groups = self.runner, self.groups.groups
+        windows = list(WINDOWS.values())[: len(runner.windows) - 1]
+        snapshots = [ROWS + 1 + 3] if runner.has_states else []
+        need = StoreNeed(
+            layout=str([runner.part_bytes(group) for group in range(len(groups))]),
+            sizes=tuple(runner.part_bytes(group) for group in range(len(groups))),
+            folder=self.folder if self.tests.keeps_files else None,
+            folder_limit=4000,
+            host_limit=1000,
+        )
+        self.built = self.item.build(need)
+        runner.keep(self.built[1], [NUM_BLOCKS, *windows, *snapshots])
+        return Storing(self.groups, *self.built)
+
+    @rule(crash=st.booleans())
+    def restart(self, crash: bool) -> None:
+        """End the engine and start another one, which gets the requests that were not answered."""
+        self.loaded.append(self.built[0].usage.loaded_bytes)
+        if crash:
+            self.tests.abandon(self.built)
+        else:
+            self.store.close()
+        self.begin(LRUPrefixCache, self.groups_of())
+        for request in self.open.values():
+            self.output[request.id] = []
+            self.scheduler.add(request)
+
+    @rule(seed=st.integers(0, 99), how=st.sampled_from(["cut", "flipped", "removed", "another's"]))
+    def damage(self, seed: int, how: str) -> None:
+        draw, files = random.Random(seed), data_files(self.folder)
+        if files:
+            path = draw.choice(files)
+            try:
+                damage(path, how, draw.choice(files))
+            except FileNotFoundError:  # it has just been replaced
+                path.unlink(missing_ok=True)
+
+    def teardown(self) -> Any:
+        self.drain()
+        self.loaded.append(self.built[0].usage.loaded_bytes)
+        self.store.close()
