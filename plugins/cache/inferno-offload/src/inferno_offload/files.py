@@ -1,0 +1,112 @@
+"""Reads and writes of parts in threads, and what they report."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from inferno_offload.folder import Folder, Part
+
+MOST_QUEUED = 1 << 30
+"""Bytes that wait to be written. Where a disk cannot follow, further blocks are not kept on it."""
+
+
+@define(eq=False)
+class Written:
+    part: Part
+    nbytes: int
+    """Of the file; 0 if it could not be written."""
+
+
+@define(eq=False)
+class Read:
+    part: Part
+    data: Tensor | None
+    """Its bytes; None if they are lost."""
+
+
+@define(eq=False)
+class Files:
+    """Hands work to threads: one writes and removes, in order; others read. `descriptor` is
+    readable while `take` has something."""
+
+    folder: Folder
+    queued: int = 0
+    """Bytes that wait to be written."""
+    _readers: ThreadPoolExecutor = field(init=False)
+    _writer: ThreadPoolExecutor = field(init=False)
+    _reports: deque[Written | Read] = field(factory=deque, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    descriptor: int = field(init=False)
+    _signal: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._readers = ThreadPoolExecutor(2, "inferno-offload-read")
+        self._writer = ThreadPoolExecutor(1, "inferno-offload-write")
+        self.descriptor, self._signal = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._signal, False)
+
+    def write(self, part: Part, data: Tensor) -> bool:
+        """Write a part. Returns False if too much waits already."""
+        if self.queued + data.nbytes > MOST_QUEUED:
+            return False
+        self.queued += data.nbytes
+        self._writer.submit(self._write, part, data)
+        return True
+
+    def _write(self, part: Part, data: Tensor) -> None:
+        try:
+            nbytes = self.folder.write(part, data.numpy().data)
+        except OSError:
+            nbytes = 0
+        self._report(Written(part, nbytes))
+
+    def remove(self, part: Part) -> None:
+        self._writer.submit(self.folder.remove, part)
+
+    def read(self, part: Part) -> None:
+        self._readers.submit(self._read, part)
+
+    def _read(self, part: Part) -> None:
+        data = torch.empty(self.folder.sizes[part[1]], dtype=torch.uint8)
+        whole = self.folder.read(part, data.numpy().data)
+        self._report(Read(part, data if whole else None))
+
+    def _report(self, report: Written | Read) -> None:
+        with self._lock:
+            self._reports.append(report)
+            self.signal()
+
+    def signal(self) -> None:
+        """Make the descriptor readable."""
+        try:
+            os.write(self._signal, b"\0")
+        except BlockingIOError:  # it is readable
+            pass
+
+    def take(self) -> list[Written | Read]:
+        """Return what has been done since the last call."""
+        with self._lock:
+            try:
+                while os.read(self.descriptor, 4096):
+                    pass
+            except BlockingIOError:
+                pass
+            reports = list(self._reports)
+            self._reports.clear()
+            return reports
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+        os.close(self.descriptor)
+        os.close(self._signal)
+        self.folder.close()

@@ -1,0 +1,275 @@
+"""A tier of blocks in host memory, and one on disk behind it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attrs import define, field
+from torch import Tensor
+
+from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage
+from inferno_offload.copying import GroupCopies
+from inferno_offload.files import Files, Read, Written
+from inferno_offload.folder import Folder, Part
+
+
+def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
+    """Return a store as its index and as its mover. Raises OptionError if its folder cannot be
+    used."""
+    store = Store(need)
+    if need.folder is not None:
+        folder = Folder.open(need.folder, need.layout, need.sizes, need.folder_limit)
+        store.files = Files(folder)
+        for part, nbytes in folder.parts():
+            store.on_disk[part] = nbytes
+            store.add(part)
+        store.usage.folder_bytes = sum(store.on_disk.values())
+    return store, store
+
+
+@define(eq=False)
+class Store:
+    """Both halves of the store. Parts are in host memory while they are written or wanted, and as
+    long after that as there is room for them; on disk until there is no more room."""
+
+    need: StoreNeed
+    files: Files | None = None
+    """None: there is no disk tier."""
+    on_disk: dict[Part, int] = field(factory=dict)
+    """Parts with a file, and its bytes, used longest ago first."""
+    usage: StoreUsage = field(factory=StoreUsage)
+    _groups: dict[bytes, int] = field(factory=dict)
+    """By key, the groups in any tier."""
+    _host: dict[Part, Tensor] = field(factory=dict)
+    _idle: dict[Part, None] = field(factory=dict)
+    """Parts in host memory that nothing needs there, used longest ago first."""
+    _idle_bytes: int = 0
+    _writing: set[Part] = field(factory=set)
+    _reading: dict[Part, set[str]] = field(factory=dict)
+    """Parts that are read from disk, and whose fetches wait for them."""
+    _waiting: Counter[str] = field(factory=Counter)
+    """By owner, how many parts its fetch waits for."""
+    _ended: list[str] = field(factory=list)
+    _holders: Counter[Part] = field(factory=Counter)
+    _held: dict[str, list[Part]] = field(factory=dict)
+    _pins: dict[str, tuple[float, frozenset[bytes]]] = field(factory=dict)
+    _copies: list[GroupCopies] = field(factory=list)
+
+    # --- StoreIndex -------------------------------------------------------------------------------
+
+    def groups_of(self, key: bytes) -> int:
+        return self._groups.get(key, 0)
+
+    def near(self, key: bytes) -> int:
+        return sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self._host)
+
+    def note(self, placed: Placed) -> None:
+        for part in parts_of(placed.key, placed.groups):
+            self.add(part)
+
+    def drop(self, key: bytes) -> None:
+        for part in parts_of(key, self._groups.get(key, 0)):
+            self._remove_file(part)
+            self._forget(part)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        for key in reversed(keys):  # the end of a prefix makes room before its beginning
+            for part in parts_of(key, self._groups.get(key, 0)):
+                if part in self._idle:
+                    self._idle[part] = self._idle.pop(part)
+                if part in self.on_disk:
+                    self.on_disk[part] = self.on_disk.pop(part)
+
+    def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
+        parts = [part for key, groups in wanted for part in parts_of(key, groups)]
+        held = self._held.setdefault(owner, [])
+        for part in parts:
+            held.append(part)
+            self._holders[part] += 1
+            if part in self._host:
+                self._not_idle(part)
+            elif part in self.on_disk and self.files is not None:
+                if part not in self._reading:
+                    self.files.read(part)
+                    self._reading[part] = set()
+                if owner not in self._reading[part]:
+                    self._reading[part].add(owner)
+                    self._waiting[owner] += 1
+            else:
+                self._lose(part)
+        if not self._waiting[owner]:
+            self._end(owner)
+
+    def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
+        count = next((i for i, key in enumerate(keys) if key not in self._groups), len(keys))
+        self._pins[owner] = until, frozenset(keys[:count])
+        return count
+
+    def release(self, owner: str) -> None:
+        self._pins.pop(owner, None)
+        self._waiting.pop(owner, None)
+        for part in self._held.pop(owner, ()):
+            self._holders[part] -= 1
+            if not self._holders[part]:
+                del self._holders[part]
+                self._make_idle(part)
+
+    # --- Mover ------------------------------------------------------------------------------------
+
+    def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        self._copies = [GroupCopies(pieces) for pieces in groups]
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        for group, copies in enumerate(self._copies):
+            wanted = [
+                each for each in _in_group(saves, group) if (each[0], group) not in self._host
+            ]
+            parts = copies.out([place for _, place in wanted]) if wanted else []
+            for (key, _), data in zip(wanted, parts, strict=True):
+                part = key, group
+                self._host[part] = data
+                self.add(part)
+                self.usage.saved_bytes += data.nbytes
+                self.usage.host_bytes += data.nbytes
+                if self.files is not None and part not in self.on_disk:
+                    if self.files.write(part, data):
+                        self._writing.add(part)
+                self._make_idle(part)
+
+    def load(self, loads: Sequence[Placed]) -> None:
+        for group, copies in enumerate(self._copies):
+            if wanted := _in_group(loads, group):
+                parts = [self._host[key, group] for key, _ in wanted]
+                copies.into([place for _, place in wanted], parts)
+                self.usage.loaded_bytes += sum(part.nbytes for part in parts)
+
+    def poll(self) -> Sequence[str]:
+        for report in self.files.take() if self.files is not None else ():
+            if isinstance(report, Written):
+                self._written(report)
+            else:
+                self._read(report)
+        self._make_room()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def fileno(self) -> int | None:
+        return self.files.descriptor if self.files is not None else None
+
+    def close(self) -> None:
+        if self.files is not None:
+            self.files.close()
+            self.files = None
+
+    # --- tiers ------------------------------------------------------------------------------------
+
+    def add(self, part: Part) -> None:
+        """Note that a part is in a tier, or is about to be."""
+        key, group = part
+        self._groups[key] = self._groups.get(key, 0) | 1 << group
+
+    def _written(self, report: Written) -> None:
+        part = report.part
+        if self.files is not None:
+            self.files.queued -= self.need.sizes[part[1]]
+        if part not in self._writing:  # it was dropped, and its file is removed
+            return
+        self._writing.remove(part)
+        if report.nbytes:
+            self.on_disk[part] = report.nbytes
+            self.usage.folder_bytes += report.nbytes
+        self._make_idle(part)
+
+    def _read(self, report: Read) -> None:
+        part, data = report.part, report.data
+        owners = self._reading.pop(part, set())
+        if data is None or part not in self.on_disk:
+            self._remove_file(part)
+            self._lose(part)
+        elif part not in self._host:
+            self._host[part] = data
+            self.usage.host_bytes += data.nbytes
+            self._make_idle(part)
+        for owner in owners:
+            if owner in self._waiting:
+                self._waiting[owner] -= 1
+                if not self._waiting[owner]:
+                    self._end(owner)
+
+    def _end(self, owner: str) -> None:
+        self._waiting.pop(owner, None)
+        self._ended.append(owner)
+        if self.files is not None:
+            self.files.signal()
+
+    def _lose(self, part: Part) -> None:
+        """Forget a part that was expected and is not there, or is not what was saved."""
+        if self._groups.get(part[0], 0) >> part[1] & 1:
+            self.usage.lost_parts += 1
+        self._forget(part)
+
+    def _forget(self, part: Part) -> None:
+        key, group = part
+        self._not_idle(part)
+        if (data := self._host.pop(part, None)) is not None:
+            self.usage.host_bytes -= data.nbytes
+        if groups := self._groups.get(key, 0) & ~(1 << group):
+            self._groups[key] = groups
+        else:
+            self._groups.pop(key, None)
+
+    def _remove_file(self, part: Part) -> None:
+        nbytes = self.on_disk.pop(part, 0)
+        self.usage.folder_bytes -= nbytes
+        if self.files is not None and (nbytes or part in self._writing):
+            self.files.remove(part)
+        self._writing.discard(part)
+
+    def _make_idle(self, part: Part) -> None:
+        busy = part in self._writing or part in self._holders or part in self._idle
+        if part in self._host and not busy:
+            self._idle[part] = None
+            self._idle_bytes += self._host[part].nbytes
+
+    def _not_idle(self, part: Part) -> None:
+        if part in self._idle:
+            del self._idle[part]
+            self._idle_bytes -= self._host[part].nbytes
+
+    def _make_room(self) -> None:
+        """Let the parts go that were used longest ago, until each tier has its size."""
+        while self._idle_bytes > self.need.host_limit:
+            part = self._least_useful(self._idle)
+            self._not_idle(part)
+            if part in self.on_disk:
+                self.usage.host_bytes -= self._host.pop(part).nbytes
+            else:
+                self._forget(part)
+        while self.usage.folder_bytes > self.need.folder_limit and self.on_disk:
+            part = self._least_useful(self.on_disk)
+            self._remove_file(part)
+            if part not in self._host:
+                self._forget(part)
+
+    def _least_useful(self, parts: dict[Part, None] | dict[Part, int]) -> Part:
+        if self._pins:
+            now = time.time()
+            self._pins = {owner: pin for owner, pin in self._pins.items() if pin[0] > now}
+            pinned = frozenset[bytes]().union(*(keys for _, keys in self._pins.values()))
+            unpinned = next((part for part in parts if part[0] not in pinned), None)
+            if unpinned is not None:
+                return unpinned
+        return next(iter(parts))
+
+
+def _in_group(blocks: Sequence[Placed], group: int) -> list[tuple[bytes, int]]:
+    """Return the keys and places of the blocks that have a part in a group."""
+    placed = [(block.key, block.places[group]) for block in blocks]
+    return [(key, place) for key, place in placed if place is not None]
+
+
+def parts_of(key: bytes, groups: int) -> Iterator[Part]:
+    """Return the parts of a block in a set of groups."""
+    return ((key, group) for group in range(groups.bit_length()) if groups >> group & 1)
