@@ -168,6 +168,17 @@ def test_a_group_of_one_expert_is_worth_its_score() -> None:
     assert set(router(torch.tensor([[0.1, 3.0, 0.2, 2.0]]))[0][0].tolist()) == {1, 3}
 
 
+@pytest.mark.parametrize("below", [0.0, -40.0, -46.0, -60.0, -200.0])
+def test_weights_where_no_expert_scores_are_those_of_the_models_code(below: float) -> None:
+    """DeepSeek's and GLM's add 1e-20 to the sum of sigmoids: logits below -46 get no weight."""
+    logits_TE = torch.tensor([[0.5, 1.0, -2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]) + below
+    experts_TK = logits_TE.topk(2).indices
+    scores_TK = logits_TE.double().sigmoid().gather(1, experts_TK)
+    wanted = scores_TK / (scores_TK.sum(-1, keepdim=True) + 1e-20)
+    weights_TK = ops.weights(logits_TE.sigmoid(), experts_TK, True, 1.0)
+    torch.testing.assert_close(weights_TK.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
 def test_a_router_computes_in_float32() -> None:
     router = Router(HIDDEN, EXPERTS, Routing(top_k=2), correction=True).requires_grad_(False)
     assert set(router.keep_fp32) == {"weight", "bias", "e_score_correction_bias"}

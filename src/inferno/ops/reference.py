@@ -123,12 +123,11 @@ def scores(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, sigmoid: bool
 
 def weights(scores_TE: Tensor, experts_TK: Tensor, normalize: bool, scale: float) -> Tensor:
     """Return the weights of the selected experts, (T, K): their scores, divided by their sum if
-    `normalize`, times the scale."""
+    `normalize`, times the scale. To the sum 1e-20 is added, as in the models' own code: sigmoids
+    of logits below -46 have no weight."""
     weights_TK = scores_TE.gather(1, experts_TK)
     if normalize:
-        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp_min(
-            torch.finfo(torch.float32).tiny
-        )
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
     return weights_TK * scale
 
 

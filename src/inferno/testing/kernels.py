@@ -302,7 +302,13 @@ class KernelProviderTests(DrawTests):
             random(count + 1)[1:],
         )
         for sigmoid, normalize in ((False, False), (False, True), (True, True)):
-            for bias, correction in ((None, None), (bias_E, None), (None, correction_E)):
+            few = bias_E - 46  # the sigmoids' sum is about the 1e-20 that is added to it
+            for bias, correction in (
+                (None, None),
+                (bias_E, None),
+                (few, None),
+                (None, correction_E),
+            ):
                 experts_TX, weights_TX = run(
                     x_TD, weight_ED, bias, correction, top, sigmoid, normalize, 1.5
                 )

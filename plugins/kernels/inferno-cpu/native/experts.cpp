@@ -135,7 +135,7 @@ void route_of(const A* x, int64_t x_stride, const float* weight, const float* bi
       top_k_of(keys, n, K, experts);
       float total = 0.0f, factor = routing.scale;
       for (int64_t k = 0; k < K; k++) total += weights[k] = scores[experts[k]];
-      if (routing.normalize) factor /= total > __FLT_MIN__ ? total : __FLT_MIN__;
+      if (routing.normalize) factor /= total + 1e-20f;  // as the models' own code
       for (int64_t k = 0; k < K; k++) weights[k] *= factor;
     }
   });

@@ -45,7 +45,7 @@ def select(
         weight_TK = tl.where(k[None, :] == place, weight_T[:, None], weight_TK)
         choice_TE = tl.where(own_TE, -float("inf"), choice_TE)
     if NORMALIZE:
-        weight_TK = weight_TK / tl.maximum(tl.sum(weight_TK, 1), 1.1754943508222875e-38)[:, None]
+        weight_TK = weight_TK / (tl.sum(weight_TK, 1) + 1e-20)[:, None]
     at_TK = t[:, None] * K + k[None, :]
     mask_TK = (t < tokens)[:, None] & (k < K)[None, :]
     tl.store(experts + at_TK, expert_TK.to(tl.int64), mask=mask_TK)
