@@ -185,7 +185,7 @@ def test_an_answer_that_breaks_off_stays_as_far_as_it_came(live: Callable[..., L
     server = live(llm)
     result = chat(server, "go", "/undo", code=1)
     assert "the answer broke off: the engine process ended" in result.stderr
-    assert "Forgot 'go'" in result.stderr
+    assert 'Forgot "go"' in result.stderr
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -210,6 +210,12 @@ def test_retry_undo_clear_and_a_message_with_a_slash(live: Callable[..., Live]) 
         "u:one a:A u:three",
         "u:/four",
     ]
+
+
+def test_a_forgotten_message_is_shown_as_it_was_typed(live: Callable[..., Live]) -> None:
+    family = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+    result = chat(live(FakeLLM(reply="A")), f"it's {family}", "/undo")
+    assert f'Forgot "it\'s {family}" and its answer.' in result.stderr
 
 
 def test_a_refused_message_is_sent_again_by_retry(live: Callable[..., Live]) -> None:

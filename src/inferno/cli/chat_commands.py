@@ -131,8 +131,12 @@ def _retry(conversation: Conversation, rest: str) -> None:
 
 
 def _undo(conversation: Conversation, rest: str) -> None:
+    from inferno.cli.screen import printable
+
     text = " ".join(conversation.undo().split())
-    say(f"Forgot {text[:60] + '...' if len(text) > 60 else text!r} and its answer.")
+    # As it is, not as Python would write it: emoji are joined by characters that it escapes.
+    text = printable(text if len(text) <= 60 else f"{text[:60]}...")
+    say(f'Forgot "{text}" and its answer.')
 
 
 def _exit(conversation: Conversation, rest: str) -> None:
