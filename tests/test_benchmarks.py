@@ -16,6 +16,8 @@ import engines
 import goals
 import machine
 import models
+import ngrams
+import ngrams_plot
 import pytest
 import report
 import samples
@@ -338,6 +340,17 @@ def test_a_chart_shows_the_medians_and_the_ratio_of_the_tables() -> None:
     drawn = ElementTree.fromstring(chart.draw(results))
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"A <processor>", "30.0", "10.0", "3.00 ×"} <= set(words)
+
+
+def test_the_documentation_has_the_drafts_that_were_measured() -> None:
+    results = json.loads(ngrams.RESULTS.read_text())
+    assert ngrams_plot.draw(results) == ngrams.PLOT.read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for row in results["rows"]:
+        assert row["same"] == row["tokens"], "drafts change no answer"
+        cells = row["name"], row["tokens"], row["drafts"], f"{row['accepted'] / row['drafts']:.0%}"
+        times = (f"{row[name]:.2f}" for name in ("plain_ms", "ngram_ms", "ratio"))
+        assert f"| {' | '.join(map(str, (*cells, *times)))} |" in page
 
 
 @pytest.mark.parametrize("path", sorted(chart.RESULTS.glob("*.json")), ids=lambda path: path.stem)
