@@ -164,6 +164,7 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle: Any, current: Any, after_reset: Any) -> int:
         if self.gpu(handle).capability == (7, 0):
             return 3  # not supported
+        put(after_reset, 0)  # NVML writes to both
         return put(current, int(self.gpu(handle).instances is not None))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, count: Any) -> int:
@@ -372,6 +373,34 @@ def test_a_plans_budget_is_what_is_free_on_its_own_gpu(machine: Callable[..., Ma
     for asked in ({"gpu_memory_utilization": 0.9}, {"memory": "90%"}, {"memory": "31GiB"}):
         with pytest.raises(OutOfMemoryError, match=r"30.0 GiB of 140.0 GiB are free on cuda:0"):
             plan_on(both, **asked)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01])
+def test_a_share_that_cannot_be_is_refused(machine: Callable[..., Machine], share: float) -> None:
+    with pytest.raises(OptionError, match=f"gpu_memory_utilization is {share}"):
+        plan_on(machine(A, B), gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize(
+    ("flags", "disable", "packs"),
+    [
+        ("avx512bw avx512vl avx512dq", ("inferno-cpu",), True),
+        ("fp bf16", ("inferno-cpu",), True),
+        ("avx512bw avx512vl", ("inferno-cpu",), False),
+        ("avx512bw avx512vl avx512dq", (), False),
+    ],
+    ids=["x86", "ARM", "neither", "a provider takes them"],
+)
+def test_onednn_packs_dense_matrices_that_no_provider_takes(
+    flags: str, disable: tuple[str, ...], packs: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "proc/cpuinfo", f"flags\t\t: {flags}\n")
+    given: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16"}
+    here = Machine(root=tmp_path)
+    plan = plan_on(here, load_catalog(disable=disable), **given)
+    assert plan.onednn == packs
+    assert not plan_on(here, load_catalog(disable=disable), isq="q8_0", **given).onednn
+    assert not plan_on(here, load_catalog(disable=disable), device="cpu", dtype="float32").onednn
 
 
 def test_every_need_names_the_plans_device(machine: Callable[..., Machine]) -> None:

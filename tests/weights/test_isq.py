@@ -212,6 +212,7 @@ def test_a_model_whose_matrices_are_packed_cannot_be_packed_again(tmp_path: Path
     with pytest.raises(OptionError, match="quantized already .* in q8_0.* both errors") as caught:
         resolve(file, options("q4_0"))
     assert "--requantize, as for `inferno convert`" in caught.value.remedy
+    assert not [n for n in resolve("demo", options("q4_0", requantize=True)).notes if "second" in n]
     with pytest.raises(OptionError, match="requantize is set without isq"):
         options(None, requantize=True)
     with open_model(file, options("q4_0", requantize=True)) as opened:
