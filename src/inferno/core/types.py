@@ -50,7 +50,7 @@ class Sequence:
     num_far: int = 0
     """Prompt tokens that a store had to fetch from afar."""
     num_stored: int = 0
-    """Those of `num_cached` that were loaded from a store."""
+    """Those of `num_cached` that were loaded from a store, from afar or not."""
     waited: float = 0.0
     """Seconds from then to its first admission."""
     keys: list[bytes] = field(factory=list)

@@ -85,6 +85,10 @@ class EngineOutput:
     """On a request's first token, if asked for: one entry per prompt token, None for the first."""
     num_cached: int = 0
     """On a request's first token: prompt tokens found in the cache."""
+    num_host: int = 0
+    """Those of them that a store loaded from host memory."""
+    num_disk: int = 0
+    """Those that a store fetched from farther away."""
     queue_seconds: float = field(default=0.0, eq=False)
     """On a request's first token: how long it waited in the queue."""
     num_drafts: int = 0
@@ -143,6 +147,16 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     preemptions: int = 0
+    store_host_bytes: int = 0
+    """Blocks that a store holds in host memory."""
+    store_folder_bytes: int = 0
+    """Its files."""
+    store_saved_bytes: int = 0
+    """Copied out of the cache to a store."""
+    store_loaded_bytes: int = 0
+    """Copied into the cache from a store."""
+    store_lost_parts: int = 0
+    """Parts of stored blocks that were missing or damaged when they were wanted."""
     non_finite: int = 0
     """Requests that ended because the model's numbers were not finite."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from inferno.contracts import Mover, Placed, StoreIndex
+from inferno.request.requests import EngineStats
 
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroup, CacheGroups, Match
@@ -57,6 +58,9 @@ class NoStore:
 
     def drop_news(self) -> bool:
         return False
+
+    def gauge(self, stats: EngineStats) -> None:
+        return None
 
     @property
     def waits_for(self) -> int | None:
@@ -194,6 +198,13 @@ class Storing(NoStore):
         self.fetching.pop(owner, None)
         self._fetched.discard(owner)
         self.index.release(owner)
+
+    def gauge(self, stats: EngineStats) -> None:
+        """Write what the store holds and has done."""
+        usage = self.index.usage
+        stats.store_host_bytes, stats.store_folder_bytes = usage.host_bytes, usage.folder_bytes
+        stats.store_saved_bytes = usage.saved_bytes
+        stats.store_loaded_bytes, stats.store_lost_parts = usage.loaded_bytes, usage.lost_parts
 
     @property
     def waits_for(self) -> int | None:

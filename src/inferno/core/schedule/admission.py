@@ -75,8 +75,7 @@ class Admission:
         missing = groups.blocks_for(start + count) - match.num_cached
         # Idle hits cannot be evicted to make room. One block is left for each running sequence to
         # grow into.
-        held = match.known[: match.num_blocks]
-        return groups.available(held) >= missing + len(self.rows.running)
+        return groups.available(match.known[: match.num_blocks]) >= missing + len(self.rows.running)
 
     def _take(self, sequence: Sequence, match: Match) -> None:
         self.rows.take(sequence, match)

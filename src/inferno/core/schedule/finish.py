@@ -42,6 +42,8 @@ def output_of(sequence: Sequence, position: int, sampled: Sampled, index: int) -
     )
     if generated == 1:
         output.num_cached, output.queue_seconds = sequence.num_cached or 0, sequence.waited
+        output.num_disk = min(sequence.num_far, sequence.num_stored)
+        output.num_host = sequence.num_stored - output.num_disk
         output.prompt_logprobs = sampled.prompt_logprobs.get(sequence.held_row)
     return output
 

@@ -264,6 +264,7 @@ class Scheduler:
         stats = self.stats
         stats.num_running, stats.num_waiting = len(self._running), self._admission.num_waiting
         stats.kv_usage = self._groups.usage
+        self._rows.store.gauge(stats)
 
     def check(self) -> None:
         """Check the invariants, for tests."""
