@@ -315,7 +315,8 @@ def index() -> str:
     catalog = load_catalog(groups=GROUPS)
     hints: dict[str, dict[str, str]] = {
         "architecture": _named_architectures(),
-        "format": _declared(catalog, "inferno_checkpoint_formats"),
+        "format": _declared(catalog, "inferno_checkpoint_formats")
+        | _declared(catalog, "inferno_adapter_formats"),
         "scheme": _declared(catalog, "inferno_quant_schemes") | _quant_methods(),
         "kernels": _declared(catalog, "inferno_kernels"),
         "attention": _declared(catalog, "inferno_attention_backends"),

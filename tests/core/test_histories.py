@@ -23,9 +23,9 @@ from inferno.core.kvcache import (
     StateGroup,
     WindowGroup,
 )
-from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
+from inferno.plan.draft_cost import DraftCost
 from inferno.request.requests import Pooling, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner

@@ -34,9 +34,9 @@ from inferno.builtin.ngram import continuation
 from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Span
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
-from inferno.core.schedule.drafts import Acceptance, DraftCost, draft_counts, verify_cost
 from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
 from inferno.plan import Opened, Options, open_model, resolve, with_num_blocks
+from inferno.plan.draft_cost import Acceptance, DraftCost, draft_counts, verify_cost
 from inferno.plan.memory import size_cache
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams

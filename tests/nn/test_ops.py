@@ -10,6 +10,7 @@ import attrs
 
 from inferno.catalog import load_catalog
 from inferno.contracts import (
+    ADAPTER_OPS,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -23,15 +24,15 @@ from inferno.ops import reference as ops
 
 
 def test_the_ops_of_the_contract_are_those_that_torch_computes() -> None:
-    assert {field.name for field in attrs.fields(ops.Ops)} == {*OPS, *EXPERT_OPS}
-    for name in (*OPS, *EXPERT_OPS):
+    assert {field.name for field in attrs.fields(ops.Ops)} == {*OPS, *EXPERT_OPS, *ADAPTER_OPS}
+    for name in (*OPS, *EXPERT_OPS, *ADAPTER_OPS):
         assert getattr(ops.TORCH, name) is getattr(ops, name)
 
 
 def test_a_provider_takes_the_arguments_that_torch_takes() -> None:
     for offer in load_catalog().of("inferno_kernels"):
         products = {LINEAR, GROUPED, QUANTIZE}
-        assert set(offer.item.ops) <= {*products, *OPS, *EXPERT_OPS}
+        assert set(offer.item.ops) <= {*products, *OPS, *EXPERT_OPS, *ADAPTER_OPS}
         for name in set(offer.item.ops) - products:
             need = KernelNeed(op=name, dtype="float32", device=Device("cpu"))
             if offer.item.refuses(need) is None:  # else it may not be compiled here

@@ -191,6 +191,24 @@ engine_options = together(
             help="Maximum number of draft tokens per step. [default: the proposer's]",
         ),
         _engine(
+            "--lora",
+            "loras",
+            multiple=True,
+            metavar="NAME=REF",
+            help="Load this low-rank adapter, which requests name as their model; may be repeated.",
+        ),
+        _engine(
+            "--max-loras",
+            type=int,
+            help="How many different adapters the running requests may have. [default: as many as "
+            "are loaded]",
+        ),
+        _engine(
+            "--max-lora-rank",
+            type=int,
+            help="Maximum rank of an adapter. [default: that of those loaded, or 16]",
+        ),
+        _engine(
             "--chat-format",
             metavar="NAME",
             help="How the model writes tool calls and reasoning; none: do not parse. "

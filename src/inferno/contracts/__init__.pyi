@@ -70,6 +70,7 @@ from inferno.contracts.inversion import (
     rotary_heads,
 )
 from inferno.contracts.kernels import (
+    ADAPTER_OPS,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -113,6 +114,7 @@ from inferno.contracts.writers import (
 from inferno.request.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "ADAPTER_OPS",
     "AdapterBase",
     "AdapterFile",
     "AdapterFormat",

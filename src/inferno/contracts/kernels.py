@@ -21,6 +21,8 @@ OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", 
 """Ops that a provider may implement besides `linear`; `inferno.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
 """Ops that only models with routed experts need, besides `grouped`."""
+ADAPTER_OPS = ("shrink", "expand")
+"""Ops that only models with room for adapters need."""
 
 
 @frozen(kw_only=True)
@@ -28,7 +30,7 @@ class KernelNeed:
     """One op that a kernel must serve: its dtype, device and weight layout."""
 
     op: str
-    """`linear`, `grouped`, `quantize`, or one of `OPS` and `EXPERT_OPS`."""
+    """`linear`, `grouped`, `quantize`, or one of `OPS`, `EXPERT_OPS` and `ADAPTER_OPS`."""
     dtype: DType
     """Dtype of the activations."""
     device: Device

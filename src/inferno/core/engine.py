@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -12,12 +12,12 @@ from attrs import evolve
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks, follow
 from inferno.core.kvcache import CacheGroups
-from inferno.core.schedule.drafts import DraftCost
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
-from inferno.errors import RequestError
+from inferno.errors import InfernoError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
+from inferno.plan.draft_cost import DraftCost
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.request.validation import validate_request
 from inferno.stores import NO_STORE, NoStore, open_store
@@ -53,8 +53,9 @@ class Engine:
 
     A step is planned and launched before the results of the `lag` steps before it are committed,
     so that a device can compute while the host plans. `load` sets a lag of one step on devices
-    whose draws need not wait, and none on a CPU: there the host is the device. `constrain` returns
-    a request's constraint, or None; it may take long, and is then called in a thread.
+    whose draws need not wait, and none on a CPU: there the host is the device. `constrain` reads
+    a request's adapter, and returns its constraint, or None; it may take long, and is then called
+    in a thread. `forget` forgets all adapters but those of these digests.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Engine:
         lag: int = 0,
         store: NoStore = NO_STORE,
         constrain: Callable[[Request], Constraint | None] = lambda request: None,
+        forget: Callable[[Collection[str]], None] | None = None,
     ) -> None:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
-        self._lag, self._constrain, self._store = lag, constrain, store
+        self._lag, self._store = lag, store
+        self._constrain, self._forget = constrain, forget
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
@@ -87,12 +90,15 @@ class Engine:
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
         from inferno.device import device_errors
+        from inferno.weights.adapters import Adapters
         from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model, ops_of
         from inferno.weights.measure import free_memory, measure
 
         grammars = Grammars.of(opened)
 
         def constrain(request: Request) -> Constraint | None:
+            if request.adapter is not None and adapters is not None:
+                adapters.read(request.adapter)
             return grammars.constraint_of(request.params)
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
@@ -106,17 +112,26 @@ class Engine:
             draft_capture = capture_of(draft) if draft is not None else None
             groups = CacheGroups.of_plan(plan, prefix)
             others = begin_of(opened, plan), opened.parts.logits_processors
-            runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
+            drafts = drafter, draft_capture
+            runner = ModelRunner(model, plan, ops, capture, *drafts, *others, adapters=adapters)
             store = NO_STORE if trial else open_store(opened, plan, groups, runner.cache.places)
             runner.mover = store.mover
-            scheduler = scheduler_of(plan, groups, runner.verify_cost(), store)
-            lag = 1 if runner.overlaps else 0
-            return cls(plan, scheduler, runner, lag=lag, store=store, constrain=constrain), runner
+            engine = cls(
+                plan,
+                scheduler_of(plan, groups, runner.verify_cost(), store),
+                runner,
+                lag=1 if runner.overlaps else 0,
+                store=store,
+                constrain=constrain,
+                forget=None if adapters is None else adapters.keep,
+            )
+            return engine, runner
 
         with device_errors(plan.device):
             drafting = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, drafting)
+            adapters = Adapters.of(opened, model, ops)
             if free is not None:
                 layers = drafter.layers if drafter is not None else None
                 models = [model] if layers is None else [model, layers]
@@ -127,21 +142,40 @@ class Engine:
 
     def submit(self, request: Request, *, wait: bool = True) -> None:
         """Queue a request. Raises RequestError or GrammarError and changes nothing if it is
-        invalid. Without `wait` its grammar is compiled in a thread, and an error in it is an output
-        of a later step."""
-        plan = self.plan
-        validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
+        invalid. Without `wait` its grammar is compiled and its adapter read in a thread, and an
+        error in them is an output of a later step. A request with an adapter and no tokens ends
+        with such an output once its adapter is read."""
+        plan, reads = self.plan, request.adapter is not None and not request.token_ids
+        if not reads:
+            validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
         if self._scheduler.knows(request.id) or request.id in self._compiling:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        if not wait and (request.params.structured_outputs or request.params.reasoning):
+        if request.adapter is not None:
+            self._begin_adapter(request)
+        params = request.params
+        slow = params.structured_outputs or params.reasoning or request.adapter is not None
+        if reads or (slow and not wait):
             self._compiling[request.id] = request
             self._constraints.start(request.id, partial(self._constrain, request))
             return
         if (constraint := self._constrain(request)) is not None:
             self._constraints.held[request.id] = constraint
         self._scheduler.add(request)
+
+    def _begin_adapter(self, request: Request) -> None:
+        """Raise RequestError if there is no room for adapters, and forget those of no request."""
+        if self.plan.adapters is None:
+            raise RequestError(
+                "this model has no room for adapters",
+                "Start it with --max-loras, or with --lora NAME=REF.",
+                param="model",
+            )
+        if self._forget is not None:
+            compiling = {each.content[0] for each in self._compiling.values()}
+            loaded = {use.adapter.digest for use in self.plan.adapters.loaded}
+            self._forget(self._scheduler.adapters() | compiling | loaded | {request.content[0]})
 
     def abort(self, request_id: str) -> None:
         """Drop a request. An unknown or finished one is ignored."""
@@ -185,18 +219,23 @@ class Engine:
         return self._store.waits_for if not self._scheduler.stats.num_running else None
 
     def _add_compiled(self) -> list[EngineOutput]:
-        """Queue the requests whose grammars have been compiled. Returns the errors of others."""
+        """Queue the requests whose grammars have been compiled and whose adapters are read. Returns
+        the errors of others, and the ends of those that have no tokens."""
         if not self._compiling:
             return []
-        errors = []
+        outputs = list[EngineOutput]()
         for request_id, error in self._constraints.ready(idle=not self._scheduler.busy).items():
             request = self._compiling.pop(request_id)
-            if error is None:
+            if isinstance(error, InfernoError) and request.adapter is not None:
+                outputs.append(EngineOutput.failed(request_id, error))
+            elif error is not None:
+                ended = FinishReason.ERROR
+                outputs.append(EngineOutput(request_id, None, ended, error=str(error)))
+            elif request.token_ids:
                 self._scheduler.add(request)
             else:
-                ended = FinishReason.ERROR
-                errors.append(EngineOutput(request_id, None, ended, error=str(error)))
-        return errors
+                outputs.append(EngineOutput(request_id, None, FinishReason.STOP))
+        return outputs
 
     def _launch_constrained(self, step: Step) -> list[EngineOutput]:
         """Launch and draw a step with masks. They depend on the tokens before it, so the steps in
@@ -265,4 +304,5 @@ def scheduler_of(
         max_num_batched_tokens=plan.max_num_batched_tokens,
         drafts=drafts,
         store=store,
+        adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
     )

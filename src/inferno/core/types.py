@@ -10,8 +10,8 @@ from typing import NamedTuple
 from attrs import define, field, frozen
 
 from inferno.contracts import Placed
-from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import InfernoError
+from inferno.plan.draft_cost import Acceptance
 from inferno.request.requests import Logprobs, Request
 
 
@@ -28,6 +28,8 @@ class Sequence:
     """The most tokens it may have, prompt and output."""
     row: int | None = None
     """Its row in the runner's resident tables while it runs."""
+    adapter_slot: int = -1
+    """The slot of its adapter while it runs; -1: it has none."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache, and that its states have seen, by the
     committed steps."""
@@ -118,11 +120,14 @@ class NewSequence:
     """Everything known so far: the prompt, and after a preemption the output too."""
     num_computed: int = 0
     """Leading tokens that were found in the cache."""
+    adapter_slot: int = -1
+    """The slot of its adapter; -1: it has none."""
 
     @classmethod
     def of(cls, sequence: Sequence) -> NewSequence:
         known = tuple(sequence.token_ids)
-        return cls(sequence.held_row, sequence.request, known, sequence.num_computed)
+        slot, computed = sequence.adapter_slot, sequence.num_computed
+        return cls(sequence.held_row, sequence.request, known, computed, slot)
 
 
 class BlockUpdate(NamedTuple):

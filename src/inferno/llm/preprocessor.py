@@ -20,6 +20,7 @@ from inferno.contracts import (
     ToolWriter,
 )
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
+from inferno.llm.adapters import AdapterNames
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
@@ -49,10 +50,8 @@ def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
     known = [a.name for a in attrs.fields(Options)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, cutoff=0.5)
-            hint = f"Options: {', '.join(known)}"
-            if near:
-                hint = f"Did you mean {' or '.join(near)}?"
+            near = " or ".join(difflib.get_close_matches(name, known, cutoff=0.5))
+            hint = f"Did you mean {near}?" if near else f"Options: {', '.join(known)}"
             raise OptionError(f"unknown option {name!r}", hint)
     return open_model(ref, Options(**options))
 
@@ -94,6 +93,8 @@ class Preprocessor:
     """How prompts become embeddings."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     """Those that requests may name."""
+    adapters: AdapterNames = field(factory=AdapterNames)
+    """Those that requests may name."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -120,6 +121,7 @@ class Preprocessor:
             chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
+            adapters=AdapterNames.of(opened),
             seeds=random.Random(plan.seed),
         )
 
@@ -235,8 +237,9 @@ class Preprocessor:
         priority: int = 0,
         cache_salt: str = "",
         pooling: Reduction | None = None,
+        lora: str | None = None,
     ) -> ParentRequest:
-        """Validate one prompt and build its engine requests. Raises RequestError."""
+        """Validate a prompt and build its requests. `lora`: an adapter. Raises RequestError."""
         self._check_head(pooling)
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
@@ -254,6 +257,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                adapter=self.adapters.named(lora),
                 bad_words=bad_words,
                 pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, cast
 
 from inferno.errors import GrammarError, RequestError
 from inferno.host import load_torch_library, sleep_at_barriers
+from inferno.llm.adapters import reading
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
@@ -87,17 +88,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         *,
+        lora: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Return the answers in the order of the prompts. One invalid prompt fails the call before
-        anything runs; any exception, Ctrl-C included, aborts the call's requests. `use_tqdm` is not
-        supported."""
+        """Return the answers in the order of the prompts, computed with the adapter `lora`, if it
+        is named. One invalid prompt fails the call before anything runs; any exception, Ctrl-C
+        included, aborts the call's requests. `use_tqdm` is not supported."""
         if use_tqdm:
             raise RequestError("use_tqdm is not supported", "Leave it out.", param="use_tqdm")
         many = _prompts(prompts)
         return self._run(
             [
-                self._preprocessor.prepare(p, s)
+                self._preprocessor.prepare(p, s, lora=lora)
                 for p, s in zip(many, _each(sampling_params, len(many)), strict=True)
             ]
         )
@@ -111,6 +113,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Run `generate` on one conversation or several, rendered by the chat template."""
@@ -127,7 +130,7 @@ class LLM:
             self._preprocessor.chat_params(p or self._preprocessor.default_params, ids)
             for p, ids in zip(each, prompts, strict=True)
         ]
-        return self.generate(prompts, cast(Params, params), use_tqdm=use_tqdm)
+        return self.generate(prompts, cast(Params, params), lora=lora, use_tqdm=use_tqdm)
 
     def embed(
         self,
@@ -154,11 +157,28 @@ class LLM:
         return recipe.finish([b.embedding or () for b in builders])
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str | None = None,
     ) -> Generator[TextDelta, None, None]:
         """Stream the answer, its `n` outputs interleaved. Leaving the loop aborts the request.
         Several streams may be open at once: a step of one advances all."""
-        return self._deltas(self._preprocessor.prepare(prompt, sampling_params))
+        return self._deltas(self._preprocessor.prepare(prompt, sampling_params, lora=lora))
+
+    def load_lora(self, name: str, ref: str) -> None:
+        """Let requests name an adapter: a folder or a hub id. Another adapter of that name is
+        replaced; requests that run keep theirs. Raises an InfernoError if it cannot be computed
+        beside this model."""
+        use = self._preprocessor.adapters.look_up(name, ref)
+        builder = reading(use.adapter)
+        self._run([ParentRequest(builder.request.id, None, (builder,), None)])
+        self._preprocessor.adapters.uses[name] = use
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter's name. Raises RequestError if there is none."""
+        self._preprocessor.adapters.remove(name)
 
     def close(self) -> None:
         """Free the model's memory. The LLM cannot be used afterwards. In a child of fork, whose

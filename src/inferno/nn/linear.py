@@ -51,7 +51,7 @@ class MergedLinear(Layer):
         self.parts = nn.ModuleDict(
             {name: Linear(in_features, size, bias=bias) for name, size in out_features.items()}
         )
-        self.sizes = list(out_features.values())
+        self.names, self.sizes = list(out_features), list(out_features.values())
         self.merged = None
         self.register_buffer("bias", None, persistent=False)
 

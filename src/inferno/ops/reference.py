@@ -3,7 +3,8 @@ attention. A kernel provider's ops must agree with them.
 
 Suffixes: T tokens, D any width, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R /
 2), I inner width, N rows of a table, V vocabulary; and of routed experts: E experts, K experts of a
-token, N pairs of a token and one of its experts (T · K).
+token, N pairs of a token and one of its experts (T · K); and of
+adapters: S slots, I inputs, R rank, O outputs.
 """
 
 from __future__ import annotations
@@ -151,10 +152,29 @@ def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
     return y_T1D[:, 0].to(y_ND.dtype)
 
 
+def shrink(x_TI: Tensor, down_SRI: Tensor, slots_T: Tensor) -> Tensor:
+    """Return each token's product with the first matrix of its adapter, x · down.T, (T, R); zeros
+    for tokens of slot -1. `slots_T` is int64."""
+    slots, rank, inputs = down_SRI.shape
+    h_TSR = F.linear(x_TI, down_SRI.view(-1, inputs)).view(-1, slots, rank)
+    own_T1R = slots_T.clamp(min=0)[:, None, None].expand(-1, 1, rank)
+    # Not a product with 0 or 1: an overflow in one slot would reach the tokens of others as NaN.
+    return h_TSR.gather(1, own_T1R)[:, 0].masked_fill((slots_T < 0)[:, None], 0)
+
+
+def expand(h_TR: Tensor, up_SRO: Tensor, slots_T: Tensor) -> Tensor:
+    """Return the product of a `shrink` with the second matrix of each token's adapter, h · up,
+    (T, O)."""
+    slots, rank, outputs = up_SRO.shape
+    own_T1R = slots_T.clamp(min=0)[:, None, None].expand(-1, 1, rank)
+    spread_TSR = h_TR.new_zeros(len(h_TR), slots, rank).scatter_(1, own_T1R, h_TR[:, None])
+    return spread_TSR.view(-1, slots * rank) @ up_SRO.view(-1, outputs)
+
+
 @frozen(eq=False)
 class Ops:
-    """One implementation of each op of `contracts.OPS` and `EXPERT_OPS`: torch's, until the loader
-    binds a provider's."""
+    """One implementation of each op of `contracts.OPS`, `EXPERT_OPS` and `ADAPTER_OPS`: torch's,
+    until the loader binds a provider's."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
@@ -167,6 +187,8 @@ class Ops:
     route: Callable[..., tuple[Tensor, Tensor]] = route
     dispatch: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = dispatch
     combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine
+    shrink: Callable[[Tensor, Tensor, Tensor], Tensor] = shrink
+    expand: Callable[[Tensor, Tensor, Tensor], Tensor] = expand
 
 
 TORCH = Ops()

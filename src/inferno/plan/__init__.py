@@ -5,6 +5,7 @@
 is one code path.
 """
 
+from inferno.plan.adapters import MERGE_ADAPTER, find_adapter
 from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
@@ -17,6 +18,8 @@ from inferno.plan.options import Options
 from inferno.plan.plan import (
     CUDA_GRAPHS,
     TORCH,
+    AdapterRoom,
+    AdapterUse,
     AttentionUse,
     BackendUse,
     CaptureUse,
@@ -37,6 +40,8 @@ from inferno.plan.resolver import open_model, resolve
 from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
+    "AdapterRoom",
+    "AdapterUse",
     "CUDA_GRAPHS",
     "AttentionUse",
     "BackendUse",
@@ -50,6 +55,7 @@ __all__ = [
     "KernelUse",
     "Machine",
     "Measured",
+    "MERGE_ADAPTER",
     "MemoryItem",
     "NOT_CAPTURED",
     "Opened",
@@ -62,6 +68,7 @@ __all__ = [
     "TORCH",
     "arrangement",
     "device_sizes",
+    "find_adapter",
     "find_device",
     "modules_of",
     "mtp_tensors",

@@ -62,9 +62,15 @@ _EXPERT = re.compile(r"(?:^|\.)experts\.")
 
 
 def choose_kernels(
-    catalog: Catalog, matrices: Matrices, model: ModelConfig, dtype: DType, device: Device
+    catalog: Catalog,
+    matrices: Matrices,
+    model: ModelConfig,
+    dtype: DType,
+    device: Device,
+    more: Sequence[str] = (),
 ) -> Decided[tuple[KernelUse, ...]]:
-    """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
+    """Choose the provider of matrix products for each weight layout, and of the other ops, `more`
+    among them. Torch
     computes ops without a provider, and matrices whose shape it refuses."""
     layouts, shapes = {use.layout for use in matrices.uses}, matrices.shapes
     quantized = {use.layout for use in matrices.uses if use.in_situ}
@@ -75,7 +81,7 @@ def choose_kernels(
         for op in products
         for layout in sorted({*layouts, dtype})
     ]
-    ops = OPS + EXPERT_OPS if experts else OPS
+    ops = (*OPS, *(EXPERT_OPS if experts else ()), *more)
     needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
     needs += [
         KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)

@@ -90,6 +90,13 @@ class Options:
     """Speculative decoding: a proposer's name (`ngram`, `mtp`), or a reference to a draft model."""
     num_speculative_tokens: int | None = None
     """The most draft tokens per step and sequence; None: the proposer's."""
+    loras: tuple[str, ...] = field(default=(), converter=_overrides)
+    """Low-rank adapters that requests may name, each as `NAME=REF`, or all as a mapping."""
+    max_loras: int | None = None
+    """How many different adapters the running requests may have; None: as many as `loras` has, and
+    without any no room for adapters."""
+    max_lora_rank: int | None = None
+    """The largest rank of an adapter; None: that of `loras`, or 16."""
     chat_format: str = "auto"
     """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
     shows; none: all output is content."""
@@ -105,6 +112,8 @@ class Options:
             "block_size",
             "threads",
             "num_speculative_tokens",
+            "max_loras",
+            "max_lora_rank",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):

@@ -16,6 +16,7 @@ from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.store_use import StoreUse
+from inferno.request.requests import AdapterRef
 
 
 @frozen(kw_only=True)
@@ -205,6 +206,30 @@ class MemoryItem:
 
 
 @frozen(kw_only=True)
+class AdapterUse:
+    """A low-rank adapter."""
+
+    adapter: AdapterRef
+    ref: str
+    rank: int
+    """The largest of its pairs."""
+    count: int
+    """Matrices that it changes."""
+
+
+@frozen(kw_only=True)
+class AdapterRoom:
+    """Room for low-rank adapters."""
+
+    slots: int
+    """How many different ones the running requests may have."""
+    rank: int
+    """The most that a slot holds."""
+    loaded: tuple[AdapterUse, ...] = ()
+    """Those that callers may name from the start."""
+
+
+@frozen(kw_only=True)
 class Measured:
     """What loading measured on the device, in bytes."""
 
@@ -258,6 +283,8 @@ class Plan:
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
     speculation: Speculation | None = None
+    adapters: AdapterRoom | None = None
+    """None: requests may name no adapter."""
     chat_format: ChatFormatUse = ChatFormatUse()
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""

@@ -14,6 +14,7 @@ from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
 from inferno.plan.names import model_name
+from inferno.plan.notes import notes_of_model, notes_of_positions
 from inferno.plan.opened import Opened, Parts
 from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
@@ -56,6 +57,7 @@ def open_model(
             ref=ref,
             path=path,
             options=options,
+            fetch=fetch,
             catalog=catalog,
             machine=machine,
             source=Decided.by("source", source),
@@ -87,14 +89,15 @@ def _decide(given: stages.Given) -> Opened:
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
         *(each for each in (weights.isq, drafts, store) if each is not None),
-        *(weights.kernels, steps.capture, serving.chat_format, cache.limit, cache.size),
+        *(weights.adapters, weights.kernels, steps.capture, serving.chat_format),
+        *(cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
     notes = [
-        *stages.notes_of_model(given, model),
+        *notes_of_model(given, model),
         *(note for decision in decisions for note in decision.notes),
         *weights.matrices.notes,
-        *stages.notes_of_positions(model.config, cache.size.value.max_model_len),
+        *notes_of_positions(model.config, cache.size.value.max_model_len),
     ]
     plan = Plan(
         chosen=chosen_of(decisions, given.catalog.plugins),
@@ -104,6 +107,7 @@ def _decide(given: stages.Given) -> Opened:
         **_computed(given, compute, weights, steps),
         **_cached(given, attention, drafting, cache),
         store=store.value if store is not None else None,
+        adapters=weights.adapters.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,
         vocab_size=model.config.vocab_size,

@@ -11,11 +11,12 @@ from typing import Any, cast
 from attrs import frozen
 
 from inferno import host
-from inferno.catalog import ANY, Catalog, Offer
-from inferno.configs import RopeConfig
+from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
+    ADAPTER_OPS,
     GROUPED,
     LINEAR,
+    AdapterBase,
     Architecture,
     AttentionNeed,
     AttentionSpec,
@@ -24,10 +25,12 @@ from inferno.contracts import (
     Checkpoint,
     Device,
     DType,
+    FetchOptions,
     ModelConfig,
     Proposer,
     TextAssets,
 )
+from inferno.plan.adapters import adapter_memory, choose_adapters
 from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
     choose_all,
@@ -48,6 +51,7 @@ from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
 from inferno.plan.plan import (
+    AdapterRoom,
     AttentionUse,
     CaptureUse,
     ChatFormatUse,
@@ -75,6 +79,7 @@ class Given:
     ref: str
     path: Path
     options: Options
+    fetch: FetchOptions
     catalog: Catalog
     machine: Machine | None
     source: Decided[Any]
@@ -157,6 +162,7 @@ class Weights:
     schemes: Decided[Any]
     isq: Decided[IsqChoice] | None
     matrices: Matrices
+    adapters: Decided[AdapterRoom | None]
     kernels: Decided[tuple[KernelUse, ...]]
     products: Mapping[str, str]
     onednn: bool
@@ -176,11 +182,15 @@ def choose_weights(
         dense = quantizable(model.architecture.value, model.checkpoint, shapes)
         isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
     matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
-    kernels = choose_kernels(catalog, matrices, model.config, dtype, compute.device)
+    base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
+    adapters = choose_adapters(catalog, options, given.fetch, base)
+    more = ADAPTER_OPS if adapters.value is not None else ()
+    kernels = choose_kernels(catalog, matrices, model.config, dtype, compute.device, more)
     return Weights(
         schemes=schemes,
         isq=isq,
         matrices=matrices,
+        adapters=adapters,
         kernels=kernels,
         products=products_of(kernels, matrices, dtype, compute.device),
         onednn=_onednn(given, compute, matrices, kernels),
@@ -311,6 +321,8 @@ def choose_cache(
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
+    vocab_size = model.config.vocab_size
+    fixed += adapter_memory(weights.adapters.value, weights.matrices, vocab_size, dtype)
     size = size_cache(
         options,
         model.config,
@@ -374,26 +386,3 @@ def choose_serving(given: Given, model: ModelFacts) -> Serving:
         processors=choose_all(catalog, "inferno_logits_processors", "logits processor"),
         fields=choose_all(catalog, "inferno_request_fields", "request field"),
     )
-
-
-def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
-    """Return the notes on the architecture: what serves it, if no plugin was made for it."""
-    offered = model.architecture.value
-    notes = [offered.note] if offered.note else []
-    if offered.name == ANY and (hint := given.catalog.hint("architecture", model.name)):
-        notes.append(f"a plugin made for {model.name} is not installed: {hint}")
-    return notes
-
-
-def notes_of_positions(model: ModelConfig, max_model_len: int) -> list[str]:
-    """Return the note that long contexts change short prompts, where they do."""
-    rope = getattr(model, "rope", None)
-    if not isinstance(rope, RopeConfig):
-        return []
-    original = rope.outgrown(model.max_position_embeddings, max_model_len)
-    if original is None:
-        return []
-    return [
-        f"contexts may exceed the original {original} tokens, so all prompts, short ones too, are "
-        f"computed with longrope's long factors; --max-model-len {original} uses the short ones"
-    ]

@@ -24,6 +24,19 @@ Reduction = Pooling | Literal["score"]
 classifier's labels."""
 
 
+@frozen
+class AdapterRef:
+    """A low-rank adapter, as requests refer to it."""
+
+    name: str
+    """What callers call it."""
+    digest: str
+    """Of its content (`contracts.AdapterFile.digest`): its identity."""
+    path: str
+    format: str
+    """The adapter format that reads it."""
+
+
 @frozen(kw_only=True)
 class Request:
     """What a caller wants, in tokens. Never changes."""
@@ -37,6 +50,8 @@ class Request:
     """Lower runs first; among equals, first come first served."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    adapter: AdapterRef | None = None
+    """What it is computed with besides the model."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The tokens of `params.bad_words`."""
     pooling: Reduction | None = None
@@ -44,6 +59,12 @@ class Request:
     unseeded: int = field(factory=lambda: secrets.randbits(64))
     """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
+
+    @property
+    def content(self) -> tuple[str, str]:
+        """The adapter's digest and the salt: what prompts must share, besides their tokens, to
+        share what is cached of them."""
+        return ("" if self.adapter is None else self.adapter.digest), self.cache_salt
 
     @property
     def seed(self) -> int:

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 
 
 def extend_keys(
-    keys: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = ""
+    keys: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = "", adapter: str = ""
 ) -> None:
     """Append the content keys that `keys` lacks of `token_ids`' full blocks.
 
-    Keys are a hash chain with `salt` at its root: a key identifies a block's tokens and everything
-    before them. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks.
+    Keys are a hash chain with `salt` and the digest of the `adapter` at its root: a key identifies
+    a block's tokens, everything before them, and what they are computed with. 128 bits of BLAKE2b,
+    so that no request can be crafted to hit another's blocks.
     """
+    root = b"\xff" + adapter.encode() if adapter else b""  # a byte that no salt begins with
+    root += salt.encode()
     for index in range(len(keys), len(token_ids) // block_size):
-        parent = keys[-1] if keys else hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        parent = keys[-1] if keys else hashlib.blake2b(root, digest_size=16).digest()
         tokens = array("i", token_ids[index * block_size : (index + 1) * block_size])
         keys.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from inferno.contracts import (
+    ADAPTER_OPS,
     COMPUTE_DTYPES,
     EXPERT_OPS,
     GROUPED,
@@ -75,7 +76,7 @@ class KernelProviderTests(DrawTests):
             yield random_ints(layout, rows, columns, dtype)
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        every = (LINEAR, GROUPED, QUANTIZE, *OPS, *EXPERT_OPS)
+        every = (LINEAR, GROUPED, QUANTIZE, *OPS, *EXPERT_OPS, *ADAPTER_OPS)
         assert set(item.ops) <= {*every}
         for op in every:
             for device in (Device("cpu"), *STRANGE):

@@ -23,7 +23,6 @@ from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
 from inferno.core.engine import Engine
-from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.plan import (
     Opened,
@@ -35,6 +34,7 @@ from inferno.plan import (
     reopen,
     with_num_blocks,
 )
+from inferno.plan.draft_cost import Acceptance
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.converting import convert

@@ -29,9 +29,10 @@ from inferno.core.runner.tables import StepArrays
 from inferno.core.types import Sampled, Step
 from inferno.nn import Attention, State, Weight
 from inferno.plan import Options, Plan, open_model
-from inferno.request.requests import EngineStats, Request
+from inferno.request.requests import AdapterRef, EngineStats, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.lint import Lint
+from inferno.weights.adapters import Adapters
 from inferno.weights.loading import check, load_model
 
 MAX_MODEL_LEN = 160
@@ -56,6 +57,8 @@ class Toy:
 
     plan: Plan
     model: nn.Module
+    adapters: Adapters | None = None
+    """Those that requests may name (`testing.adapters`)."""
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int = 1) -> list[Outcome]:
         """Greedy tokens and their logits for all prompts at once."""
@@ -71,7 +74,7 @@ class Toy:
         plan = self.plan
         policy = installed(plan.disable, plan.only).cache_policy(plan.cache_policy).item
         groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
-        runner = Recorder(self.model, plan, capture, overlaps=lag > 0)
+        runner = Recorder(self.model, plan, capture, overlaps=lag > 0, adapters=self.adapters)
         return Engine(plan, scheduler_of(plan, groups), runner, lag=lag)
 
     def cache(self) -> list[Tensor]:
@@ -89,8 +92,9 @@ class Recorder(ModelRunner):
         capture: Capture | None = None,
         *,
         overlaps: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
-        super().__init__(model, plan, capture=capture, overlaps=overlaps)
+        super().__init__(model, plan, capture=capture, overlaps=overlaps, adapters=adapters)
         self.seen: dict[str, list[Tensor]] = {}
         self.lint = Lint()
         """What decode steps that are replayed wait for, draws included, if they overlap."""
@@ -130,10 +134,15 @@ class Recorder(ModelRunner):
 
 
 def generate(
-    toy: Toy, prompts: Sequence[Sequence[int]], max_tokens: int = 1, *, engine: Engine | None = None
+    toy: Toy,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int = 1,
+    *,
+    engine: Engine | None = None,
+    adapters: Sequence[AdapterRef | None] = (),
 ) -> list[Outcome]:
-    """Greedy tokens and their logits for all prompts at once. Checks the scheduler's invariants
-    after every step.
+    """Greedy tokens and their logits for all prompts at once, each with its adapter if there are
+    any. Checks the scheduler's invariants after every step.
 
     An `engine` from `Toy.engine()` keeps its prefix cache between calls.
     """
@@ -143,7 +152,9 @@ def generate(
     recorder.seen.clear()
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     for i, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
+        adapter = adapters[i] if adapters else None
+        request = Request(id=str(i), token_ids=tuple(prompt), params=params, adapter=adapter)
+        engine.submit(request)
     token_ids: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     cached: dict[str, int] = {}
     while engine.busy:

@@ -224,7 +224,8 @@ class CacheGroups:
             self._evicted(self.prefix.clear())
 
     def _extend_keys(self, sequence: Sequence) -> None:
-        extend_keys(sequence.keys, sequence.token_ids, self.block_size, sequence.request.cache_salt)
+        adapter, salt = sequence.request.content
+        extend_keys(sequence.keys, sequence.token_ids, self.block_size, salt, adapter)
 
     def _is_cached(self, block: int) -> bool:
         return self.prefix is not None and self.prefix.contains(block)

@@ -47,7 +47,7 @@ def fork_of(
             and other.num_computed >= stop
             and other.block_ids[: len(block_ids)] == block_ids
             and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)
-            and other.request.cache_salt == request.cache_salt
+            and other.request.content == request.content
             and has_places(other.block_ids[len(block_ids)])
         ):
             return other.block_ids[len(block_ids)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +23,17 @@ from inferno.contracts import Capture, Drafter, LogitsProcessor, Mover
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.launched import Draws, LaunchedStep
-from inferno.core.runner.parts import Drafting, StepPart, pooling, prompt_logprobs
+from inferno.core.runner.parts import Adapting, Drafting, StepPart, pooling, prompt_logprobs
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
-from inferno.core.schedule.drafts import draft_counts, verify_cost
 from inferno.core.types import Sampled, Step
 from inferno.device import device_errors
 from inferno.nn.batch import Batch
 from inferno.ops.reference import TORCH, Ops
 from inferno.plan import Plan
+from inferno.plan.draft_cost import draft_counts, verify_cost
 from inferno.sampling import Sampler
+from inferno.weights.adapters import Adapters
 
 
 class ModelRunner:
@@ -49,6 +51,7 @@ class ModelRunner:
         processors: Mapping[str, LogitsProcessor] | None = None,
         overlaps: bool | None = None,
         parts: Sequence[StepPart] = (),
+        adapters: Adapters | None = None,
     ) -> None:
         """`overlaps` says whether draws leave their tokens on the device: None for CUDA devices,
         unless drafts are proposed, which need the last token. `parts` take part in every step
@@ -78,13 +81,21 @@ class ModelRunner:
         counts: tuple[int, ...] = ()
         if plan.speculation is not None and drafter is not None and not drafter.sees_steps:
             counts = draft_counts(plan.speculation.num_drafts)
-        spec = self._input_spec
-        self.replays = Replays.of_model(model, capture, plan.capture, spec, begin, counts)
+        captured = capture, plan.capture, self._input_spec, begin, counts
+        self.replays: Replays | None
         """Captured steps, if the plan has any."""
+        self.adapting = None if adapters is None else Adapting(adapters, plan.max_num_seqs)
+        if self.adapting is None:
+            self.replays = Replays.of_model(model, *captured)
+        else:
+            self.replays, self.adapting.own_replays = (
+                Replays.of_model(model, *captured, partial(self.adapting.captured, active))
+                for active in (False, True)
+            )
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         # None of them refers to the runner: its memory is free as soon as nobody else does.
-        drafting = () if self.drafting is None else (self.drafting,)
-        self._parts = (*drafting, prompt_logprobs(model), pooling(model), *parts)
+        own = [part for part in (self.drafting, self.adapting) if part is not None]
+        self._parts = (*own, prompt_logprobs(model), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:
         speculation, spec = self.plan.speculation, self._input_spec
@@ -102,8 +113,9 @@ class ModelRunner:
     def capture_ahead(self, most: int = sys.maxsize) -> int:
         """Capture the steps that the plan wants before the first one, or `most` of each model.
         Returns how many are left."""
-        of_drafts = self.drafting.replays if self.drafting is not None else None
-        models = [each for each in (self.replays, of_drafts) if each is not None]
+        of_drafts = self.drafting.draft_replays if self.drafting is not None else None
+        adapted = self.adapting.own_replays if self.adapting is not None else None
+        models = [each for each in (self.replays, adapted, of_drafts) if each is not None]
         with device_errors(self._plan_device, "capture its decode steps"):
             for replays in models:
                 replays.capture_ahead(most)
@@ -121,7 +133,9 @@ class ModelRunner:
         """Drop the captured steps, and with them the last references to this runner's memory."""
         self.replays = None
         if self.drafting is not None:
-            self.drafting.replays = None
+            self.drafting.draft_replays = None
+        if self.adapting is not None:
+            self.adapting.own_replays = None
 
     @torch.inference_mode()
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
@@ -171,12 +185,13 @@ class ModelRunner:
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed, and no part needs its hidden states."""
-        if self.replays is None:
+        if (replays := self.replays) is None:
             return None
         for part in self._parts:
             if part.refuses_replay(arrays):
                 return None
-        return self.replays.run(arrays)
+            replays = part.replays(replays)
+        return None if replays is None else replays.run(arrays)
 
     def logits_of(self, hidden_SD: Tensor) -> Tensor:
         """Return the model's logits."""

@@ -78,8 +78,10 @@ class Replays:
         spec: InputSpec,
         begin: Callable[[Batch], None] | None,
         drafts: tuple[int, ...] = (),
+        around: Callable[[Compute], Compute] = lambda compute: compute,
     ) -> Replays | None:
-        """Return the captured steps of a model (`contracts.Model`), or None if it has none."""
+        """Return the captured steps of a model (`contracts.Model`), or None if it has none.
+        `around` changes what is captured."""
         if capture is None or use is None:
             return None
 
@@ -87,7 +89,7 @@ class Replays:
             logits_TV: Tensor = model.logits(model(batch))  # type: ignore[operator]
             return logits_TV
 
-        return cls(compute, capture, use, spec, partial(fill_tables, model), begin, drafts)
+        return cls(around(compute), capture, use, spec, partial(fill_tables, model), begin, drafts)
 
     def __attrs_post_init__(self) -> None:
         use = self.use

@@ -12,26 +12,33 @@ from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
 from inferno.request.requests import EngineStats
 
+MOST_OVERTAKING = 256
+"""Requests with adapters may overtake one whose adapter has no slot if they arrived at most so many
+requests after it: slots that are in use must become free some time."""
+
 
 @define(eq=False)
 class Admission:
-    """A queue by priority, then arrival. No sequence overtakes the first one."""
+    """A queue by priority, then arrival. No sequence overtakes the first one, but those whose
+    adapters have no slot wait beside the queue."""
 
     rows: Rows
     stats: EngineStats
     waiting: list[tuple[int, int, Sequence]] = field(factory=list)
+    without_slot: list[tuple[int, int, Sequence]] = field(factory=list)
 
     def enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self.waiting, (sequence.request.priority, sequence.arrival, sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
+        for queue in (self.waiting, self.without_slot):
+            queue[:] = [entry for entry in queue if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         self.rows.store.release(sequence.request.id)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.rows.store.fetching)
+        return len(self.waiting) + len(self.without_slot) + len(self.rows.store.fetching)
 
     def admit(self, slices: list[Slice], budget: int) -> list[Sequence]:
         """Admit sequences while their first slices fit, of `budget` tokens together, and append
@@ -39,6 +46,11 @@ class Admission:
         for come in self.rows.store.come():
             self.enqueue(come)
         admitted: list[Sequence] = []
+        if self.rows.adapters.freed and self.without_slot:
+            self.waiting += self.without_slot
+            self.without_slot.clear()
+            heapq.heapify(self.waiting)
+        self.rows.adapters.freed = False
         while budget and (sequence := self._next(budget)) is not None:
             admitted.append(sequence)
             if sequence.arriving is None:
@@ -52,6 +64,9 @@ class Admission:
         rows, groups, running = self.rows, self.rows.groups, self.rows.running
         while self.waiting and rows.free and groups.available() > len(running):
             sequence = self.waiting[0][2]  # a full prefix hit needs one more block too
+            if self._lacks_slot(sequence):
+                self.without_slot.append(heapq.heappop(self.waiting))
+                continue
             match = groups.match(sequence)
             if is_being_computed(sequence, match.num_cached, running.values(), groups.block_size):
                 return None  # a step or two later it is a prefix hit
@@ -86,6 +101,14 @@ class Admission:
             loaded = match.num_blocks - match.num_cached
             sequence.num_stored = loaded * self.rows.groups.block_size
             sequence.waited = monotonic() - sequence.arrived
+
+    def _lacks_slot(self, sequence: Sequence) -> bool:
+        """Whether a sequence must wait for the slot of its adapter, or let others have theirs."""
+        if not (digest := sequence.request.content[0]):
+            return False
+        oldest = min((entry[1] for entry in self.without_slot), default=sequence.arrival)
+        overtakes = sequence.arrival - oldest > MOST_OVERTAKING
+        return overtakes or not self.rows.adapters.has_room(digest)
 
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""

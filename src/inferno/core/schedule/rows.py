@@ -11,6 +11,7 @@ from attrs import define, field
 from inferno.core.kvcache import CacheGroups, Match, fork_of
 from inferno.core.types import BlockUpdate, Copy, Move, Sequence
 from inferno.stores.storing import NO_STORE, NoStore
+from inferno.weights.adapter_slots import AdapterSlots
 
 
 @define(eq=False)
@@ -20,6 +21,7 @@ class Rows:
     groups: CacheGroups
     free: list[int]
     store: NoStore = NO_STORE
+    adapters: AdapterSlots = field(factory=AdapterSlots)
     running: dict[int, Sequence] = field(factory=dict)
     """By row, first admitted first."""
     in_flight: deque[list[Sequence | None]] = field(factory=deque)
@@ -37,6 +39,7 @@ class Rows:
         arrive first. Blocks that a store loads are cached once the step is committed."""
         groups, store = self.groups, self.store
         sequence.row = self.free.pop()
+        sequence.adapter_slot = self.adapters.take(sequence.request.content[0])
         self.running[sequence.row] = sequence
         sequence.num_inserted = match.num_cached
         sequence.num_computed = match.num_blocks * groups.block_size
@@ -75,6 +78,7 @@ class Rows:
             del self._arriving[sequence.arriving]
             sequence.arriving = None
         self.groups.release(sequence)
+        self.adapters.release(sequence.adapter_slot)
         del self.running[row]
         self.free.append(row)
         self.updates = [update for update in self.updates if update.row != row]

@@ -17,15 +17,16 @@ from collections.abc import Sequence as SequenceOf
 
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.admission import Admission
-from inferno.core.schedule.drafts import MOST_SUGGESTED, DraftCost
 from inferno.core.schedule.finish import embedding_of, limit_of, outputs_of
 from inferno.core.schedule.preemption import Preemption
 from inferno.core.schedule.rows import Rows
 from inferno.core.schedule.speculation import Speculation
 from inferno.core.types import NewSequence, Sampled, Sequence, Slice, Step
 from inferno.errors import InfernoError, NonFiniteError
+from inferno.plan.draft_cost import MOST_SUGGESTED, DraftCost
 from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.stores.storing import NO_STORE, NoStore
+from inferno.weights.adapter_slots import AdapterSlots
 
 
 class Scheduler:
@@ -45,6 +46,7 @@ class Scheduler:
         max_num_batched_tokens: int = 2048,
         drafts: DraftCost | None = None,
         store: NoStore = NO_STORE,
+        adapter_slots: int = 0,
     ) -> None:
         assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
         longest = min(max_model_len, max_num_batched_tokens)
@@ -54,7 +56,8 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._arrivals = 0
         self.stats = EngineStats()
-        self._rows = Rows(groups, list(range(max_num_seqs - 1, -1, -1)), store)
+        free = list(range(max_num_seqs - 1, -1, -1))
+        self._rows = Rows(groups, free, store, AdapterSlots(adapter_slots))
         self._running = self._rows.running
         self._in_flight = self._rows.in_flight
         self._admission = Admission(self._rows, self.stats)
@@ -78,6 +81,10 @@ class Scheduler:
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._by_id
+
+    def adapters(self) -> set[str]:
+        """Return the digests of the adapters that unfinished requests need."""
+        return {sequence.request.content[0] for sequence in self._by_id.values()}
 
     def suggest(self, request_id: str, token_ids: SequenceOf[int]) -> None:
         """Replace a request's suggested drafts. Models with recurrent states take none."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from inferno.core.schedule.drafts import DraftCost, at_most
 from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
+from inferno.plan.draft_cost import DraftCost, at_most
 
 
 @define(eq=False)

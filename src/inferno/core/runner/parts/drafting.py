@@ -41,7 +41,7 @@ class Drafting(StepPart):
     draft_vocab_size: int
     begin: Callable[[Batch], None]
     """Called with every batch that is computed."""
-    replays: Replays | None = None
+    draft_replays: Replays | None = None
     """Captured steps of the draft model."""
 
     def admit(self, new: NewSequence) -> None:
@@ -102,9 +102,9 @@ class Drafting(StepPart):
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
         short = all(span.num_tokens <= 2 for span in spans)
-        if self.replays is not None and short:  # each token as a sequence, to be replayed
+        if self.draft_replays is not None and short:  # each token as a sequence, to be replayed
             slices = [Slice(row, start + i, 1, True) for row, start, n in spans for i in range(n)]
-            if (logits_TV := self.replays.run(self._laid_out(slices))) is not None:
+            if (logits_TV := self.draft_replays.run(self._laid_out(slices))) is not None:
                 last = np.cumsum([span.num_tokens for span in spans]) - 1
                 return logits_TV if len(last) == len(slices) else logits_TV[last]
         arrays = self._laid_out([Slice(*span, True) for span in spans])

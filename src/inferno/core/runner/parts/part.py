@@ -5,7 +5,7 @@ Suffixes: T tokens of the step, drafts included; D hidden.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import NewSequence, Step
 from inferno.request.requests import Logprobs
+
+if TYPE_CHECKING:
+    from inferno.core.runner.replay import Replays
 
 
 @define(eq=False)
@@ -47,6 +50,11 @@ class StepPart(Protocol):
     def refuses_replay(self, arrays: StepArrays) -> bool:
         """Return whether the step must be computed, because `after` needs its hidden states."""
         return False
+
+    def replays(self, usual: Replays | None) -> Replays | None:
+        """Return the captured steps that this step may be one of: the model's usual ones, or those
+        with what the part adds."""
+        return usual
 
     def after(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor, results: PartResults

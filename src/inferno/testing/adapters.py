@@ -1,0 +1,139 @@
+"""Adapters beside a model equal models that they are merged into.
+
+Suffixes: I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from attrs import frozen
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inferno.catalog import Catalog
+from inferno.contracts import LowRank
+from inferno.nn.lora import StepSlots
+from inferno.ops.reference import TORCH
+from inferno.plan import AdapterRoom
+from inferno.request.requests import AdapterRef
+from inferno.testing.tiny import Toy, assert_close, generate, load_toy
+from inferno.weights.adapters import Adapters, attach
+from inferno.weights.loading import dtype_of
+
+RANKS = (4, 7)
+"""Of the adapters: one fills its slots, one does not."""
+SLOTS, MOST = 3, 8
+SCALE = 0.5
+
+
+@frozen(eq=False)
+class MemoryAdapter:
+    """An adapter that is no file."""
+
+    ref: AdapterRef
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+
+    @classmethod
+    def random(cls, number: int, tensors: Mapping[str, Tensor], rank: int) -> MemoryAdapter:
+        """Return one for these matrices, whose product is about as large as they."""
+        draw, pairs = torch.Generator().manual_seed(number), {}
+        for path, weight_OI in sorted(tensors.items()):
+            outputs, inputs = weight_OI.shape
+            a_RI = torch.randn(rank, inputs, generator=draw)
+            size = float(weight_OI.float().std()) / SCALE / rank**0.5
+            pairs[path] = a_RI, torch.randn(outputs, rank, generator=draw) * size
+        return cls(AdapterRef(f"number {number}", f"{number:032x}", "", "memory"), pairs)
+
+    @property
+    def headers(self) -> Mapping[str, LowRank]:
+        return {
+            path: LowRank(rank=len(a), scale=SCALE, inputs=a.shape[1], outputs=len(b))
+            for path, (a, b) in self.pairs.items()
+        }
+
+    def merged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a checkpoint's tensors with the adapter in them."""
+        changed = {
+            f"{path}.weight": (tensors[f"{path}.weight"].float() + SCALE * b @ a).to(
+                tensors[f"{path}.weight"].dtype
+            )
+            for path, (a, b) in self.pairs.items()
+        }
+        return {name: changed.get(name, each).contiguous() for name, each in tensors.items()}
+
+
+def with_adapters(toy: Toy, given: list[MemoryAdapter]) -> Toy:
+    """Put room beside a toy's matrices, and read these adapters. `Toy.engine` computes them."""
+    by_digest = {each.ref.digest: each for each in given}
+    step = StepSlots(torch.full((toy.plan.max_num_batched_tokens,), -1, dtype=torch.int64))
+    dtype = dtype_of(toy.plan)
+    places = attach(toy.model, step, SLOTS, MOST, TORCH, dtype)
+    plan = attrs.evolve(toy.plan, adapters=AdapterRoom(slots=SLOTS, rank=MOST))
+    adapters = Adapters(
+        step,
+        places,
+        MOST,
+        dtype,
+        lambda ref: (
+            ref.digest,
+            by_digest[ref.digest].headers,
+            lambda: by_digest[ref.digest].pairs,
+        ),
+    )
+    for each in given:
+        adapters.read(each.ref)
+    return Toy(plan, toy.model, adapters)
+
+
+class AdapterTests:
+    """Part of `ArchitectureTests`."""
+
+    def test_adapters_in_one_batch_equal_merged_models(
+        self,
+        toy: Toy,
+        checkpoint: Path,
+        catalog: Catalog,
+        prompts: list[list[int]],
+        tmp_path: Path,
+    ) -> None:
+        """Each row as if alone, those without an adapter bit by bit as without room for any; from
+        the prefix cache too, and captured where steps are."""
+        file = checkpoint / "model.safetensors"
+        if not file.is_file():
+            pytest.skip("the checkpoint has several files")
+        tensors = load_file(file)
+        adapted = with_adapters(load_toy(checkpoint, catalog, block_size=toy.plan.block_size), [])
+        assert adapted.adapters is not None
+        places = {path: tensors.get(f"{path}.weight") for path in adapted.adapters.places}
+        matrices = {path: each for path, each in places.items() if each is not None}
+        if not matrices:
+            pytest.skip("no linear layer is stored by itself")
+        given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate(RANKS, 1)]
+        adapted = with_adapters(load_toy(checkpoint, catalog), given)
+        prompt, refs = prompts[-1], [None, *(each.ref for each in given)]
+        others = [[(token + i) % toy.plan.vocab_size for token in prompt] for i in (1, 2)]
+        expected = generate(toy, [prompt, *others], 8)[:1]
+        for number, each in enumerate(given):
+            folder = tmp_path / str(number)
+            shutil.copytree(checkpoint, folder)
+            save_file(each.merged(tensors), folder / "model.safetensors", {"format": "pt"})
+            expected += generate(load_toy(folder, catalog), [prompt], 8)
+        plain_V, *changed = [each.logits_NV[0] for each in expected]
+        for logits_V in changed:
+            assert float((logits_V - plain_V).std()) > 0.03 * float(plain_V.std())
+        engine = adapted.engine()
+        for known in (False, True):
+            outcomes = generate(adapted, [prompt] * 3, 8, engine=engine, adapters=refs)
+            for ours, theirs in zip(outcomes, expected, strict=True):
+                assert ours.token_ids == theirs.token_ids
+                assert_close(ours.logits_NV, theirs.logits_NV)
+                assert (ours.num_cached > 0) == known
+            # With routed experts, who shares an expert with others depends on these.
+            if not known and not getattr(self, "rerouted", False):
+                assert torch.equal(outcomes[0].logits_NV, expected[0].logits_NV)
