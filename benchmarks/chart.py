@@ -83,7 +83,7 @@ def draw(results: Mapping[str, Any]) -> str:
         f"{results['model']}, {results['threads']} threads, {results['date']}; tokens per second, "
         "bars relative to the fastest engine"
     )
-    body = [*_legend(engines)]
+    body = [*legend(engines)]
     for i, (name, cells) in enumerate(figures.items()):
         body.append(f'<g transform="translate({svg.MARGIN + i * (panel + _GAP)} {_HEAD})">')
         body.append(svg.words(0, 12, name, "class"))
@@ -101,7 +101,7 @@ def draw(results: Mapping[str, Any]) -> str:
     )
 
 
-def _legend(names: Sequence[str]) -> Iterator[str]:
+def legend(names: Sequence[str]) -> Iterator[str]:
     """A row with the color and the name of each series."""
     x = svg.MARGIN
     for i, name in enumerate(names):

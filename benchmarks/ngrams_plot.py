@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from chart import legend
+
 import inferno_eval.svg as svg
 
 _HEAD, _WIDTH, _VALUE = 108, 620, 52
@@ -16,7 +18,7 @@ def draw(results: Mapping[str, Any]) -> str:
     """The chart as SVG, readable on a light and on a dark page. Bars are tokens per second of
     processor time."""
     rows, top = results["rows"], max(1000 / row["ngram_ms"] for row in results["rows"])
-    body, y = [*svg.legend(["plain", "with n-gram drafts"])], _HEAD
+    body, y = [*legend(["plain", "with n-gram drafts"])], _HEAD
     for row in rows:
         body += _text(row, y, (_WIDTH - _VALUE) / max(top, 1000 / row["plain_ms"]))
         y += _TEXT + 2 * (_BAR + _BETWEEN) + 10

@@ -53,7 +53,7 @@ def stored(*names: str) -> Checkpoint:
 
 
 def architecture(**changes: Any) -> Architecture:
-    given = Architecture(name="Toy", config="toy:config", build="toy:build", mtp="toy:mtp")  # type: ignore[arg-type]
+    given = Architecture(name="Toy", config="toy:config", build="toy:build", mtp="toy:mtp")
     return evolve(given, **changes)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import metadata
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from inferno import __version__
 from inferno.errors import OptionError
 from inferno.plan import Opened, Plan
 from inferno.stores.storing import NO_STORE, NoStore, Storing
@@ -45,7 +45,7 @@ def layout_of(opened: Opened, plan: Plan, folder: Path | None) -> str:
     are remembered in `folder`. Raises OptionError if they cannot be read."""
     layout: dict[str, Any] = {
         "keys": KEYS,
-        "inferno": __version__,
+        "inferno": metadata.version("inferno"),
         "dtype": plan.dtype,
         "block_size": plan.block_size,
         "groups": [

@@ -304,12 +304,8 @@ class KernelProviderTests(DrawTests):
         )
         for sigmoid, normalize in ((False, False), (False, True), (True, True)):
             few = bias_E - 46  # the sigmoids' sum is about the 1e-20 that is added to it
-            for bias, correction in (
-                (None, None),
-                (bias_E, None),
-                (few, None),
-                (None, correction_E),
-            ):
+            cases = (None, None), (bias_E, None), (few, None), (None, correction_E)
+            for bias, correction in cases:
                 experts_TX, weights_TX = run(
                     x_TD, weight_ED, bias, correction, top, sigmoid, normalize, 1.5
                 )

@@ -54,12 +54,10 @@ class Scheduler:
         self._groups, self._max_model_len = groups, max_model_len
         self._max_num_batched_tokens = max_num_batched_tokens
         self._by_id: dict[str, Sequence] = {}
-        self._arrivals = 0
-        self.stats = EngineStats()
+        self.stats, self._arrivals = EngineStats(), 0
         free = list(range(max_num_seqs - 1, -1, -1))
         self._rows = Rows(groups, free, store, AdapterSlots(adapter_slots))
-        self._running = self._rows.running
-        self._in_flight = self._rows.in_flight
+        self._running, self._in_flight = self._rows.running, self._rows.in_flight
         self._admission = Admission(self._rows, self.stats)
         self._preemption = Preemption(self._rows, self._admission)
         cost = drafts or DraftCost(most=MOST_SUGGESTED)
