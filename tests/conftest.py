@@ -1,7 +1,44 @@
-"""Tests run many small steps side by side: a second thread per step only waits for a core."""
+"""Tests run many small steps side by side: a second thread per step only waits for a core. Those
+that need a distribution that is not installed are skipped, by the names in `needs.toml`."""
+
+from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is imported, here and in every process a test starts
+
+HERE = Path(__file__).parent
+_NEEDS = tomllib.loads(HERE.joinpath("needs.toml").read_text(encoding="utf-8"))
+_INSTALLED = {each.name for each in metadata.distributions()}
+
+
+def _missing(needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the names of tests that cannot run here, and why."""
+    absent = {name: [d for d in needed if d not in _INSTALLED] for name, needed in needs.items()}
+    return {name: f"needs {' and '.join(found)}" for name, found in absent.items() if found}
+
+
+_NOT_IMPORTED, _SKIPPED = _missing(_NEEDS["imports"]), _missing(_NEEDS["tests"])
+collect_ignore = list(_NOT_IMPORTED)
+
+
+def pytest_report_header() -> list[str]:
+    return [f"not collected: tests/{name} {why}" for name, why in _NOT_IMPORTED.items()]
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        name = str(item.path.relative_to(HERE)) + item.nodeid[item.nodeid.index("::") :]
+        for prefix, why in _SKIPPED.items():
+            if name.startswith(prefix):
+                item.add_marker(pytest.mark.skip(reason=why))

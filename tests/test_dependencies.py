@@ -162,3 +162,16 @@ def closure(names: set[str]) -> set[str]:
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 waiting.append(name_of(need.name))
     return found
+
+
+@pytest.mark.parametrize("group", ["imports", "tests"])
+def test_what_is_skipped_without_a_distribution_exists(group: str) -> None:
+    """Names in `needs.toml`: of tests, and of distributions of this repository."""
+    ours = {path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml")}
+    for name, needed in tomllib.loads((ROOT / "tests/needs.toml").read_text())[group].items():
+        path, _, test = name.partition("::")
+        assert (ROOT / "tests" / path).exists(), name
+        if test:
+            source = (ROOT / "tests" / path).read_text()
+            assert f"def {test.partition('[')[0]}(" in source, name
+        assert needed and set(needed) <= ours, name
