@@ -181,6 +181,8 @@ def test_a_prompt_seen_before_is_found_block_by_block() -> None:
     harness.run()
     found = {name: tokens[0].num_cached for name, tokens in harness.outputs.items()}
     assert found == {"first": 0, "same": 16, "longer": 16, "other": 0, "forked": 8}
+    new = [sequence for step in harness.steps for sequence in step.new_sequences]
+    assert {each.request.id: each.num_computed for each in new} == found, "and the runner is told"
 
 
 def test_generated_tokens_are_found_too() -> None:
