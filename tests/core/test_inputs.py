@@ -12,6 +12,7 @@ from inferno.core.runner import Tables
 from inferno.core.runner.inputs import Inputs, InputSpec
 from inferno.core.types import BlockUpdate, NewSequence, Slice, Step
 from inferno.nn.batch import Batch
+from inferno.plan import Options, resolve
 from inferno.request.requests import Request
 
 SPEC = InputSpec(4, 64, 2, trial_slot=3)
@@ -151,3 +152,10 @@ def test_tokens_that_only_the_device_knows_are_looked_up_there(tables: Tables) -
     tables.learn(drawn, owners, [60, 62])
     inputs.write(tables.lay_out(following))
     assert inputs.to_capture().token_ids_T.tolist() == [60, 3, 0, 0], "row 2 has another owner"
+
+
+def test_groups_with_states_have_no_block_tables() -> None:
+    plan = resolve("demo", Options(device="cpu"))
+    state = evolve(plan.groups[0], kind="state")
+    with_states = evolve(plan, groups=(*plan.groups, state))
+    assert InputSpec.of_plan(with_states).num_groups == len(plan.groups) == 1
