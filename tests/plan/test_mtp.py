@@ -89,6 +89,6 @@ def test_a_checkpoint_without_them_is_refused() -> None:
         use(checkpoint=stored("model.layers.0.q", "model.layers.1.rotary.inv_freq"))
 
 
-def test_the_model_itself_reads_neither_them_nor_what_nobody_reads() -> None:
+def test_unused_tensors_are_those_of_the_config_and_of_these_layers() -> None:
     assert unused_tensors(Config()) == ("*.rotary.inv_freq", "model.layers.1.*")
     assert unused_tensors(Plain()) == (), "a config may name none"

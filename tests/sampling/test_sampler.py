@@ -614,7 +614,7 @@ def test_extreme_uniform_numbers_draw_no_impossible_token(
     ],
     ids=str,
 )
-def test_broken_logits_harm_nobody(params: dict[str, Any]) -> None:
+def test_broken_logits_change_no_other_row(params: dict[str, Any]) -> None:
     good, bad = some_logits(1), some_logits(2)
     cases = {
         "some NaN": torch.where(torch.arange(VOCAB) == 42, bad, math.nan),
@@ -727,7 +727,7 @@ def test_a_draw_does_not_depend_on_other_rows() -> None:
         assert sampler.sample(logits, range(len(logits))).token_ids == alone
 
 
-def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked() -> None:
+def test_logprobs_are_the_models_own_and_only_for_requests_that_ask() -> None:
     logits = some_logits(9, rows=4)
     sampler = Sampler(4, VOCAB)
     for row, asked in enumerate([None, 0, 3, None]):
