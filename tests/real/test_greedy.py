@@ -14,7 +14,7 @@ from tests.real.prompts import CHATS, QUESTIONS
 
 from inferno import LLM, SamplingParams
 from inferno.plan.cache_groups import with_num_blocks
-from inferno.testing.tiny import Outcome, Toy, generate
+from inferno.testing.tiny import Outcome, Toy, generate, load_toy
 
 TOKENS = 32
 
@@ -79,6 +79,34 @@ def test_preemption_changes_nothing(
     squeezed = generate(tight, chats, TOKENS)
     assert squeezed[0].stats.preemptions > 0
     assert_same(squeezed, alone[: len(chats)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+def test_caches_of_8_bits_give_the_same_in_batches_chunks_and_prefix_hits(
+    cache: str, gguf_file: str, expected: Expected
+) -> None:
+    toy = load_toy(
+        gguf_file,
+        dtype="auto",
+        memory="1GiB",
+        max_model_len=1024,
+        max_num_seqs=8,
+        max_num_batched_tokens=1024,
+        threads=1,
+        kv_cache_dtype=cache,
+    )
+    text, lengths = expected.texts[-1], (40, 130, 257, 300, 520)
+    prompts = [text[300 * i : 300 * i + length] for i, length in enumerate(lengths)]
+    alone = [generate(toy, [prompt], 12)[0] for prompt in prompts]
+    assert_same(generate(toy, prompts, 12), alone)
+    chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=37), toy.model)
+    assert_same(generate(chunked, prompts, 12), alone)
+    engine = toy.engine()
+    generate(toy, prompts, 2, engine=engine)
+    again = generate(toy, prompts, 12, engine=engine)
+    assert all(outcome.num_cached >= 32 for outcome in again)
+    assert_same(again, alone)
 
 
 @pytest.mark.parametrize(
