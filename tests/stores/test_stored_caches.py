@@ -163,6 +163,26 @@ def test_blocks_that_left_memory_come_back_from_the_host() -> None:
     engine.close()
 
 
+def test_outputs_say_which_tier_cached_tokens_came_from(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kv_store": str(tmp_path), "cpu_mem_fold": 1.0}
+    engine = load("demo", **options)
+    assert [tiers_of(engine) for _ in range(2)] == [(0, 0, 0), (80, 0, 0)]
+    engine._scheduler._groups.reset()
+    assert [tiers_of(engine) for _ in range(2)] == [(80, 80, 0), (80, 0, 0)]
+    engine.close()
+    engine = load("demo", **options)
+    assert [tiers_of(engine) for _ in range(2)] == [(80, 0, 80), (80, 0, 0)]
+    engine.close()
+
+
+def tiers_of(engine: Engine) -> tuple[int, int, int]:
+    """How many tokens of a prompt were cached, and came from host memory and from disk."""
+    params = SamplingParams(max_tokens=1)
+    engine.submit(Request(id="0", token_ids=tuple(range(90)), params=params))
+    [output] = [output for _ in iter(lambda: engine.busy, False) for output in engine.step()]
+    return output.num_cached, output.num_host, output.num_disk
+
+
 def test_salted_prompts_are_not_shared(tmp_path: Path) -> None:
     engine = load("demo", kv_store=str(tmp_path))
     for salt, cached in (("a", 0), ("b", 0), ("a", 80)):

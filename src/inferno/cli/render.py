@@ -103,9 +103,22 @@ def _decisions(plan: Plan) -> list[Row]:
         ("chat format", _chat_format(plan), _origin(plan, "chat format")),
         *_grammar_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
+        *_store_rows(plan),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
+
+
+def _store_rows(plan: Plan) -> Iterable[Row]:
+    if (store := plan.store) is None:
+        return
+    token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token in each tier"
+    tiers = [f"{store.name}: {token}"]
+    if store.host_fold:
+        tiers.append(f"host memory up to {host.format_bytes(store.host_bytes(plan.groups))}")
+    if store.folder is not None:
+        tiers.append(f"{store.folder} up to {host.format_bytes(store.folder_limit)}")
+    yield "block store", "; ".join(tiers), _origin(plan, "block store")
 
 
 def _source(plan: Plan) -> str:

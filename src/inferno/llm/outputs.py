@@ -32,6 +32,10 @@ class TextDelta:
     """The stop string or stop token id that ended it; None for the model's own end."""
     num_cached: int = 0
     """Prompt tokens found in the cache."""
+    num_host: int = 0
+    """Those of them that a store loaded from host memory."""
+    num_disk: int = 0
+    """Those that a store loaded from disk."""
     queue_seconds: float = field(default=0.0, eq=False)
     """How long the request waited in the engine's queue."""
     num_drafts: int = 0
@@ -122,6 +126,7 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._reported = False
         self._num_cached = self._num_drafts = self._num_accepted = 0
+        self._num_host = self._num_disk = 0
         self._queue_seconds = 0.0
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._pieces: list[str] = []
@@ -143,6 +148,8 @@ class OutputBuilder:
             self.error = token.failure()
             return
         self._num_cached = self._num_cached or token.num_cached
+        self._num_host = self._num_host or token.num_host
+        self._num_disk = self._num_disk or token.num_disk
         self._queue_seconds = self._queue_seconds or token.queue_seconds
         self.embedding = token.embedding
         self._num_drafts += token.num_drafts
@@ -183,6 +190,8 @@ class OutputBuilder:
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
             num_cached=self._num_cached,
+            num_host=self._num_host,
+            num_disk=self._num_disk,
             queue_seconds=self._queue_seconds,
             num_drafts=self._num_drafts,
             num_accepted=self._num_accepted,

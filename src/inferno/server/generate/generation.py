@@ -136,6 +136,8 @@ class Generation:
     """Of each output that has begun."""
     _cached: dict[int, int] = field(factory=dict)
     """Each prompt's number of cached tokens."""
+    _stored: dict[int, tuple[int, int]] = field(factory=dict)
+    """How many of them a store loaded from host memory, and from disk."""
     _num_drafts: int = 0
     _num_accepted: int = 0
     _aborted: Ending | None = None
@@ -263,7 +265,7 @@ class Generation:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "prompt_tokens_details": self._prompt_details(),
         }
         details: dict[str, int] = {}
         if reasoning_tokens is not None:
@@ -292,6 +294,16 @@ class Generation:
             )
         return self._aborted is not None
 
+    def _prompt_details(self) -> dict[str, object]:
+        """Return where cached prompt tokens were found. The tiers are named if a store had some."""
+        cached = sum(self._cached.values())
+        host = sum(host for host, _ in self._stored.values())
+        disk = sum(disk for _, disk in self._stored.values())
+        if not host and not disk:
+            return {"cached_tokens": cached}
+        tiers = {"memory": cached - host - disk, "host": host, "disk": disk}
+        return {"cached_tokens": cached, "cached_tokens_details": tiers}
+
     def _count(self, deltas: list[TextDelta]) -> None:
         """Count new tokens, and measure their latencies."""
         now, record = time.monotonic(), self.record
@@ -308,6 +320,7 @@ class Generation:
             if output == 0:  # the others reuse the prompt that the first computed
                 before = self._cached.get(prompt, 0)
                 self._cached[prompt] = now_cached = max(before, delta.num_cached)
+                self._stored[prompt] = delta.num_host, delta.num_disk
                 if record is not None:
                     record.cached(now_cached - before)
             if times is None and count:

@@ -28,6 +28,8 @@ _GAUGES = {
     "num_requests_running": ("num_running", "Requests running in the batch."),
     "num_requests_waiting": ("num_waiting", "Requests waiting to run."),
     "kv_cache_usage_perc": ("kv_usage", "Fraction of the KV cache in use, 0 to 1."),
+    "kv_store_host_bytes": ("store_host_bytes", "Blocks that a store holds in host memory."),
+    "kv_store_disk_bytes": ("store_folder_bytes", "Files of blocks on disk."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
@@ -38,6 +40,9 @@ _COUNTERS = {
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),
+    "kv_store_saved_bytes": ("store_saved_bytes", "Copied out of the KV cache to a store."),
+    "kv_store_loaded_bytes": ("store_loaded_bytes", "Copied into the KV cache from a store."),
+    "kv_store_lost_parts": ("store_lost_parts", "Stored parts of blocks missing or damaged."),
     "non_finite_requests": (
         "non_finite",
         "Requests that ended because the model's numbers were NaN or infinite.",
