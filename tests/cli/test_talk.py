@@ -68,7 +68,9 @@ class FakeLLM:
     finish_reasons: list[str] = field(factory=list)
     """Of `generate`."""
 
-    def stream(self, prompt: str, params: SamplingParams) -> Iterator[TextDelta]:
+    def stream(
+        self, prompt: str, params: SamplingParams, lora: str | None = None
+    ) -> Iterator[TextDelta]:
         self.asked.append((prompt, params))
         words, reason = prompt.split()[::-1], "stop"
         room = self.preprocessor.max_model_len - len(words)
@@ -82,7 +84,10 @@ class FakeLLM:
         yield TextDelta(index=0, token_ids=(2,) * (reason == "stop"), finish_reason=reason)
 
     def generate(
-        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
+        self,
+        prompts: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams],
+        lora: str | None = None,
     ) -> list[RequestOutput]:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         self.asked += zip(prompts, each, strict=True)

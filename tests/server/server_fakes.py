@@ -178,6 +178,7 @@ class FakeLLM:
         priority: int = 0,
         cache_salt: str = "",
         pooling: Reduction | None = None,
+        lora: str | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]

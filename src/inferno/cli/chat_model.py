@@ -106,7 +106,7 @@ class LocalModel:
         params = run.params(**settings)
         cached = count = 0
         text, delta = "", None
-        for delta in run.llm.stream(prompt, params):
+        for delta in run.llm.stream(prompt, params, lora=run.lora):
             text += delta.text
             cached, count = max(cached, delta.num_cached), count + len(delta.token_ids)
             yield Usage(len(prompt), cached, count)

@@ -70,7 +70,7 @@ def command(
         if len(inputs) == 1 and stream:
             _say(run.stream(inputs[0], params), raw)
             return
-        outputs, seconds = run.timed(lambda: run.llm.generate(inputs, params))
+        outputs, seconds = run.timed(lambda: run.llm.generate(inputs, params, lora=run.lora))
         for text, output in zip(texts, outputs, strict=True):
             if len(texts) > 1:
                 click.echo(click.style(f"--- {text}", bold=True))

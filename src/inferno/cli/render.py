@@ -44,6 +44,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
             _origin(plan, "attention"),
         ),
         *_speculation_rows(plan),
+        *_adapter_rows(plan),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
         *_measured_rows(plan),
@@ -97,6 +98,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
         *_speculation_rows(plan),
+        *_adapter_rows(plan),
         *_capture_rows(plan),
         *_step_rows(plan),
         *_packed_rows(plan),
@@ -264,6 +266,14 @@ def _speculation_rows(plan: Plan) -> Iterable[Row]:
     if (draft := speculation.draft) is not None:
         text += f", from {draft.ref} ({draft.architecture}, {draft.dtype})"
     yield "speculation", text, _origin(plan, "proposer")
+
+
+def _adapter_rows(plan: Plan) -> Iterable[Row]:
+    if (room := plan.adapters) is not None:
+        yield "adapters", f"{room.slots} at once, of rank {room.rank} at most", ""
+        for use in room.loaded:
+            what = f"rank {use.rank}, {use.count} matrices, {use.adapter.digest[:8]}: {use.ref}"
+            yield f"  {use.adapter.name}", what, _origin(plan, "adapter format", use.adapter.format)
 
 
 def _chat_format(plan: Plan) -> str:

@@ -58,7 +58,8 @@ def opened(
         )
     with LLM.of(engine, preprocessor) as llm:
         render.started(plan, clock.laps)
-        yield Run(llm, preprocessor, plan.model_id)
+        [lora, *_] = [*preprocessor.adapters.uses, None]
+        yield Run(llm, preprocessor, lora or plan.model_id, lora)
 
 
 def _in_own_process(
@@ -113,6 +114,8 @@ class Run:
     llm: LLM
     preprocessor: Preprocessor
     model_id: str
+    lora: str | None = None
+    """The adapter that answers: the first one that the command line names."""
 
     @property
     def vocab_size(self) -> int:
@@ -198,7 +201,7 @@ class Run:
         """Print the answer as it is generated, then its speed on stderr. Returns why it ended."""
         text, delta = "", None
         tokens, first, start = 0, None, time.perf_counter()
-        for delta in self.llm.stream(prompt, params):
+        for delta in self.llm.stream(prompt, params, lora=self.lora):
             first = first or time.perf_counter()
             tokens += len(delta.token_ids)
             text += delta.text

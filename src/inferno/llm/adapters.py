@@ -30,6 +30,8 @@ class AdapterNames:
     adapters."""
     uses: dict[str, AdapterUse] = field(factory=dict)
     """By name."""
+    removed: set[str] = field(factory=set)
+    """Names that requests may still have, and that mean nothing now."""
 
     @classmethod
     def of(cls, opened: Opened) -> AdapterNames:
@@ -58,6 +60,15 @@ class AdapterNames:
             param="lora",
         )
 
+    def known(self, name: str) -> str | None:
+        """Return the name if it is an adapter's or was one; None for any other."""
+        return name if name in self.uses or name in self.removed else None
+
+    def add(self, use: AdapterUse) -> None:
+        """Let requests name an adapter that the engine has checked."""
+        self.uses[use.adapter.name] = use
+        self.removed.discard(use.adapter.name)
+
     def look_up(self, name: str, ref: str) -> AdapterUse:
         """Fetch an adapter and read its headers; it has no name yet. May take long. Raises an
         InfernoError."""
@@ -72,3 +83,4 @@ class AdapterNames:
         """Forget a name: requests that run keep their adapter. Raises RequestError."""
         self.named(name)
         del self.uses[name]
+        self.removed.add(name)

@@ -15,11 +15,12 @@ from attrs import evolve
 
 from inferno.contracts import GrammarSpec, RequestField
 from inferno.errors import GrammarError, RequestError
+from inferno.llm.adapters import reading
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
-from inferno.plan import Opened, Plan
+from inferno.plan import AdapterUse, Opened, Plan
 from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
 from inferno.request.sampling_params import SamplingParams
@@ -186,6 +187,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answer, its `n` outputs interleaved. A slow reader gets longer lists, not more
         of them.
@@ -193,7 +195,7 @@ class AsyncLLM:
         Raises RequestError immediately, EngineDeadError during iteration. Closing the iterator or
         cancelling the task that reads it aborts the request in the engine.
         """
-        parent = self._prepare(prompt, params, request_id, priority, cache_salt)
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt, lora=lora)
         return self._run(parent.id, parent.builders)
 
     def stream_all(
@@ -205,14 +207,15 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         pooling: Reduction | None = None,
+        lora: str | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
         has index i * n + j. With `pooling`, an output is the prompt's embedding,
-        or by "score" the logits of its labels."""
+        or by "score" the logits of its labels. `lora` names an adapter."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
         parents = [
-            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt, pooling)
+            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt, pooling, lora)
             for i, prompt in enumerate(prompts)
         ]
         builders = [builder for parent in parents for builder in parent.builders]
@@ -235,9 +238,10 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> RequestOutput:
         """Return the whole answer. Cancelling the call aborts the request."""
-        parent = self._prepare(prompt, params, request_id, priority, cache_salt)
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt, lora=lora)
         async with aclosing(self._run(parent.id, parent.builders)) as stream:
             deltas = [d async for some in stream for d in some]
         return parent.output(deltas)
@@ -276,6 +280,7 @@ class AsyncLLM:
         priority: int,
         cache_salt: str,
         pooling: Reduction | None = None,
+        lora: str | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(
@@ -285,7 +290,19 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
             pooling=pooling,
+            lora=lora,
         )
+
+    async def load_lora(self, name: str, ref: str) -> AdapterUse:
+        """Let requests name an adapter, like `LLM.load_lora`."""
+        names = self._preprocessor.adapters
+        use = await asyncio.to_thread(names.look_up, name, ref)
+        builder = reading(use.adapter)
+        async with aclosing(self._run(builder.request.id, [builder])) as stream:
+            async for _ in stream:
+                pass
+        names.add(use)
+        return use
 
     def _check_unused(self, request_id: str | None) -> None:
         if request_id in self._live:

@@ -174,7 +174,7 @@ class LLM:
         use = self._preprocessor.adapters.look_up(name, ref)
         builder = reading(use.adapter)
         self._run([ParentRequest(builder.request.id, None, (builder,), None)])
-        self._preprocessor.adapters.uses[name] = use
+        self._preprocessor.adapters.add(use)
 
     def unload_lora(self, name: str) -> None:
         """Forget an adapter's name. Raises RequestError if there is none."""

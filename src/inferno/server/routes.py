@@ -34,7 +34,9 @@ def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]
     """List the models that the key may use, loaded or not, under each of their names. In the format
     of another API for its clients, if it is installed: Anthropic's send anthropic-version."""
     usable = usable_models(request, models)
-    cards = [_card(hosted, name) for hosted in usable for name in hosted.spec.names]
+    cards = [
+        _card(hosted, name) for hosted in usable for name in (*hosted.spec.names, *hosted.adapters)
+    ]
     if other := _other_cards(request):
         return other.page(cards)
     return {"object": "list", "data": cards}
@@ -174,6 +176,8 @@ def _card(hosted: HostedModel, name: str) -> dict[str, Any]:
         "root": hosted.spec.ref or hosted.name,
         "status": hosted.status,
     }
+    if (use := hosted.adapters.get(name)) is not None and name not in hosted.spec.names:
+        card |= {"root": use.ref, "parent": hosted.name}
     if hosted.served is not None:
         preprocessor = hosted.served.preprocessor
         card["max_model_len"] = preprocessor.max_model_len

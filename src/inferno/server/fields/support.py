@@ -197,6 +197,14 @@ DETOKENIZE = honoured(model="A served name; the served model when left out.", to
 
 LOAD = honoured(model="A name of the model.")
 
+LOAD_LORA = honoured(
+    lora_name="What requests name as their model. Another adapter of that name is replaced.",
+    lora_path="The adapter: a folder, or a hub id.",
+    base_model_name="A name of the model that it is for; the server's first one unless said.",
+)
+
+UNLOAD_LORA = honoured(lora_name="The adapter's name. Requests that run keep it.")
+
 UNLOAD = honoured(
     model="A name of the model.",
     seconds="How long its requests may take to end before they are aborted; 30 unless said.",

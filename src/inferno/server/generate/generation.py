@@ -164,6 +164,7 @@ class Generation:
             priority=prepared.priority if record is None else record.priority(prepared.priority),
             cache_salt=prepared.cache_salt,
             pooling=prepared.pooling,
+            lora=self.llm.preprocessor.adapters.known(prepared.model),
         )
         if not self.llm.alive:
             raise EngineDeadError(

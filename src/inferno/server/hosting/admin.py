@@ -10,6 +10,13 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
+from inferno.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    OptionError,
+    RequestError,
+    UnsupportedError,
+)
 from inferno.server.access.keys import Keys, admin_only
 from inferno.server.access.limits import Key
 from inferno.server.fields import support
@@ -18,6 +25,9 @@ from inferno.server.hosting.hosted_model import HostedModel
 from inferno.server.hosting.models import DRAIN_SECONDS, Models
 from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.observe.record import record_of
+
+MAX_NAME = 200
+"""Characters of an adapter's name."""
 
 
 @frozen(kw_only=True)
@@ -39,6 +49,73 @@ class UnloadRequest:
 
     model: str
     seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class LoadLoraRequest:
+    """The body of POST /v1/load_lora_adapter."""
+
+    path: ClassVar[str] = "/v1/load_lora_adapter"
+    rows: ClassVar[tuple[Field, ...]] = support.LOAD_LORA
+
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None
+
+
+@frozen(kw_only=True)
+class UnloadLoraRequest:
+    """The body of POST /v1/unload_lora_adapter."""
+
+    path: ClassVar[str] = "/v1/unload_lora_adapter"
+    rows: ClassVar[tuple[Field, ...]] = support.UNLOAD_LORA
+
+    lora_name: str
+
+
+@post_body(LoadLoraRequest, guards=[admin_only])
+async def load_lora_adapter(
+    data: JSONBody[Parsed[LoadLoraRequest]], models: NamedDependency[Models]
+) -> dict[str, Any]:
+    """Load a low-rank adapter, and answer once the engine has read and checked it. Another one of
+    that name is replaced: requests that run keep theirs."""
+    body = data.body
+    hosted = models.get(body.base_model_name)
+    taken = body.lora_name in models.names and body.lora_name not in hosted.adapters
+    if taken or not 0 < len(body.lora_name) <= MAX_NAME:
+        raise RequestError(
+            f"an adapter cannot be called {body.lora_name[:80]!r}",
+            f"Choose a name of at most {MAX_NAME} characters that no model has.",
+            param="lora_name",
+        )
+    async with models.lease(hosted.name) as model:
+        try:
+            use = await model.llm.load_lora(body.lora_name, body.lora_path)
+        except (CheckpointError, OptionError, UnsupportedError) as error:
+            raise RequestError(error.cause, error.remedy, param="lora_path") from error
+    return {
+        "id": body.lora_name,
+        "object": "model",
+        "root": use.ref,
+        "parent": hosted.name,
+        "rank": use.rank,
+        "modules": use.count,
+    }
+
+
+@post_body(UnloadLoraRequest, guards=[admin_only])
+async def unload_lora_adapter(
+    data: JSONBody[Parsed[UnloadLoraRequest]], models: NamedDependency[Models]
+) -> dict[str, Any]:
+    """Forget an adapter's name. Requests that run keep the adapter."""
+    name = data.body.lora_name
+    for hosted in models.hosted:
+        if name in hosted.adapters:
+            models.named(hosted.name).preprocessor.adapters.remove(name)
+            return {"id": name, "object": "model", "deleted": True}
+    raise ModelNotFoundError(
+        f"there is no adapter {name[:80]!r}", "GET /v1/models lists them, each with its parent."
+    )
 
 
 @post_body(LoadRequest, guards=[admin_only])
@@ -112,5 +189,12 @@ def _usage(key: Key) -> dict[str, Any]:
     }
 
 
-HANDLERS = (load_model, unload_model, models_status, keys_usage)
-BODIES: tuple[type[Any], ...] = (LoadRequest, UnloadRequest)
+HANDLERS = (
+    load_model,
+    unload_model,
+    load_lora_adapter,
+    unload_lora_adapter,
+    models_status,
+    keys_usage,
+)
+BODIES: tuple[type[Any], ...] = (LoadRequest, UnloadRequest, LoadLoraRequest, UnloadLoraRequest)

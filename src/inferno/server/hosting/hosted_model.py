@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from inferno.llm import AsyncLLM
+    from inferno.plan import AdapterUse
 
 BACK_OFF, MAX_BACK_OFF = 5.0, 300.0
 """Seconds before a model whose load failed is loaded again: doubled at each failure, to a limit."""
@@ -96,6 +97,11 @@ class HostedModel:
     def is_idle(self) -> bool:
         """Whether it is loaded, and no request uses it or waits for it."""
         return self.state is LoadState.LOADED and not self.leases and not self.waiting
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterUse]:
+        """The adapters that requests may name, while it is loaded."""
+        return {} if self.served is None else self.served.preprocessor.adapters.uses
 
     @property
     def holds_memory(self) -> bool:

@@ -81,7 +81,7 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
+        return (*self._by_name, *(name for hosted in self.hosted for name in hosted.adapters))
 
     @property
     def request_fields(self) -> Mapping[str, RequestField]:
@@ -113,11 +113,11 @@ class Models:
                 record.key.check_model(hosted.spec.names)
         if record is None:
             (await self._hold(hosted))()
-            return _loaded(hosted)
+            return _loaded(hosted, name)
         alive = stream and hosted.state is not LoadState.LOADED
         async with record.pinging(self._ping_seconds) if alive else contextlib.nullcontext():
             record.at_end.append(await self._hold(hosted))
-        return _loaded(hosted)
+        return _loaded(hosted, name)
 
     @contextlib.asynccontextmanager
     async def lease(self, name: str | None) -> AsyncIterator[ServedModel]:
@@ -125,7 +125,7 @@ class Models:
         hosted = self.get(name)
         release = await self._hold(hosted)
         try:
-            yield _loaded(hosted)
+            yield _loaded(hosted, name)
         finally:
             release()
 
@@ -144,7 +144,8 @@ class Models:
         """Return the model of that name, in any state. Raises ModelNotFoundError."""
         if name is None:
             return self.hosted[0]
-        if (hosted := self._by_name.get(name) or self._by_ref.get(name)) is None:
+        beside = {adapter: each for each in self.hosted for adapter in each.adapters}
+        if (hosted := (beside | self._by_ref | self._by_name).get(name)) is None:
             raise ModelNotFoundError(
                 f"the model {name[:200]!r} does not exist", f"Use one of: {', '.join(self.names)}"
             )
@@ -393,6 +394,7 @@ def _total(hosted_models: Sequence[HostedModel]) -> int:
     return sum(hosted.nbytes for hosted in hosted_models)
 
 
-def _loaded(hosted: HostedModel) -> ServedModel:
-    assert hosted.served is not None, "a loaded model is served"
-    return hosted.served
+def _loaded(hosted: HostedModel, name: str | None = None) -> ServedModel:
+    served = hosted.served
+    assert served is not None, "a loaded model is served"
+    return served.under(name) if name is not None and name in hosted.adapters else served

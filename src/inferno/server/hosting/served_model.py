@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,6 +71,13 @@ class ServedModel:
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.llm.preprocessor.tokenizer
+
+    def under(self, name: str) -> ServedModel:
+        """Return the same model under the name of one of its adapters: requests are computed with
+        it."""
+        model = copy.copy(self)
+        model.names = (name,)
+        return model
 
     def name(self, wanted: str | None) -> str:
         """Return the name for the answer: the one that the request used."""
