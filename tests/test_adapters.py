@@ -301,6 +301,40 @@ def test_a_request_with_an_adapter_and_no_tokens_ends_once_it_is_read(
     assert not engine.busy
 
 
+@pytest.mark.parametrize(
+    "options", [{"isq": "q8_0"}, {"isq": "q4_0"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_beside_a_packed_matrix_the_products_of_adapters_are_added(
+    given: list[MemoryAdapter], options: dict[str, Any]
+) -> None:
+    """By the installed kernels, whatever the layout: the base has its own error, and no other."""
+    toy = with_adapters(load_toy("demo", **options), given[:2])
+    adapters = toy.adapters
+    assert adapters is not None
+    for slot, each in enumerate(given[:2]):
+        adapters.write(slot, each.ref.digest)
+    slots, draw = [-1, 0, 1, -1, 1], torch.Generator().manual_seed(3)
+    adapters.step.slots_T[:5] = torch.tensor(slots)
+    for path, place in adapters.places.items():
+        weight = place.weight
+        first = sum(weight.sizes[: place.part])
+        x_TI = torch.randn(5, weight.shape[1], generator=draw).to(adapters.dtype)
+        with torch.inference_mode():
+            plain_TO = weight.matmul(x_TI)[:, first : first + place.shape[0]]
+            adapters.step.active, adapters.step.count = True, 5
+            y_TO = weight.matmul(x_TI)[:, first : first + place.shape[0]]
+            adapters.step.active = False
+        for row, slot in enumerate(slots):
+            if slot < 0:
+                assert torch.equal(y_TO[row], plain_TO[row])
+                continue
+            a_RI, b_OR = given[slot].pairs[path]
+            delta_O = 0.5 * b_OR @ (a_RI @ x_TI[row].float())
+            error = float((y_TO[row].float() - plain_TO[row].float() - delta_O).norm())
+            limit = 1e-5 if adapters.dtype == torch.float32 else 0.03
+            assert error < limit * float((plain_TO[row].float() + delta_O).norm() + delta_O.norm())
+
+
 # --- slots ----------------------------------------------------------------------------------------
 
 
