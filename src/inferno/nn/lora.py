@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from attrs import define, frozen
 from torch import Tensor
 
@@ -56,14 +55,10 @@ class Adapted(Weight):
             return y_TO
         flat_TI = x_TI.reshape(-1, self.shape[1])
         assert len(flat_TI) == self.step.count, "adapted layers see all tokens of a step"
-        slots_T, rank = self.step.slots_T[: len(flat_TI)], self.rank
+        slots_T, ups = self.step.slots_T[: len(flat_TI)], map(self._up, range(len(self.sizes)))
         h_TR = self.ops.shrink(flat_TI, self.down, slots_T)
-        deltas = [
-            self.ops.expand(h_TR[:, part * rank : (part + 1) * rank], self._up(part), slots_T)
-            for part in range(len(self.sizes))
-        ]
-        delta_TO = deltas[0] if len(deltas) == 1 else torch.cat(deltas, -1)
-        return y_TO + delta_TO.view_as(y_TO)
+        flat_TO = y_TO.reshape(len(flat_TI), -1)
+        return self.ops.expand(flat_TO, h_TR, tuple(ups), slots_T).view_as(y_TO)
 
     def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         raise AssertionError("heads have no adapters")

@@ -9,7 +9,7 @@ adapters: S slots, I inputs, R rank, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -153,8 +153,8 @@ def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
 
 
 def shrink(x_TI: Tensor, down_SRI: Tensor, slots_T: Tensor) -> Tensor:
-    """Return each token's product with the first matrix of its adapter, x · down.T, (T, R); zeros
-    for tokens of slot -1. `slots_T` is int64."""
+    """Return each token's product with the first matrix of its adapter, x · down.T, (T, R), in x's
+    type or float32; zeros for tokens of slot -1. `slots_T` is int64."""
     slots, rank, inputs = down_SRI.shape
     h_TSR = F.linear(x_TI, down_SRI.view(-1, inputs)).view(-1, slots, rank)
     own_T1R = slots_T.clamp(min=0)[:, None, None].expand(-1, 1, rank)
@@ -162,13 +162,20 @@ def shrink(x_TI: Tensor, down_SRI: Tensor, slots_T: Tensor) -> Tensor:
     return h_TSR.gather(1, own_T1R)[:, 0].masked_fill((slots_T < 0)[:, None], 0)
 
 
-def expand(h_TR: Tensor, up_SRO: Tensor, slots_T: Tensor) -> Tensor:
-    """Return the product of a `shrink` with the second matrix of each token's adapter, h · up,
-    (T, O)."""
-    slots, rank, outputs = up_SRO.shape
-    own_T1R = slots_T.clamp(min=0)[:, None, None].expand(-1, 1, rank)
-    spread_TSR = h_TR.new_zeros(len(h_TR), slots, rank).scatter_(1, own_T1R, h_TR[:, None])
-    return spread_TSR.view(-1, slots * rank) @ up_SRO.view(-1, outputs)
+def expand(y_TO: Tensor, h_TR: Tensor, ups: Sequence[Tensor], slots_T: Tensor) -> Tensor:
+    """Return y plus the products of a `shrink` with the second matrices of each token's adapter,
+    each (slots, rank, outputs), that stand side by side in y: their ranks in h, their outputs in
+    y. A provider may write into y."""
+    own_T11 = slots_T.clamp(min=0)[:, None, None]
+    deltas, first = [], 0
+    for up_SNO in ups:
+        slots, rank, outputs = up_SNO.shape
+        h_T1N = h_TR[:, None, first : first + rank].to(up_SNO.dtype)
+        first += rank
+        spread_TSN = h_T1N.new_zeros(len(h_TR), slots, rank)
+        spread_TSN.scatter_(1, own_T11.expand(-1, 1, rank), h_T1N)
+        deltas.append(spread_TSN.view(-1, slots * rank) @ up_SNO.view(-1, outputs))
+    return y_TO + (deltas[0] if len(deltas) == 1 else torch.cat(deltas, -1))
 
 
 @frozen(eq=False)
@@ -188,7 +195,7 @@ class Ops:
     dispatch: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = dispatch
     combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine
     shrink: Callable[[Tensor, Tensor, Tensor], Tensor] = shrink
-    expand: Callable[[Tensor, Tensor, Tensor], Tensor] = expand
+    expand: Callable[[Tensor, Tensor, Sequence[Tensor], Tensor], Tensor] = expand
 
 
 TORCH = Ops()

@@ -34,8 +34,9 @@ from inferno.contracts import (
 from inferno.contracts.layouts import GROUPS
 from inferno.nn import Dense, IntGroups, Weight
 from inferno.ops import reference as ops
+from inferno.testing.adapter_ops import AdapterOpTests
 from inferno.testing.devices import STRANGE, UNKNOWN
-from inferno.testing.draws import DrawTests, random
+from inferno.testing.draws import random
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 """Largest difference, relative to the result's largest value: the last bit of each type, and the
@@ -61,7 +62,7 @@ def random_ints(layout: IntLayout, rows: int, columns: int, dtype: torch.dtype) 
     return IntGroups(data, scales, None if layout.symmetric else zeros, layout.bits, dtype)
 
 
-class KernelProviderTests(DrawTests):
+class KernelProviderTests(AdapterOpTests):
     """Set `provider` to its registered name. Override `weights` if its `linear` takes other layouts
     than dense matrices and the public ones."""
 

@@ -34,4 +34,5 @@ void bind_dense(nb::module_& m);
 void bind_packed(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_experts(nb::module_& m);
+void bind_adapters(nb::module_& m);
 void bind_quantize(nb::module_& m);

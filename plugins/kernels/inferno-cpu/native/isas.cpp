@@ -11,6 +11,7 @@
   extern const PackedLinear packed_##level;     \
   extern const Attention attention_##level;     \
   extern const Experts experts_##level;         \
+  extern const Adapters adapters_##level;       \
   extern const Quantizer quantize_##level;
 DECLARE(portable)
 DECLARE(sse42)
@@ -31,7 +32,7 @@ namespace {
 #define TAKES(name, elementwise, dense, packed, attention, experts, quantize)                   \
   Isa {                                                                                         \
     name, &elementwise_##elementwise, &dense_##dense, &packed_##packed, &attention_##attention, \
-        &experts_##experts, &quantize_##quantize                                                \
+        &experts_##experts, &adapters_##experts, &quantize_##quantize                           \
   }
 // clang-format off
 const Isa kIsas[] = {

@@ -5,6 +5,7 @@
 #pragma once
 #include <string>
 
+#include "adapters.hpp"
 #include "attention.hpp"
 #include "dense.hpp"
 #include "elementwise.hpp"
@@ -19,6 +20,7 @@ struct Isa {
   const PackedLinear* packed;
   const Attention* attention;
   const Experts* experts;
+  const Adapters* adapters;  // of the level whose experts are taken
   const Quantizer* quantizer;
 };
 

@@ -70,5 +70,6 @@ NB_MODULE(_native, m) {
   bind_packed(m);
   bind_attention(m);
   bind_experts(m);
+  bind_adapters(m);
   bind_quantize(m);
 }

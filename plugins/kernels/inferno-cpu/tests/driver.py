@@ -49,6 +49,11 @@ def _last(address: int, count: int) -> int:
     return int(ctypes.c_int32.from_address(address + 4 * count).value)
 
 
+def _slots(a: SimpleNamespace) -> int:
+    """The slots up to the last that a token has."""
+    return 1 + max([*(ctypes.c_int64 * a.T).from_address(a.slots)], default=-1)
+
+
 def _group_scales(a: SimpleNamespace) -> int:
     kind = list(LAYOUTS.values())[a.layout]
     return int(a.N * 4 if kind.head else a.N * a.K // kind.block * 2)
@@ -237,6 +242,24 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             "out": lambda a: a.T * a.D * WIDTH[a.dtype],
         },
     ),
+    "shrink": (
+        "dtype x x_stride down slots h T I R",
+        {
+            "x": lambda a: _rows(a.T, a.x_stride, a.I, WIDTH[a.dtype]),
+            "down": lambda a: _slots(a) * a.R * a.I * WIDTH[a.dtype],
+            "slots": lambda a: a.T * 8,
+            "h": lambda a: a.T * a.R * 4,
+        },
+    ),
+    "expand": (
+        "dtype h h_stride up slots y y_stride T N O",
+        {
+            "h": lambda a: _rows(a.T, a.h_stride, a.N, 4),
+            "up": lambda a: _slots(a) * a.N * a.O * WIDTH[a.dtype],
+            "slots": lambda a: a.T * 8,
+            "y": lambda a: _rows(a.T, a.y_stride, a.O, WIDTH[a.dtype]),
+        },
+    ),
     "attend": (
         "dtype cache_kind q q_stride k k_stride v v_stride out k_cache v_cache k_scales v_scales "
         "slots query_starts context_lens tables table_stride S H K C block_size scale soft_cap "
@@ -259,6 +282,8 @@ WRITTEN = {
     "route": {"experts", "weights"},
     "dispatch": {"tokens", "starts", "places"},
     "combine": {"out"},
+    "shrink": {"h"},
+    "expand": {"y"},
     "attend": {"out", "k_cache", "v_cache", "k_scales", "v_scales"},
 }
 """The parameters behind which each op writes."""

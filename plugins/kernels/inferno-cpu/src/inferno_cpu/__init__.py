@@ -67,6 +67,8 @@ def inferno_kernels() -> list[KernelProvider]:
                 "route": "inferno_cpu.experts:route",
                 "dispatch": "inferno_cpu.experts:dispatch",
                 "combine": "inferno_cpu.experts:combine",
+                "shrink": "inferno_cpu.adapters:shrink",
+                "expand": "inferno_cpu.adapters:expand",
             },
             capture="inferno_cpu.capturing:capture",
             prepare="inferno_cpu.reserve:reserved",

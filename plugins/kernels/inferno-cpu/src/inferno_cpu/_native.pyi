@@ -304,6 +304,31 @@ def combine(
     K: int,
     /,
 ) -> None: ...
+def shrink(
+    dtype: int,
+    x: Address,
+    x_stride: int,
+    down: Address,
+    slots: Address,
+    h: Address,
+    T: int,
+    I: int,
+    R: int,
+    /,
+) -> None: ...
+def expand(
+    dtype: int,
+    h: Address,
+    h_stride: int,
+    up: Address,
+    slots: Address,
+    y: Address,
+    y_stride: int,
+    T: int,
+    N: int,
+    O: int,
+    /,
+) -> None: ...
 def quantize(
     layout: int,
     dtype: int,

@@ -128,6 +128,8 @@ int64_t call(const std::string& name) {
   CALL("route", chosen.experts->route)
   CALL("dispatch", chosen.experts->dispatch)
   CALL("combine", chosen.experts->combine)
+  CALL("shrink", chosen.adapters->shrink)
+  CALL("expand", chosen.adapters->expand)
   CALL("attend", chosen.attention->attend)
 #undef CALL
   fprintf(stderr, "there is no kernel %s\n", name.c_str());
