@@ -45,6 +45,8 @@ WORST = 0.99
 class Paced:
     """An engine that draws "a" for each request at every tick, and remembers when."""
 
+    waits_for = None
+
     def __init__(self, pace: float) -> None:
         self.drawn: dict[str, list[float]] = {}
         self._pace, self._next = pace, 0.0
