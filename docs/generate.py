@@ -16,8 +16,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import attrs
 import click
 
 from inferno import cli, contracts, errors, hookspecs
@@ -30,7 +30,6 @@ from inferno.server import api
 from inferno.server import options as server_options
 from inferno.server.access import keys
 from inferno.server.endpoints import fields_by_endpoint, installed_apis
-from inferno.server.fields.parameters import json_type
 from inferno.server.fields.support import Field
 from inferno.server.http.apis import Apis
 
@@ -90,7 +89,8 @@ FAMILIES = PLUGINS / "models"
 PREFIXES = {"package": ("package:",)}
 """What references begin with, for sources whose list depends on the machine."""
 INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
-SAMPLING_STUB = DOCS.parent / "src" / "inferno" / "server" / "fields" / "sampling.pyi"
+SAMPLING = ("inferno.server.fields", "inferno.server.responses", "inferno_anthropic")
+"""Packages whose module `sampling` makes a class of sampling parameters at import."""
 
 
 def main() -> None:
@@ -106,7 +106,9 @@ def pages() -> Iterator[tuple[Path, str]]:
         text = page.read_text(encoding="utf-8")
         yield page, _BLOCK.sub(lambda m: f"{m[1]}\n{_block(*m[2].split())}\n{m[3]}", text)
     yield INDEX, index()
-    yield SAMPLING_STUB, sampling_stub()
+    for package in SAMPLING:
+        module = import_module(f"{package}.sampling")
+        yield Path(str(module.__file__)).with_suffix(".pyi"), sampling_stub(module)
 
 
 def _block(kind: str, *names: str) -> str:
@@ -292,22 +294,22 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
     return dict(sorted(found.items()))
 
 
-def sampling_stub() -> str:
-    """The class `SamplingFields`, which is made at import, for type checkers."""
-    lines = [
-        f"    {p.name}: {_annotation(json_type(p))} | None = None"
-        for p in sampling_params.parameters()
-        if p.in_body
-    ]
-    return (
-        "# Written by docs/generate.py from SamplingParams.\n"
-        "from typing import Any\n\nfrom attrs import frozen\n\n"
-        "@frozen(kw_only=True)\nclass SamplingFields:\n" + "\n".join(lines) + "\n"
+def sampling_stub(module: ModuleType) -> str:
+    """What type checkers read of a module that makes a class of sampling parameters at import."""
+    (made,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
     )
-
-
-def _annotation(type_: Any) -> str:
-    return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
+    head = "# Written by docs/generate.py from SamplingParams.\nfrom typing import Any\n\n"
+    head += "from attrs import frozen\n"
+    if hasattr(module, "SAMPLING"):
+        head += "\nfrom inferno.server.api import Parameter\n\nSAMPLING: tuple[Parameter, ...]\n"
+    fields = (
+        f"    {field.name}: {str(field.type).replace('typing.', '')} = None"
+        for field in attrs.fields(made)
+    )
+    return f"{head}\n@frozen(kw_only=True)\nclass {made.__name__}:\n" + "\n".join(fields) + "\n"
 
 
 def index() -> str:

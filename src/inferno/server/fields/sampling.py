@@ -1,5 +1,5 @@
-"""The sampling parameters of a body, made of `SamplingParams`. Type checkers read `sampling.pyi`,
-which `docs/generate.py` writes."""
+"""The sampling parameters of a body, made of `SamplingParams`; type checkers read
+`sampling.pyi`, which `docs/generate.py` writes."""
 
 from __future__ import annotations
 

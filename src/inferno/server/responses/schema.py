@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from attrs import frozen, make_class
+from attrs import frozen
 
-from inferno.request.sampling_params import parameters
-from inferno.server.fields.parameters import sampling_fields
 from inferno.server.fields.support import Field
 from inferno.server.responses import support
-
-SAMPLING = tuple(p for p in parameters() if p.in_body and p.name not in support.NOT_OFFERED)
-"""Sampling parameters that a response takes under their own names."""
-
-if TYPE_CHECKING:
-
-    class _Sampling:
-        """Made at import."""
-
-else:
-    _Sampling = make_class("_Sampling", sampling_fields(SAMPLING), frozen=True, kw_only=True)
+from inferno.server.responses.sampling import ResponseSampling
 
 
 @frozen(kw_only=True)
-class ResponsesRequest(_Sampling):
+class ResponsesRequest(ResponseSampling):
     """The body of POST /v1/responses."""
 
     path: ClassVar[str] = "/v1/responses"

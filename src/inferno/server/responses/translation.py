@@ -10,7 +10,8 @@ from inferno.server.chat.translate import Translation, function_tool, named_func
 from inferno.server.http.errors import shorten
 from inferno.server.http.parsing import Parsed
 from inferno.server.responses.items import Item, to_messages, without_effect
-from inferno.server.responses.schema import SAMPLING, ResponsesRequest
+from inferno.server.responses.sampling import SAMPLING
+from inferno.server.responses.schema import ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"

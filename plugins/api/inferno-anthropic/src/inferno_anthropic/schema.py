@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from attrs import frozen, make_class
+from attrs import frozen
 
-from inferno.server.api import Field, parameters, sampling_fields
+from inferno.server.api import Field
 from inferno_anthropic import support
-
-SAMPLING = tuple(p for p in parameters() if p.in_body and p.name not in support.OTHER_NAMES)
-"""Sampling parameters that a message takes under their own names."""
-
-if TYPE_CHECKING:
-
-    class _Sampling:
-        """Made at import."""
-
-else:
-    _Sampling = make_class("_Sampling", sampling_fields(SAMPLING), frozen=True, kw_only=True)
+from inferno_anthropic.sampling import MessageSampling
 
 
 @frozen(kw_only=True)
@@ -39,7 +29,7 @@ class CountTokensRequest:
 
 
 @frozen(kw_only=True)
-class MessagesRequest(_Sampling, CountTokensRequest):
+class MessagesRequest(MessageSampling, CountTokensRequest):
     """The body of POST /v1/messages."""
 
     path: ClassVar[str] = "/v1/messages"

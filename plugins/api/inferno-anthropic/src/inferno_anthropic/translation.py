@@ -18,7 +18,8 @@ from inferno.server.api import (
     shorten,
     text_of,
 )
-from inferno_anthropic.schema import SAMPLING, CountTokensRequest, MessagesRequest
+from inferno_anthropic.sampling import SAMPLING
+from inferno_anthropic.schema import CountTokensRequest, MessagesRequest
 
 _NAMES = {
     "prompt": "messages",
