@@ -275,7 +275,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def damage(path: Path, how: str, other: Path) -> None:
-    data = path.read_bytes()
+    data = path.read_bytes() or b"\0"  # a file that another thread is about to write is empty
     if how == "removed":
         path.unlink()
     elif how == "another's":
