@@ -294,6 +294,11 @@ def test_each_command_says_what_it_did_or_needs(
 # --- a terminal -----------------------------------------------------------------------------------
 
 
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` would have it ignored
+
+
 class Pty:
     """`inferno chat ARGS` in a terminal of its own."""
 
@@ -307,7 +312,7 @@ class Pty:
             stderr=side,
             env={**os.environ, "TERM": "xterm-256color", **(env or {})},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
         )
         os.close(side)
         self.raw = ""
