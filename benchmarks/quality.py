@@ -35,6 +35,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 from quality_plot import draw
+from quality_rows import KINDS, Row
 from quality_schemes import ENCODINGS, with_writers
 
 from inferno.catalog import Catalog, load_catalog
@@ -69,67 +70,10 @@ WEIGHTED = ("q2_k_s",)
 ONLY_LOADED = ("fp8", "int4_g32", "int4_g64", "int4_g128")
 """Schemes of `--isq` that differ from every writer's."""
 BEGIN, END = "<!-- benchmarks/quality.py -->", "<!-- end -->"
-KINDS = {
-    "file": "the file as it is, in Q4_1",
-    "gguf": "GGUF files, made from its values",
-    "folder": "folders of safetensors, made from its values",
-    "loaded": "quantized while loading",
-}
-"""What a row is made of, in the table's order."""
 HEAD = """\
 | {} | bits | perplexity | ratio | mean KL | 99% | same top token |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
-
-
-@frozen(kw_only=True)
-class Row:
-    """One model beside the reference."""
-
-    name: str
-    kind: str
-    """A key of `KINDS`."""
-    bits: float
-    """Per weight of a matrix."""
-    perplexity: float
-    error: float
-    ratio: float
-    """Of its perplexity to the reference's."""
-    ratio_error: float
-    kl: float
-    """The mean divergence of a token, in nats."""
-    kl_error: float
-    p99: float
-    same: float
-    """Share of tokens whose most likely one is the reference's."""
-
-    @classmethod
-    def of(cls, name: str, kind: str, found: Pass, reference: Pass) -> Row:
-        far, own = found.divergence(reference), found.perplexity
-        return cls(
-            name=name,
-            kind=kind,
-            bits=round(32 * found.weights / reference.weights, 2),
-            perplexity=round(own.value, 3),
-            error=round(own.error, 3),
-            ratio=round(far.perplexity_ratio, 4),
-            ratio_error=round(far.ratio_error, 4),
-            kl=round(far.mean, 6),
-            kl_error=round(far.error, 6),
-            p99=round(far.p99, 4),
-            same=round(far.top1, 4),
-        )
-
-    def shown(self) -> str:
-        cells = (
-            f"{self.bits:.2f}",
-            f"{self.perplexity:.2f} ± {self.error:.2f}",
-            f"{self.ratio:.4f} ± {self.ratio_error:.4f}",
-            f"{self.kl:.5f} ± {self.kl_error:.5f}",
-            f"{self.p99:.3f}",
-            f"{100 * self.same:.1f} %",
-        )
-        return f"| {self.name} | {' | '.join(cells)} |"
 
 
 @frozen

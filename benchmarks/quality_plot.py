@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from quality_rows import Row
 
 import inferno_eval.svg as svg
-
-if TYPE_CHECKING:
-    from quality import Row
 
 _HEAD, _ROW, _DOT = 96, 20, 5
 _NAME, _BITS, _SCALE, _VALUE = 230, 56, 420, 60

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import quality
 import quality_plot
+from quality_rows import Row
 from quality_schemes import ENCODINGS, with_writers
 from safetensors.torch import load_file
 
@@ -67,8 +68,8 @@ def test_rows_are_kept_and_loaded_as_they_were(tmp_path: Path) -> None:
     assert quality.load(tmp_path / "new" / "rows.json") == ({"tokens": 9}, rows)
 
 
-def row(name: str, kl: float) -> quality.Row:
-    return quality.Row(
+def row(name: str, kl: float) -> Row:
+    return Row(
         name=name,
         kind="gguf",
         bits=4.5,
