@@ -18,7 +18,7 @@ inline T* at(Address a) {
 // The ops of a recorded step, each with its arguments by value.
 struct Recording : std::vector<std::function<void()>> {
 };  // not a bare vector: nanobind converts those to Python lists
-extern thread_local Recording* recording;  // each thread records its own ops, if any
+inline thread_local Recording* recording = nullptr;  // each thread records its own ops, if any
 
 template <class Op>
 inline void run(const Op& op) {

@@ -1,4 +1,5 @@
-// The kernels of each level.
+// The kernels of each level, and which of them run.
+#include <atomic>
 #include <stdexcept>
 
 #include "kernels.hpp"
@@ -71,6 +72,8 @@ const Isa kIsas[] = {
 };
 // clang-format on
 
+std::atomic<const Isa*> chosen{nullptr};
+
 }  // namespace
 
 const Isa& isa_of(const std::string& level) {
@@ -79,4 +82,12 @@ const Isa& isa_of(const std::string& level) {
       for (const Isa& isa : kIsas)
         if (name == isa.name) return isa;
   throw std::invalid_argument("this machine cannot run " + level);
+}
+
+void select_level(const std::string& level) { chosen = &isa_of(level); }
+
+const Isa& active() {
+  const Isa* isa = chosen.load(std::memory_order_relaxed);
+  if (!isa) chosen.store(isa = &isa_of(wanted_level()), std::memory_order_relaxed);
+  return *isa;
 }

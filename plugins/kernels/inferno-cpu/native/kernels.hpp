@@ -26,5 +26,7 @@ struct Isa {
 
 // Of a level by name. Throws std::invalid_argument if this machine cannot run it.
 const Isa& isa_of(const std::string& level);
-// Of the level that select() chose, or else wanted_level(), which may throw.
+// From now on, in all threads. Throws as isa_of.
+void select_level(const std::string& level);
+// Of the level selected, or else wanted_level(), which may throw.
 const Isa& active();

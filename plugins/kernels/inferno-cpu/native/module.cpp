@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,29 +14,13 @@
 #include "levels.hpp"
 #include "parallel.hpp"
 
-namespace {
-
-std::atomic<const Isa*> chosen{nullptr};
-
-}  // namespace
-
-const Isa& active() {
-  const Isa* isa = chosen.load(std::memory_order_relaxed);
-  if (!isa) chosen.store(isa = &isa_of(wanted_level()), std::memory_order_relaxed);
-  return *isa;
-}
-
-thread_local Recording* recording = nullptr;
-
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // objects still alive at exit are not leaks of the bindings
   m.doc() =
       "CPU kernels. Addresses and sizes are trusted: only inferno_cpu's own modules call this.";
   m.def("available", available_levels, "Levels that this machine can run, best first.");
   m.def("selected", [] { return active().name; });
-  m.def(
-      "select", [](const std::string& level) { chosen = &isa_of(level); },
-      "Use this level from now on; for tests and benchmarks.");
+  m.def("select", select_level, "Use this level from now on; for tests and benchmarks.");
   m.def("set_threads", [](int n) {  // other threads may be computing with the same number
     if (inferno_threads != (n < 1 ? 1 : n)) inferno_threads = n < 1 ? 1 : n;
   });
