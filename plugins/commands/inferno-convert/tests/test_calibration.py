@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from inferno.catalog import load_catalog
 from inferno.contracts import Checkpoint, FetchOptions, Seen, WriteOptions, Writer, without
 from inferno.errors import UnsupportedError
-from inferno.testing import (
-    TOY_MOE_SIZES,
-    TOY_SIZES,
-    assert_same_tokens,
-    run_python,
-    torch_only,
-)
+from inferno.testing import TOY_MOE_SIZES, TOY_SIZES, assert_same_tokens, run_python, torch_only
 from inferno.testing.writer import TEXT, skewed_model
 from inferno_convert.convert import convert
 from inferno_convert.folder import Folder

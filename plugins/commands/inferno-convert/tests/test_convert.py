@@ -1,74 +1,27 @@
-"""Conversions: what is written, what an interruption leaves, and what is refused."""
+"""Conversions: what is written, and what an interruption leaves."""
 
 from __future__ import annotations
 
-import errno
 import json
-import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 import torch
-from click.testing import CliRunner
+from conversions import catalog, content, model, with_writer
 from safetensors.torch import load_file, save_file
 
-from inferno.catalog import Catalog, Offer, load_catalog
-from inferno.cli import cli
+from inferno.catalog import Catalog
 from inferno.contracts import DenseCheckpoint, Output, Piece, WriteOptions, Writer
-from inferno.errors import InfernoError, OptionError, WriteError
-from inferno.testing import (
-    TOY_SIZES,
-    assert_same_tokens,
-    random_tensors,
-    run_python,
-    torch_only,
-)
+from inferno.testing import assert_same_tokens, random_tensors, run_python, torch_only
 from inferno_convert.convert import convert
 from inferno_convert.place import MANIFEST
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    **TOY_SIZES,
-}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama in bfloat16."""
-    folder = tmp_path_factory.mktemp("convert") / "model"
-    tensors = random_tensors(CONFIG, folder.with_name("source"))
-    folder.mkdir()
-    save_file({n: t.bfloat16() for n, t in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
-    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
-    return folder
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load_catalog()
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {f.name: f.read_bytes() for f in folder.iterdir() if f.name != MANIFEST}
-
-
-def with_writer(catalog: Catalog, writer: Writer) -> Catalog:
-    offers = {**catalog.offers}
-    own = Offer(writer, "inferno")
-    offers["inferno_writers"] = (*offers["inferno_writers"], own)
-    return attrs.evolve(catalog, offers=offers)
-
+__all__ = ["catalog", "model"]
 
 # --- what is written ------------------------------------------------------------------------------
 
@@ -114,6 +67,50 @@ def test_the_manifest_has_every_files_checksum(model: Path, tmp_path: Path) -> N
         assert file == {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert manifest["files"].keys() == content(tmp_path / "out").keys()
     assert str(model) not in json.dumps({k: v for k, v in manifest.items() if k != "ref"})
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": 16,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
+    """Which is said: under such names, other libraries may not find them."""
+    tensors = random_tensors(GPT_OSS, tmp_path / "source")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(118, 122, shape, dtype=torch.uint8)
+    packed, values = tmp_path / "packed", tmp_path / "values"
+    packed.mkdir()
+    save_file(tensors, packed / "model.safetensors")
+    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}, "dtype": "float32"}
+    (packed / "config.json").write_text(json.dumps(config))
+    made = convert(str(packed), "safetensors", values, WriteOptions(dtype="float32"))
+    assert any("one by one" in note for note in made.notes)
+    assert_same_tokens((packed, values), torch_only())
 
 
 # --- interruptions --------------------------------------------------------------------------------
@@ -233,189 +230,3 @@ def test_a_run_with_other_arguments_begins_anew(
         options = WriteOptions(dtype="float16")
     convert(str(source), "numbers", tmp_path / "out.bin", options, catalog=numbers)
     assert calls == [0, 1, 2, 3, *range(8)]
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def refused(call: Callable[[], Any], kind: type[InfernoError]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    assert caught.value.cause and caught.value.remedy
-    return f"{caught.value.cause} {caught.value.remedy}"
-
-
-def test_an_earlier_result_is_replaced_only_by_force(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(str(model), "safetensors", out)
-    before = content(out)
-    said = refused(lambda: convert(str(model), "fp8", out), OptionError)
-    assert "--force" in said and content(out) == before
-    convert(str(model), "fp8", out, force=True)
-    assert "quantization_config" in json.loads((out / "config.json").read_text())
-
-
-def test_a_folder_that_is_no_conversion_is_never_replaced(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mine"
-    out.mkdir()
-    (out / "letter.txt").write_text("dear")
-    said = refused(lambda: convert(str(model), "fp8", out, force=True), OptionError)
-    assert "not written by a conversion" in said
-    assert (out / "letter.txt").read_text() == "dear"
-
-
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_local_experts": 3,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 256,
-    "sliding_window": 16,
-    "rope_theta": 150_000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 32,
-    },
-}
-
-
-def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
-    """Which is said: under such names, other libraries may not find them."""
-    tensors = random_tensors(GPT_OSS, tmp_path / "source")
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = tensors.pop(name).shape
-        shape = (experts, rows, columns // 32)
-        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
-        tensors[f"{name}_scales"] = torch.randint(118, 122, shape, dtype=torch.uint8)
-    packed, values = tmp_path / "packed", tmp_path / "values"
-    packed.mkdir()
-    save_file(tensors, packed / "model.safetensors")
-    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}, "dtype": "float32"}
-    (packed / "config.json").write_text(json.dumps(config))
-    made = convert(str(packed), "safetensors", values, WriteOptions(dtype="float32"))
-    assert any("one by one" in note for note in made.notes)
-    assert_same_tokens((packed, values), torch_only())
-
-
-@pytest.mark.parametrize("size", ["foo", "60%", "0"])
-def test_an_invalid_size_of_files_is_refused_by_its_option(model: Path, size: str) -> None:
-    given = ["convert", str(model), "--to", "safetensors", "-o", "out", "--split-size", size]
-    done = CliRunner().invoke(cli, given)
-    assert done.exit_code != 0 and f"invalid --split-size {size!r}" in done.output
-
-
-def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert "gptq-int4" in refused(lambda: convert(str(model), "gptq-int5", out), OptionError)
-    said = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
-    assert "--group-size does not apply to fp8" in said
-    for wrong in (WriteOptions(group=0), WriteOptions(group=-2), WriteOptions(damping=math.nan)):
-        said = refused(partial(convert, str(model), "gptq-int4", out, wrong), OptionError)
-        assert "at least 1" in said or "a damping of nan" in said
-    text = tmp_path / "text.txt"
-    text.write_text("x")
-    said = refused(lambda: convert(str(model), "fp8", out, calibrate=text), OptionError)
-    assert "--calibrate" in said
-    said = refused(lambda: convert(str(model), "awq-int4", out, calibrate=out), OptionError)
-    assert "text file" in said
-    assert not out.exists() and list(tmp_path.glob(".*")) == []
-
-
-def test_a_disk_without_room(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "Free some space" in said and "16.0 MiB to spare" in said
-    assert not list(tmp_path.glob("*out*")) + list(tmp_path.glob(".*")), "nothing to continue with"
-
-
-def test_a_disk_that_fills_up_keeps_what_is_written(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, left = os.pwrite, [10]
-
-    def full(descriptor: int, data: Any, offset: int) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data, offset)
-
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        said = refused(lambda: convert(str(model), "safetensors", out), WriteError)
-    assert "No space left" in said and "run the same command again" in said
-    assert not out.exists()
-    convert(str(model), "safetensors", out)
-    ours, theirs = (load_file(f / "model.safetensors") for f in (out, model))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_a_folder_that_cannot_be_written_to(model: Path, tmp_path: Path) -> None:
-    said = refused(lambda: convert(str(model), "safetensors", tmp_path / "no" / "out"), WriteError)
-    assert "folder that you can write to" in said
-    (tmp_path / "file").write_text("")
-    refused(lambda: convert(str(model), "safetensors", tmp_path / "file" / "out"), WriteError)
-
-
-@pytest.mark.skipif(
-    os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may write anywhere"
-)
-def test_a_read_only_folder(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    code = (
-        "import sys; from pathlib import Path; from inferno_convert.convert import convert\n"
-        "from inferno.errors import WriteError\n"
-        "try: convert(sys.argv[1], 'safetensors', Path(sys.argv[2]))\n"
-        "except WriteError as error: print(error)"
-    )
-    command = [sys.executable, "-c", code, str(model), str(folder / "out")]
-    if os.geteuid() == 0:  # without the right to override permissions
-        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert "Permission denied" in done.stdout and "can write to" in done.stdout, done.stderr
-
-
-def test_two_processes_do_not_write_one_result(model: Path, tmp_path: Path) -> None:
-    from inferno_convert.place import Place
-
-    with Place(tmp_path / "out", is_folder=True).locked():
-        said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "another process" in said
-
-
-def test_a_writer_that_breaks_its_word_is_named(
-    model: Path, catalog: Catalog, tmp_path: Path
-) -> None:
-    from inferno.contracts import WrittenFile
-    from inferno.errors import PluginError
-
-    def output(size: int) -> Callable[[DenseCheckpoint, WriteOptions, str], Output]:
-        def made(source: DenseCheckpoint, options: WriteOptions, name: str) -> Output:
-            file = WrittenFile(name=name, start=b"", places={"t": (0, 8)}, nbytes=8)
-            piece = Piece(
-                tensors=("t",), make=lambda: iter([("t", torch.zeros(size, dtype=torch.uint8))])
-            )
-            return Output(files=[file], pieces=[piece])
-
-        return made
-
-    for size in (7, 9):
-        wrong = with_writer(catalog, Writer(name="wrong", describe="", output=output(size)))
-        path = tmp_path / f"{size}"
-        with pytest.raises(PluginError, match="8 bytes of t"):
-            convert(str(model), "wrong", path, catalog=wrong)
-        assert not path.exists()

@@ -18,6 +18,7 @@ from types import ModuleType
 
 import pytest
 import test_attention
+import test_attention_8_bit
 import test_dense
 import test_elementwise
 import test_experts
@@ -26,6 +27,7 @@ import test_native_fp8
 import test_native_tables
 import test_packed
 import torch
+from attended import TOLERANCE
 from driver import Driver
 
 import inferno_cpu.attend
@@ -219,12 +221,12 @@ def test_routing(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     test_experts.test_an_expert_that_is_not_there(4)
 
 
-@pytest.mark.parametrize("dtype", test_attention.TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_attention_in_each_type(level: str, dtype: str) -> None:
     test_attention.test_mixed_steps(dtype, (6, 2))
     test_attention.test_mixed_steps(dtype, (16, 1))
     for kind in ("int8", "fp8_e4m3"):
-        test_attention.test_8_bit_caches(kind, dtype)
+        test_attention_8_bit.test_8_bit_caches(kind, dtype)
 
 
 def test_attention_of_any_head_window_and_context(level: str) -> None:
@@ -232,7 +234,7 @@ def test_attention_of_any_head_window_and_context(level: str) -> None:
         test_attention.test_head_dims(dim)
     test_attention.test_windows_and_caps(17, 3.0)
     for kind in ("int8", "fp8_e4m3"):
-        test_attention.test_8_bit_elements_are_the_nearest(kind)
+        test_attention_8_bit.test_8_bit_elements_are_the_nearest(kind)
 
 
 # ---- instructions ----

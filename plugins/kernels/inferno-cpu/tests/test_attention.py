@@ -11,129 +11,24 @@ import itertools
 import mmap
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from attended import MIXED, TOLERANCE, Sequences, check, need
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed, Device
-from inferno.nn.batch import Batch
-from inferno.testing import KVCache
+from inferno.contracts import Device
 from inferno_cpu import _native
-from inferno_cpu.attend import NativeAttend
-from inferno_cpu.attention import cache, refuses
-
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
-MIXED = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 100, 12, 1), (1, 1, 1, 1)]
-"""Tokens each sequence computes in each step."""
+from inferno_cpu.attention import refuses
 
 
 @pytest.fixture(autouse=True)
 def fixed_threads(isa: str) -> None:
     _native.set_threads(2)
-
-
-def need(
-    heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any
-) -> AttentionNeed:
-    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **{"device": Device("cpu"), **more})  # type: ignore[arg-type]
-
-
-class Sequences:
-    """Random tokens of a few sequences, and a cache they are attended to through, step by step."""
-
-    def __init__(
-        self, asked: AttentionNeed, lengths: Sequence[int], block_size: int = 16, seed: int = 0
-    ) -> None:
-        self.need, self.block_size = asked, block_size
-        generator = torch.Generator().manual_seed(seed)
-        self.dtype = getattr(torch, asked.dtype)
-        heads = (asked.num_heads, asked.num_kv_heads, asked.num_kv_heads)
-        self.qkv = [
-            [torch.randn(n, h, asked.head_dim, generator=generator).to(self.dtype) for h in heads]
-            for n in lengths
-        ]
-        width = -(-max(lengths) // block_size) + 1
-        blocks = list(range(len(lengths) * width))
-        random.Random(seed).shuffle(blocks)
-        self.tables = [blocks[i :: len(lengths)] for i in range(len(lengths))]
-        self.cache = KVCache.allocate([cache(asked, block_size)], len(blocks), "cpu").layers[0]
-        poison(self.cache)
-        self.done = [0] * len(lengths)
-        self.attend = NativeAttend(asked)
-
-    def step(self, counts: Sequence[int], last: int = 1 << 30) -> tuple[Tensor, Tensor]:
-        """(ours, theirs), the outputs of the step's tokens: of each sequence the `last`."""
-        spans = [(i, self.done[i], self.done[i] + n) for i, n in enumerate(counts) if n]
-        ours = self.attended(spans)
-        for i, _, b in spans:
-            self.done[i] = b
-        ours = torch.cat([x[-last:] for x in torch.split(ours, [b - a for _, a, b in spans])])
-        return ours, torch.cat(
-            [naive(self.qkv[i], max(a, b - last), b, self.need) for i, a, b in spans]
-        )
-
-    def attended(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Return our outputs of a step of these (sequence, first token, end)."""
-        q, k, v = (torch.cat([self.qkv[i][j][a:b] for i, a, b in spans]) for j in range(3))
-        q, k, v = views_of_one(q, k, v)
-        return self.attend(q, k, v, self.cache, self.batch(spans))
-
-    def batch(self, spans: Sequence[tuple[int, int, int]]) -> Batch:
-        B = self.block_size
-        places = [(i, p) for i, a, b in spans for p in range(a, b)]
-        widest = max(-(-b // B) for _, _, b in spans)
-        return Batch(
-            token_ids_T=torch.zeros(len(places), dtype=torch.int64),
-            positions_T=torch.tensor([p for _, p in places]),
-            slots_T=torch.tensor([self.tables[i][p // B] * B + p % B for i, p in places]),
-            query_starts=[0, *itertools.accumulate(b - a for _, a, b in spans)],
-            context_lens=[b for _, _, b in spans],
-            blocks_SM=torch.tensor([self.tables[i][:widest] for i, _, _ in spans]),
-            block_size=B,
-            query_starts_S1=torch.tensor(
-                [0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32
-            ),
-            context_lens_S=torch.tensor([b for _, _, b in spans], dtype=torch.int32),
-        )
-
-
-def poison(tensors: Mapping[str, Tensor]) -> None:
-    """Fill every slot with NaN: reading one that was not stored shows in the output."""
-    for tensor in tensors.values():
-        tensor.view(torch.uint8).fill_(0xFF)
-
-
-def views_of_one(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> list[Tensor]:
-    """Return the three as slices of one matrix, as a fused projection does."""
-    whole = torch.cat([q_THC.flatten(1), k_TKC.flatten(1), v_TKC.flatten(1)], 1)
-    sizes = [x[0].numel() for x in (q_THC, k_TKC, v_TKC)]
-    return [x.unflatten(1, (-1, q_THC.shape[-1])) for x in torch.split(whole, sizes, 1)]
-
-
-def naive(qkv: Sequence[Tensor], first: int, stop: int, asked: AttentionNeed) -> Tensor:
-    q_LHC, k_LKC, v_LKC = (x.double() for x in qkv)
-    groups = asked.num_heads // asked.num_kv_heads
-    k_LHC, v_LHC = (x[:stop].repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
-    scores_HQL = torch.einsum("qhc,lhc->hql", q_LHC[first:stop], k_LHC) * asked.scale
-    if asked.soft_cap is not None:
-        scores_HQL = asked.soft_cap * torch.tanh(scores_HQL / asked.soft_cap)
-    back_QL = torch.arange(first, stop)[:, None] - torch.arange(stop)
-    hidden_QL = back_QL < 0
-    if asked.sliding_window is not None:
-        hidden_QL |= back_QL >= asked.sliding_window
-    weights_HQL = scores_HQL.masked_fill(hidden_QL, float("-inf")).softmax(-1)
-    return torch.einsum("hql,lhc->qhc", weights_HQL, v_LHC)
-
-
-def check(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    error = (ours.double() - theirs).abs() / (1 + theirs.abs())
-    assert error.max() <= tolerance, error.max()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -253,36 +148,6 @@ def test_a_token_is_the_same_to_the_bit_in_every_step(case: int) -> None:
     assert not differ, f"{len(differ)} tokens, from {differ[0]} on"
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None:
-    """Against attention in float64 over the stored values: what is lost is the rounding of the
-    queries and of the weights, and fp8's subnormal numbers."""
-    tolerance = {"float32": 5e-4, "bfloat16": 1e-2, "float16": 1e-3}[dtype]
-    asked = need(6, 2, 64, dtype, cache_dtype=kind)
-    sequences = Sequences(asked, [90])
-    q, k, v = sequences.qkv[0]
-    k[:, :, :8] *= 6.0  # outliers, beside which the others are few units
-    v[20] *= 100.0
-    for counts in [(70,), (1,), (19,)]:
-        ours, _ = sequences.step(counts)
-    stored = []
-    for name in ("k", "v"):
-        blocks = sequences.cache[name][sequences.tables[0][:6]].transpose(0, 1).flatten(1, 2)
-        blocks_KNX = blocks.double() if kind == "int8" else blocks.float().double()
-        if name == "k":  # [C / 2][16][2]
-            x_KLC = blocks_KNX.unflatten(-1, (32, 16, 2)).permute(0, 1, 3, 2, 4).flatten(3)
-        else:  # [C / 16][8][16][2]
-            x_KLC = blocks_KNX.unflatten(-1, (4, 8, 16, 2)).permute(0, 1, 3, 5, 2, 4).flatten(4)
-            x_KLC = x_KLC.flatten(2, 3)
-        scales = sequences.cache[f"{name}_scales"][sequences.tables[0][:6]]
-        scales_KL = scales.transpose(0, 1).flatten(1).double()
-        stored.append((x_KLC.flatten(1, 2) * scales_KL[..., None]).transpose(0, 1)[:90])
-    theirs = naive([q, *stored], 71, 90, asked)
-    error = (ours.double() - theirs).abs() / (1 + theirs.abs().amax(-1, keepdim=True))
-    assert error.max() <= tolerance, error.max()
-
-
 @pytest.mark.parametrize("kind", ["auto", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize(
     ("dtype", "size"), [("float32", 1e4), ("bfloat16", 1.0), ("float16", 1e-3)]
@@ -302,61 +167,6 @@ def test_keys_far_below_the_maximum(kind: str, dtype: str, size: float) -> None:
     for count in (130, 1, 18, 1):
         ours, theirs = sequences.step([count] * len(cases))
         check(ours / size, theirs / size, tolerance)
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_not_finite_spreads_from_8_bit_caches(kind: str, wrong: float) -> None:
-    """To the tokens that see it, and to no others."""
-    for which in range(3):
-        sequences = Sequences(need(4, 2, 32, "bfloat16", cache_dtype=kind), [40])
-        sequences.qkv[0][which][20, 0, 3] = wrong
-        ours, _ = sequences.step((40,))
-        seen = [20] if which == 0 else range(20, 40)
-        bad = ours[:, 0].isnan().any(-1)
-        assert bad.nonzero().flatten().tolist() == list(seen)
-        assert not ours[:, 3].isnan().any(), "another head"
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_8_bit_caches(kind: str, dtype: str) -> None:
-    """Scores err by the rounding of a key's element times the root of the head dim, values by their
-    own rounding: a few percent."""
-    tolerance = {"int8": 0.03, "fp8_e4m3": 0.12}[kind]
-    totals = [sum(counts) for counts in zip(*MIXED, strict=True)]
-    for heads, block_size in [((4, 2), 16), ((12, 1), 32)]:
-        sequences = Sequences(
-            need(*heads, dim=64, dtype=dtype, cache_dtype=kind), totals, block_size
-        )
-        for counts in MIXED:
-            check(*sequences.step(counts), tolerance)
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
-def test_8_bit_elements_are_the_nearest(kind: str) -> None:
-    """The cache holds the row divided by its scale, rounded as torch does; zeros, tiny and huge
-    values included."""
-    asked = need(1, 1, 64, cache_dtype=kind)
-    sequences = Sequences(asked, [16])
-    q, k, v = sequences.qkv[0]
-    v *= torch.logspace(-44, 37, 16)[:, None, None]
-    v[3] = 0.0
-    sequences.attend(q, k, v, sequences.cache, sequences.batch([(0, 0, 16)]))
-    block = sequences.tables[0][0]
-    scales = sequences.cache["v_scales"][block, 0].double()
-    stored_CT = (
-        sequences.cache["v"][block, 0, 0].view(4, 8, 16, 2).permute(1, 3, 0, 2).reshape(16, 64)
-    )
-    largest, dtype = (127.0, torch.int8) if kind == "int8" else (448.0, torch.float8_e4m3fn)
-    top = v[:, 0].abs().amax(-1).double()
-    usable = top > 2e-36
-    torch.testing.assert_close(scales[usable], (top / largest)[usable], rtol=1e-5, atol=0.0)
-    assert (scales[top == 0] == 0).all()
-    over = (v[:, 0] * (largest / top)[:, None].float())[usable]
-    expected = over.round().to(dtype) if kind == "int8" else over.to(dtype)
-    same = stored_CT[usable].float() == expected.float()
-    assert same.double().mean() > 0.99, "but for ties that the scale's own rounding decides"
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is Linux's")
