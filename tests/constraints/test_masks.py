@@ -133,6 +133,32 @@ def test_tokens_that_are_asked_for_are_those_of_a_mask(share: float, spread: flo
     assert all(bits[i % rows, token_id] for i, token_id in enumerate(found))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.9}], ids=str)
+def test_an_allowed_token_without_probability_is_left_to_a_mask(cut: dict[str, Any]) -> None:
+    """The best tokens are refused, and the next ones have a logit of minus infinity."""
+    size = 40
+    logits_SV = torch.full((2, size), float("-inf"))
+    logits_SV[:, :3] = torch.tensor([3.0, 2.0, 1.0])
+    allowed = [{0, 7}, {7, 8}]
+    words = np.zeros((2, 2), np.int32)
+    for row, ids in enumerate(allowed):
+        for token_id in ids:
+            set_bit(words[row], token_id)
+    known = {row: words[row : row + 1] for row in range(2)}
+
+    def drawn(asking: Collection[int]) -> list[int]:
+        sampler = Sampler(2, size)
+        for row in range(2):
+            params = SamplingParams(temperature=1.0, seed=row, **cut)
+            request = Request(id=str(row), token_ids=(1,), params=params, eos_token_ids=())
+            sampler.admit(row, request, (1,))
+        return sampler.sample(logits_SV, range(2), Masks(known=known, asking=asking)).token_ids
+
+    assert drawn(range(2)) == drawn(())
+    assert drawn(range(2))[0] == 0
+
+
 RANDOM = [
     asking({"regex": "[a-z ]{30}"}, temperature=1.0, seed=1),
     asking({"json": SCHEMA}, temperature=1.5, seed=2),

@@ -79,15 +79,21 @@ class AskedDraws:
         ids, best = self.ids_BK.cpu().numpy(), self.best_BK.float().cpu().numpy()
         complete = self.best_BK.shape[1] == self.x_BV.shape[1]
         asked = [self._allows(*each) for each in zip(self.places, ids, strict=True)]
-        firsts = [_first_allowed(*each) for each in asked]
-        drawn = []
-        for i, candidates in enumerate(self._candidates([first or 0 for first in firsts])):
-            first, index = firsts[i], None
-            if first is not None and math.isfinite(best[i, first]):
-                index = candidates.draw(*asked[i])
+        drawn = [UNDECIDED] * len(asked)
+        firsts = {
+            i: first
+            for i, first in enumerate(_first_allowed(*each) for each in asked)
+            # Minus infinity has no share, and none is a share of it.
+            if first is not None and math.isfinite(best[i, first])
+        }
+        if not firsts:
+            return drawn
+        some = self if len(firsts) == len(drawn) else self._of([*firsts])
+        for i, candidates in zip(firsts, some._candidates([*firsts.values()]), strict=True):
+            index = candidates.draw(*asked[i])
             # Which of the tokens with the last value are among the candidates is not defined.
-            sure = index is not None and (complete or best[i, index] > best[i, -1])
-            drawn.append(int(ids[i, index]) if sure else UNDECIDED)
+            if index is not None and (complete or best[i, index] > best[i, -1]):
+                drawn[i] = int(ids[i, index])
         return drawn
 
     def _allows(self, place: tuple[int, int], ids_K: Any) -> tuple[Allows, int]:
