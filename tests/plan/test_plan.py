@@ -145,6 +145,15 @@ def test_a_plan_names_everything_that_will_run(write: Write) -> None:
     assert {r.name for r in plan.considered} >= {"none"}, "the other cache policy, and why not"
 
 
+def test_a_tiny_model_is_computed_on_one_thread_and_a_larger_one_on_every_core(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 6)
+    assert resolve(write(), on_cpu()).threads == 1
+    monkeypatch.setattr("inferno.plan.stages.SHARED_FROM", 2 * (64 * 32 + 64 * 32))
+    assert resolve(write(), on_cpu()).threads == 6, "from so many bytes on"
+
+
 def test_memory_is_itemised_and_the_cache_is_as_large_as_it_can_be_used(write: Write) -> None:
     plan = resolve(write(), on_cpu())
     items = {item.name: item.nbytes for item in plan.memory}

@@ -267,6 +267,18 @@ def test_the_files_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert len(store.entries()) == 2, "what cannot fit removes nothing"
 
 
+def test_a_file_that_another_process_removes_first_makes_room_too(tmp_path: Path) -> None:
+    class Shared(PackedStore):
+        def remove(self, name: str) -> None:
+            PackedStore(self.folder).remove(name)
+            super().remove(name)
+
+    store = Shared(tmp_path / "packed", limit=100_000)
+    for number in range(3):
+        written(store, {"model": number}, [part("a", b"x" * 40_000)])
+    assert len(store.entries()) == 2
+
+
 def test_entries_are_listed_and_removed_by_name(store: PackedStore) -> None:
     path = written(store)
     (store.folder / "damaged.packed").write_bytes(b"")
