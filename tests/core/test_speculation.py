@@ -144,6 +144,25 @@ def test_no_step_with_drafts_is_captured_in_the_middle_of_an_answer(model: Path)
     assert engine.stats().draft_tokens > 0 and not captured
 
 
+def test_short_steps_of_a_draft_model_are_replayed(model: Path) -> None:
+    engine = load(model, str(model), dtype="bfloat16")
+    replays = cast(Any, engine)._runner.drafting.draft_replays
+    replayed: list[bool] = []
+    run_step = type(replays).run
+
+    def note(*args: Any) -> Any:
+        logits_SV = run_step(*args)
+        replayed.append(args[0] is replays and logits_SV is not None)
+        return logits_SV
+
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(replays), "run", note)
+        run(engine, [Request(id="0", token_ids=prompt_of(1, 9), params=params)])
+    drafts = engine.stats().draft_tokens
+    assert drafts > 0 and sum(replayed) > drafts / 2, "all but those after a prompt"
+
+
 def test_preempted_requests_get_the_same(model: Path, smaller: Path) -> None:
     requests = [
         Request(

@@ -58,7 +58,13 @@ B = Gpu(
 TWO_OF_B = attrs.evolve(
     B,
     instances=tuple(
-        attrs.evolve(B, uuid=f"MIG-{i}{i}", alias=f"MIG-GPU-bb22/{i}/0", total=18 * GIB)
+        attrs.evolve(
+            B,
+            uuid=f"MIG-{i}{i}",
+            alias=f"MIG-GPU-bb22/{i}/0",
+            name=f"{B.name} MIG 1g.18gb",
+            total=18 * GIB,
+        )
         for i in (1, 2)
     ),
 )
