@@ -43,6 +43,7 @@ from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers.isolation import get_mutant_runner
 
 SURVIVED, NO_TESTS = "survived", "reached by no test"
+ENDLESS = "did not end"
 NO_TESTS_COLLECTED = 5  # pytest's exit code
 
 
@@ -134,7 +135,7 @@ def outcome(name: str, tests: list[str], runner: PytestRunner) -> str:
         os._exit(runner.run_tests(mutant_name=name, tests=tests))
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        return "did not end" if os.WTERMSIG(status) != signal.SIGSEGV else "crashed"
+        return ENDLESS if os.WTERMSIG(status) != signal.SIGSEGV else "crashed"
     return {0: SURVIVED, NO_TESTS_COLLECTED: NO_TESTS}.get(os.WEXITSTATUS(status), "failed a test")
 
 
@@ -158,7 +159,7 @@ def main() -> None:
     for name in names:
         result = outcome(name, tests_of(name, options.seconds), runner)
         outcomes[result] += 1
-        if result in (SURVIVED, NO_TESTS):
+        if result in (SURVIVED, NO_TESTS, ENDLESS):
             print(
                 f"\n{name}: {result}\n{get_diff_for_mutant(name, path=modules[name])}", flush=True
             )
