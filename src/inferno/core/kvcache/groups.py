@@ -110,6 +110,7 @@ class CacheGroups:
     def resumable(self, block_ids: SequenceOf[int]) -> int:
         """Return how many of these blocks every group can resume after."""
         count, before = len(block_ids), -1
+        # Where one group can resume, another may not: go on until no group shortens the prefix.
         while count != before:
             before = count
             for group in self.groups:
@@ -120,6 +121,7 @@ class CacheGroups:
         """Let a sequence without blocks continue after the cached ones. Returns also what to copy
         before its first slice."""
         sequence.block_ids = match.known[: match.num_blocks]
+        # Shared before `_extend`, which evicts idle blocks: these may be idle until now.
         for block in sequence.block_ids:
             self._share(block)
         self._extend(sequence, match.num_blocks - len(sequence.block_ids))
@@ -151,6 +153,7 @@ class CacheGroups:
     ) -> tuple[list[BlockUpdate], list[tuple[int, int, int]]]:
         """Give a sequence one more block. Return also (group, source, target) for copies of the
         source to it: none in groups that evicted the source to make room, and gave it."""
+        # Before `acquire`, which may evict the source and give its place away.
         sources = [group.place(source) for group in self.groups]
         updates, copies = self.acquire(sequence, 1), []
         for group, place in zip(self.groups, sources, strict=True):
@@ -216,6 +219,7 @@ class CacheGroups:
             return ()
         computed = list(stops)
         copies = [copy for group in self._saving for copy in group.save(computed)]
+        # A snapshot may evict one of the same step: of two copies to a slot the later one counts.
         return tuple({(copy.group, copy.target): copy for copy in copies}.values())
 
     def reset(self) -> None:

@@ -125,6 +125,7 @@ class StateGroup(CacheGroup):
 
     def __attrs_post_init__(self) -> None:
         self.saves = self.snapshots.num_snapshots > 0
+        # Snapshots are of the ends of blocks, so whole blocks lie between them.
         self.interval = -(-self.interval // self.block_size) * self.block_size
 
     def match(self, blocks: SequenceOf[int], count: int) -> int:

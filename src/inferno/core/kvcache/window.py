@@ -65,6 +65,7 @@ class WindowGroup(CacheGroup):
         self._first[sequence.held_row] = first
         covered = sequence.block_ids[first:]
         missing = [block for block in covered if block not in self._place_of]  # a store has them
+        # Shared before `_take`, which drops idle blocks when no place is free.
         for block in covered:
             if block in self._place_of:
                 self._share(block)

@@ -147,6 +147,8 @@ class ModelRunner:
                 part.admit(new)
             if new.request.pooling is None:
                 self._sampler.admit(new.row, new.request, new.token_ids)
+        # Saves come before all that writes to the cache: a block that has been evicted since it was
+        # planned still has its bytes at its old place.
         if self.mover is not None and (step.saves or step.loads):
             self.mover.save(step.saves)
             self.mover.load(step.loads)

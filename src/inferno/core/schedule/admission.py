@@ -74,6 +74,8 @@ class Admission:
             if whole is None:
                 heapq.heappop(self.waiting)  # it comes back, and others overtake it
                 continue
+            # A loaded prefix needs all its blocks at once, a computed one only its first slice's:
+            # without room for what the store has, the shorter match may still fit.
             if self._fits(sequence, whole, budget):
                 match = whole
             elif not self._fits(sequence, match, budget):

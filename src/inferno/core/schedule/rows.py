@@ -43,6 +43,7 @@ class Rows:
         self.running[sequence.row] = sequence
         sequence.num_inserted = match.num_cached
         sequence.num_computed = match.num_blocks * groups.block_size
+        # Before `resume`, which gives places to the parts that are to be loaded.
         missing = store.missing(match)
         updates, copies = groups.resume(sequence, match)
         store.load(sequence, missing)
@@ -69,6 +70,7 @@ class Rows:
     def vacate(self, sequence: Sequence) -> None:
         """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""
         row = sequence.held_row
+        # First: it saves blocks of the row, and `groups.release` forgets both.
         self.store.vacate(sequence)
         for members in self.in_flight:
             if sequence in members:

@@ -44,6 +44,7 @@ class Speculation:
         groups = self.rows.groups
         missing = groups.blocks_for(stop + count) - len(sequence.block_ids)
         if missing > 0:
+            # As at admission, one block stays for each running sequence to grow into.
             if groups.available() < missing + num_running:
                 count = len(sequence.block_ids) * groups.block_size - stop
             else:
