@@ -116,6 +116,7 @@ class Storing(NoStore):
             stored.append(has(key))
             if not stored[-1] and len(stored) > len(match.known):
                 break
+        # As in `CacheGroups.resumable`: where one group can resume, another may not.
         count, before = len(stored), -1
         while count != before:
             before = count
@@ -159,6 +160,7 @@ class Storing(NoStore):
             places = [None if known >> g.index & 1 else g.part(block) for g in self.groups.groups]
             if any(place is not None for place in places):
                 self.saves.append(placed := Placed(key, tuple(places)))
+                # Before it is saved, so that no sequence saves it twice; `drop_news` drops it.
                 self.index.note(placed)
         self._saved[sequence.held_row] = max(first, count)
 
@@ -189,6 +191,7 @@ class Storing(NoStore):
         """Let the store have nothing of a sequence whose numbers are none."""
         keys = set(sequence.keys)
         self.saves = [placed for placed in self.saves if placed.key not in keys]
+        # So that `vacate` saves nothing of it either.
         self._saved[sequence.held_row] = len(sequence.keys)
         for key in keys:
             self.index.drop(key)
