@@ -99,7 +99,16 @@ def _mend(scope: Any) -> None:
         return new
 
     def create_dot(old: Any) -> Any:
-        return lambda self, a, b, d, *rest: old(self, operand(a), operand(b), d, *rest)
+        def new(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+            a, b = operand(a), operand(b)
+            if d.data.dtype != np.float32:
+                return old(self, a, b, d, *rest)
+            # In float64, as BLAS adds up a row of float32 in an order that depends on the number of
+            # rows and on the processor: on a device, a row of a tile is computed in one way.
+            product = np.matmul(a.data, b.data, dtype=np.float64)
+            return Handle((product + d.data).astype(np.float32), d.dtype.scalar)
+
+        return new
 
     def operand(x: Any) -> Any:
         if x.dtype.scalar not in FP8:
