@@ -13,6 +13,7 @@ from tests.real.conftest import OPTIONS
 from tests.real.prompts import CHATS, QUESTIONS
 
 from inferno import LLM, SamplingParams
+from inferno.core.runner import ModelRunner
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.tiny import Outcome, Toy, generate, load_toy
 
@@ -113,8 +114,14 @@ def test_caches_of_8_bits_give_the_same_in_batches_chunks_and_prefix_hits(
     "speculative", ["ngram", pytest.param("the model itself", marks=pytest.mark.slow)]
 )
 def test_drafts_change_no_token(
-    speculative: str, gguf_file: str, prompts: list[list[int]], alone: list[Outcome]
+    speculative: str,
+    gguf_file: str,
+    prompts: list[list[int]],
+    alone: list[Outcome],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Measured, it says on some processors that no draft pays in a batch of fifteen.
+    monkeypatch.setattr(ModelRunner, "verify_cost", lambda runner: 0.01)
     ref = speculative if speculative == "ngram" else gguf_file
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options: dict[str, Any] = {**OPTIONS, "memory": "2GiB", "max_model_len": 2048}
