@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Command,
         Declaration,
         Endpoints,
+        EventSink,
         GrammarProvider,
         Hint,
         KernelProvider,
@@ -130,6 +131,13 @@ class ProvidesBlockStores(Protocol):
     @_hook("block store")
     def inferno_block_stores(self) -> list[BlockStore]:
         """Stores of blocks, which keep what leaves the cache's memory: in host memory, on disk."""
+        ...
+
+
+class ProvidesEventSinks(Protocol):
+    @_hook("event sink")
+    def inferno_event_sinks(self) -> list[EventSink]:
+        """Where events of the cache are published: over ZeroMQ, to a file."""
         ...
 
 

@@ -177,6 +177,21 @@ engine_options = together(
             "cache.",
         ),
         _engine(
+            "--kv-events",
+            metavar="URL",
+            help="Publish which blocks the cache has, for routers: tcp://*:5557, or file:///FILE.",
+        ),
+        _engine(
+            "--kv-events-replay",
+            metavar="URL",
+            help="Where subscribers may ask for events that they have missed: tcp://*:5558.",
+        ),
+        _engine(
+            "--kv-events-topic",
+            metavar="TOPIC",
+            help="What subscribers choose by. [default: kv@HOST@MODEL]",
+        ),
+        _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
         _engine(

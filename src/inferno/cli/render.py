@@ -106,6 +106,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_grammar_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         *_store_rows(plan),
+        *_event_rows(plan),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
@@ -121,6 +122,15 @@ def _store_rows(plan: Plan) -> Iterable[Row]:
     if store.folder is not None:
         tiers.append(f"{store.folder} up to {host.format_bytes(store.folder_limit)}")
     yield "block store", "; ".join(tiers), _origin(plan, "block store")
+
+
+def _event_rows(plan: Plan) -> Iterable[Row]:
+    if (events := plan.events) is None:
+        return
+    parts = [f"{events.name}: {events.url}"]
+    parts += [f"replay at {events.replay}"] if events.replay is not None else []
+    parts += [f"topic {events.topic}"] if events.topic is not None else []
+    yield "cache events", ", ".join(parts), _origin(plan, "event sink")
 
 
 def _source(plan: Plan) -> str:

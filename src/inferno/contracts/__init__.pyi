@@ -22,6 +22,17 @@ from inferno.contracts.attention import (
     Waves,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.cache_events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    EventGroup,
+    EventNeed,
+    EventPublisher,
+    EventSink,
+    Tier,
+)
 from inferno.contracts.chat import (
     AddedToken,
     ChatFormat,
@@ -99,7 +110,15 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Origin, Source
 from inferno.contracts.states import StateSpec
-from inferno.contracts.stores import BlockStore, Mover, Placed, StoreIndex, StoreNeed, StoreUsage
+from inferno.contracts.stores import (
+    BlockStore,
+    Mover,
+    Placed,
+    StoreIndex,
+    StoreNeed,
+    StoreUsage,
+    TieredIndex,
+)
 from inferno.contracts.writers import (
     DenseCheckpoint,
     Encoding,
@@ -126,8 +145,12 @@ __all__ = [
     "AttentionSpec",
     "BareDecoder",
     "BlockStore",
+    "BlocksCleared",
+    "BlocksRemoved",
+    "BlocksStored",
     "COMPUTE_DTYPES",
     "CacheDType",
+    "CacheEvent",
     "CachePolicy",
     "CacheTensor",
     "Capture",
@@ -153,6 +176,10 @@ __all__ = [
     "EXPERT_OPS",
     "Encoding",
     "Endpoints",
+    "EventGroup",
+    "EventNeed",
+    "EventPublisher",
+    "EventSink",
     "FetchOptions",
     "FieldEffect",
     "GROUPED",
@@ -219,6 +246,8 @@ __all__ = [
     "Take",
     "TensorInfo",
     "TextAssets",
+    "Tier",
+    "TieredIndex",
     "ToolChoice",
     "ToolWriter",
     "Uncaptured",

@@ -7,13 +7,14 @@ a store has it of some groups and not of others, which is written as a set of bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from attrs import define, field, frozen
 
 from inferno.contracts import lazy
+from inferno.contracts.cache_events import Tier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,20 @@ class StoreIndex(Protocol):
 
     def release(self, owner: str) -> None:
         """End an owner's pins and fetches."""
+        ...
+
+
+@runtime_checkable
+class TieredIndex(Protocol):
+    """What an index may offer besides: which tier has what, for events of the cache."""
+
+    def tiers(self, key: bytes) -> Mapping[Tier, int]:
+        """Return the groups whose parts of a block each tier has, as sets of bits."""
+        ...
+
+    def watch(self, changed: Callable[[bytes], object]) -> None:
+        """Call `changed` with the key of every block there is now, and whenever `tiers` of one may
+        have changed. Called once."""
         ...
 
 

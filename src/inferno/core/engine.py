@@ -20,7 +20,7 @@ from inferno.plan import Opened, Plan
 from inferno.plan.draft_cost import DraftCost
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.request.validation import validate_request
-from inferno.stores import NO_STORE, NoStore, open_store
+from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoStore, open_presence, open_store
 from inferno.weights.packing import PackedWeights
 
 log = logging.getLogger("inferno.engine")
@@ -66,12 +66,13 @@ class Engine:
         *,
         lag: int = 0,
         store: NoStore = NO_STORE,
+        presence: NoPresence = NO_PRESENCE,
         constrain: Callable[[Request], Constraint | None] = lambda request: None,
         forget: Callable[[Collection[str]], None] | None = None,
     ) -> None:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
-        self._lag, self._store = lag, store
+        self._lag, self._store, self._presence = lag, store, presence
         self._constrain, self._forget = constrain, forget
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
@@ -122,6 +123,7 @@ class Engine:
                 runner,
                 lag=1 if runner.overlaps else 0,
                 store=store,
+                presence=NO_PRESENCE if trial else open_presence(opened, plan, groups, store),
                 constrain=constrain,
                 forget=None if adapters is None else adapters.keep,
             )
@@ -190,7 +192,9 @@ class Engine:
 
         try:
             with device_errors(self.plan.device, "compute a step"):
-                return self._step()
+                outputs = self._step()
+            self._presence.publish()
+            return outputs
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
             self._constraints.settle()
             self._in_flight.clear()
@@ -217,6 +221,11 @@ class Engine:
     def waits_for(self) -> int | None:
         """The descriptor to sleep on while nothing can run before a store has brought blocks."""
         return self._store.waits_for if not self._scheduler.stats.num_running else None
+
+    def rest(self) -> None:
+        """Take note of what a store has done, while there is nothing to compute."""
+        self._store.come()
+        self._presence.publish()
 
     def _add_compiled(self) -> list[EngineOutput]:
         """Queue the requests whose grammars have been compiled and whose adapters are read. Returns
@@ -268,6 +277,7 @@ class Engine:
         return self._scheduler.busy or bool(self._compiling)
 
     def stats(self) -> EngineStats:
+        self._presence.gauge(self._scheduler.stats)
         return self._scheduler.stats
 
     def check(self) -> None:
@@ -278,6 +288,7 @@ class Engine:
         """Free the model and its cache, and give their memory back to the system. The engine cannot
         be used again."""
         self._store.close()
+        self._presence.close()
         self._runner = _Closed()
         self._in_flight.clear()
         self._scheduler.drop_in_flight()

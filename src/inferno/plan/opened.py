@@ -21,6 +21,7 @@ from inferno.contracts import (
     CachePolicy,
     ChatFormat,
     Checkpoint,
+    EventSink,
     GrammarProvider,
     KernelProvider,
     LogitsProcessor,
@@ -53,6 +54,8 @@ class Parts:
     kernels: Mapping[str, KernelProvider]
     block_store: BlockStore | None = None
     """Where blocks are kept beside the cache's memory, if the plan keeps any."""
+    event_sink: EventSink | None = None
+    """Where events of the cache are published, if they are."""
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
     chat_format: ChatFormat | None = None
@@ -88,6 +91,7 @@ class Parts:
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
             block_store=next(iter(chosen(BlockStore, "block store").values()), None),
+            event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,

@@ -61,6 +61,12 @@ class Options:
     """Limit of that folder: the blocks used longest ago make room."""
     cpu_mem_fold: float | None = None
     """Keep blocks that leave the cache in host memory too: at most this many times the cache."""
+    kv_events: str | None = None
+    """Where to publish which blocks the cache has, for routers: `tcp://*:5557`, or a file's URL."""
+    kv_events_replay: str | None = None
+    """Where subscribers may ask for events that they have missed: `tcp://*:5558`."""
+    kv_events_topic: str | None = None
+    """What subscribers choose by; None: the sink's own, with the host's and the model's name."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""

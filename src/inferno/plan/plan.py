@@ -15,6 +15,7 @@ from inferno.catalog import Refusal
 from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.event_use import EventUse
 from inferno.plan.store_use import StoreUse
 from inferno.request.requests import AdapterRef
 
@@ -291,6 +292,8 @@ class Plan:
     cache_policy: str
     store: StoreUse | None = None
     """Where blocks are kept beside the cache's memory; None: nowhere."""
+    events: EventUse | None = None
+    """Where events of the cache are published; None: nowhere."""
     dtype: str
     device: Device
     threads: int

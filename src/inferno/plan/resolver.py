@@ -13,6 +13,7 @@ from inferno.plan import stages
 from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
+from inferno.plan.event_sinks import choose_sink
 from inferno.plan.names import model_name
 from inferno.plan.notes import notes_of_model, notes_of_positions
 from inferno.plan.opened import Opened, Parts
@@ -83,12 +84,14 @@ def _decide(given: stages.Given) -> Opened:
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
     cache = stages.choose_cache(given, model, compute, weights, attention, drafting)
-    store = choose_store(given.catalog, given.options, attention.policy.value.name)
+    policy = attention.policy.value.name
+    store = choose_store(given.catalog, given.options, policy)
+    events = choose_sink(given.catalog, given.options, policy)
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
     decisions = [
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
-        *(each for each in (weights.isq, drafts, store) if each is not None),
+        *(each for each in (weights.isq, drafts, store, events) if each is not None),
         *(weights.adapters, weights.kernels, steps.capture, serving.chat_format),
         *(cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
@@ -107,6 +110,7 @@ def _decide(given: stages.Given) -> Opened:
         **_computed(given, compute, weights, steps),
         **_cached(given, attention, drafting, cache),
         store=store.value if store is not None else None,
+        events=events.value if events is not None else None,
         adapters=weights.adapters.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,

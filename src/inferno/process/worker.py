@@ -63,6 +63,7 @@ class Worker:
         if os.getppid() != self._parent:
             return False
         if not engine.busy and not self._socket.poll(_IDLE_MS):
+            engine.rest()
             return True
         if (descriptor := engine.waits_for) is not None:
             poller = zmq.Poller()

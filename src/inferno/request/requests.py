@@ -178,6 +178,10 @@ class EngineStats:
     """Copied into the cache from a store."""
     store_lost_parts: int = 0
     """Parts of stored blocks that were missing or damaged when they were wanted."""
+    event_batches: int = 0
+    """Batches of events of the cache that were published."""
+    dropped_event_batches: int = 0
+    """Those that were not, because too many waited."""
     non_finite: int = 0
     """Requests that ended because the model's numbers were not finite."""
 

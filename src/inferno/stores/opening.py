@@ -13,6 +13,7 @@ from attrs import evolve
 
 from inferno.errors import OptionError
 from inferno.plan import Opened, Plan
+from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.storing import NO_STORE, NoStore, Storing
 from inferno.weights.packed.digest import computed, state
 
@@ -38,6 +39,19 @@ def open_store(
     index, mover = store.build(evolve(need, layout=layout_of(opened, plan, need.folder)))
     mover.register([each.pieces for each in places])
     return Storing(groups, index, mover)
+
+
+def open_presence(opened: Opened, plan: Plan, groups: CacheGroups, store: NoStore) -> NoPresence:
+    """Return what publishes the plan's events of the cache and of its store. Raises OptionError if
+    they cannot be published there."""
+    sink = opened.parts.event_sink
+    if sink is None or plan.events is None:
+        return NO_PRESENCE
+    publisher = sink.build(plan.events.need(plan.model_id, plan.block_size, plan.groups))
+    presence = Presence(publisher, plan.block_size, groups.parts_of)
+    groups.watch(presence)
+    store.watch(presence)
+    return presence
 
 
 def layout_of(opened: Opened, plan: Plan, folder: Path | None) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from inferno.contracts import Mover, Placed, StoreIndex
+from inferno.contracts import Mover, Placed, StoreIndex, TieredIndex
 from inferno.request.requests import EngineStats
 
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroup, CacheGroups, Match
     from inferno.core.types import Sequence as Sequence_
+    from inferno.stores.presence import Presence
 
 _NAP = 0.05
 """Seconds after which an engine that waits for its store looks again."""
@@ -58,6 +59,9 @@ class NoStore:
 
     def drop_news(self) -> bool:
         return False
+
+    def watch(self, presence: Presence) -> None:
+        return None
 
     def gauge(self, stats: EngineStats) -> None:
         return None
@@ -201,6 +205,12 @@ class Storing(NoStore):
         self.fetching.pop(owner, None)
         self._fetched.discard(owner)
         self.index.release(owner)
+
+    def watch(self, presence: Presence) -> None:
+        """Tell from now on which blocks its tiers have."""
+        if isinstance(self.index, TieredIndex):
+            presence.tiers_of, presence.is_kept = self.index.tiers, self.index.groups_of
+            self.index.watch(presence.moved)
 
     def gauge(self, stats: EngineStats) -> None:
         """Write what the store holds and has done."""

@@ -26,6 +26,7 @@ from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
 from inferno.testing.converting import convert
 from inferno.testing.endpoints import EndpointsTests
+from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -83,6 +84,7 @@ __all__ = [
     "CommandTests",
     "Encoded",
     "EndpointsTests",
+    "EventSinkTests",
     "FakeRunner",
     "GrammarProviderTests",
     "KVCache",

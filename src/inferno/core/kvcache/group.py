@@ -105,6 +105,10 @@ class CacheGroup(Protocol):
         two copies to one place the last counts."""
         return ()
 
+    def watch(self, changed: Callable[[int], object]) -> None:
+        """Call `changed` with each cached block whose part comes or goes apart from the block."""
+        return None
+
     def check(
         self, sequences: Collection[Sequence], users: Callable[[int], int], is_cached: IsCached
     ) -> None:

@@ -20,6 +20,7 @@ from inferno.core.kvcache.sharing import needs_prompt
 from inferno.core.types import BlockUpdate, Copy, Sequence
 from inferno.plan import Plan
 from inferno.stores.keys import extend_keys
+from inferno.stores.presence import NO_PRESENCE, NoPresence
 
 
 class Match(NamedTuple):
@@ -56,6 +57,7 @@ class CacheGroups:
         self.rolls_back = all(group.rolls_back for group in self.groups)
         """Whether sequences can go on before their last tokens: after refused drafts, in a fork."""
         self.saves = bool(self._saving)  # else slices take all tokens
+        self._presence: NoPresence = NO_PRESENCE
 
     @classmethod
     def of_plan(cls, plan: Plan, prefix: PrefixCache | None) -> CacheGroups:
@@ -178,7 +180,9 @@ class CacheGroups:
             for index in range(first, num_full):
                 block_id = sequence.block_ids[index]
                 known = self.prefix.insert(sequence.keys[index], block_id)
-                if known != block_id:
+                if known == block_id:
+                    self._presence.name(block_id, sequence, index)
+                else:
                     updates += self._replace(sequence, index, known)
         for group in self.groups:
             group.advance(sequence, first, self._is_cached)
@@ -227,6 +231,19 @@ class CacheGroups:
         if self.prefix is not None:
             self._evicted(self.prefix.clear())
 
+    def watch(self, presence: NoPresence) -> None:
+        """Tell from now on which cached blocks come, go, and change."""
+        self._presence = presence
+        for group in self.groups:
+            group.watch(presence.touch)
+
+    def parts_of(self, block: int) -> int:
+        """Return the groups that have a part of a block, as a set of bits; 0 if it is not
+        cached."""
+        if not self._is_cached(block):
+            return 0
+        return sum(1 << group.index for group in self.groups if group.part(block) is not None)
+
     def _extend_keys(self, sequence: Sequence) -> None:
         adapter, salt = sequence.request.content
         extend_keys(sequence.keys, sequence.token_ids, self.block_size, salt, adapter)
@@ -250,6 +267,7 @@ class CacheGroups:
     def _evicted(self, block_ids: list[int]) -> None:
         for block in block_ids:
             self._blocks.free(block)
+            self._presence.touch(block)
             for group in self.groups:
                 group.drop(block)
 

@@ -34,6 +34,8 @@ class Snapshots:
     _order: tuple[dict[int, None], ...] = field(factory=lambda: ({}, {}, {}), init=False)
     """For each worth, its full blocks, least recently used first."""
     _free: list[int] = field(init=False)
+    changed: Callable[[int], object] = field(default=lambda block: None, init=False)
+    """Called with blocks whose snapshots come, go or are superseded."""
 
     def __attrs_post_init__(self) -> None:
         self._free = list(reversed(self._slots()))
@@ -88,6 +90,7 @@ class Snapshots:
         if (slot := self._slot_of.pop(block, None)) is not None:
             del self._order[self._worth.pop(block)][block]
             self._free.append(slot)
+            self.changed(block)
 
     def _rank(self, block: int, worth: int) -> None:
         """Make a block the most recently used of this worth."""
@@ -95,6 +98,7 @@ class Snapshots:
             del self._order[before][block]
         self._worth[block] = worth
         self._order[worth][block] = None
+        self.changed(block)
 
     def check(self, is_cached: IsCached) -> None:
         """Check the invariants."""
@@ -164,6 +168,9 @@ class StateGroup(CacheGroup):
 
     def target(self, sequence: Sequence, block: int) -> int | None:
         return sequence.held_row
+
+    def watch(self, changed: Callable[[int], object]) -> None:
+        self.snapshots.changed = changed
 
     def cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """End where a snapshot is due, or else with a block."""

@@ -28,6 +28,7 @@ class WindowGroup(CacheGroup):
     """Blocks in the order in which their places became idle."""
     _first: dict[int, int] = field(factory=dict, init=False)
     """By row, the index of the first block that its sequence holds."""
+    _changed: Callable[[int], object] = field(default=lambda block: None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._pool = BlockPool(self.num_places)
@@ -70,6 +71,8 @@ class WindowGroup(CacheGroup):
             if block in self._place_of:
                 self._share(block)
         self._take(missing)
+        for block in missing:
+            self._changed(block)
         return self._entries(sequence, first), []
 
     def acquire(self, sequence: Sequence, first: int) -> list[BlockUpdate]:
@@ -121,11 +124,16 @@ class WindowGroup(CacheGroup):
             self._pool.free(self._place_of.pop(computed))
         else:
             self._place_of[known] = self._place_of.pop(computed)
+            self._changed(known)
 
     def drop(self, block: int) -> None:
         self._idle.pop(block, None)
         if (place := self._place_of.pop(block, None)) is not None:
             self._pool.free(place)
+            self._changed(block)
+
+    def watch(self, changed: Callable[[int], object]) -> None:
+        self._changed = changed
 
     def needs(self, count: int) -> range:
         return range(self.first(count * self.block_size), count)

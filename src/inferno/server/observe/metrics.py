@@ -43,6 +43,11 @@ _COUNTERS = {
     "kv_store_saved_bytes": ("store_saved_bytes", "Copied out of the KV cache to a store."),
     "kv_store_loaded_bytes": ("store_loaded_bytes", "Copied into the KV cache from a store."),
     "kv_store_lost_parts": ("store_lost_parts", "Stored parts of blocks missing or damaged."),
+    "kv_event_batches": ("event_batches", "Batches of cache events published."),
+    "kv_event_batches_dropped": (
+        "dropped_event_batches",
+        "Batches of cache events dropped because too many waited.",
+    ),
     "non_finite_requests": (
         "non_finite",
         "Requests that ended because the model's numbers were NaN or infinite.",

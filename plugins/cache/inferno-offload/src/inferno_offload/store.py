@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import define, field
 from torch import Tensor
 
-from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage
+from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage, Tier
 from inferno_offload.copying import GroupCopies
 from inferno_offload.files import Files, Read, Written
 from inferno_offload.folder import Folder, Part
@@ -56,6 +56,7 @@ class Store:
     _held: dict[str, list[Part]] = field(factory=dict)
     _pins: dict[str, tuple[float, frozenset[bytes]]] = field(factory=dict)
     _copies: list[GroupCopies] = field(factory=list)
+    _changed: Callable[[bytes], object] = lambda key: None
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
@@ -64,6 +65,16 @@ class Store:
 
     def near(self, key: bytes) -> int:
         return sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self._host)
+
+    def tiers(self, key: bytes) -> Mapping[Tier, int]:
+        near = self.near(key) if self.need.host_limit else 0  # else parts are only on their way
+        far = sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self.on_disk)
+        return {"host": near, "disk": far}
+
+    def watch(self, changed: Callable[[bytes], object]) -> None:
+        self._changed = changed
+        for key in self._groups:
+            changed(key)
 
     def note(self, placed: Placed) -> None:
         for part in parts_of(placed.key, placed.groups):
@@ -133,6 +144,7 @@ class Store:
                 self.add(part)
                 self.usage.saved_bytes += data.nbytes
                 self.usage.host_bytes += data.nbytes
+                self._changed(key)
                 if self.files is not None and part not in self.on_disk:
                     if self.files.write(part, data):
                         self._writing.add(part)
@@ -179,6 +191,7 @@ class Store:
         self._writing.remove(part)
         if report.nbytes:
             self.on_disk[part] = report.nbytes
+            self._changed(part[0])
             self.usage.folder_bytes += report.nbytes
         self._make_idle(part)
 
@@ -191,6 +204,7 @@ class Store:
         elif part not in self._host:
             self._host[part] = data
             self.usage.host_bytes += data.nbytes
+            self._changed(part[0])
             self._make_idle(part)
         for owner in owners:
             if owner in self._waiting:
@@ -212,6 +226,7 @@ class Store:
 
     def _forget(self, part: Part) -> None:
         key, group = part
+        self._changed(key)
         self._not_idle(part)
         if (data := self._host.pop(part, None)) is not None:
             self.usage.host_bytes -= data.nbytes
@@ -226,6 +241,7 @@ class Store:
         if self.files is not None and (nbytes or part in self._writing):
             self.files.remove(part)
         self._writing.discard(part)
+        self._changed(part[0])
 
     def _make_idle(self, part: Part) -> None:
         busy = part in self._writing or part in self._holders or part in self._idle
@@ -245,6 +261,7 @@ class Store:
             self._not_idle(part)
             if part in self.on_disk:
                 self.usage.host_bytes -= self._host.pop(part).nbytes
+                self._changed(part[0])
             else:
                 self._forget(part)
         while self.usage.folder_bytes > self.need.folder_limit and self.on_disk:
