@@ -22,6 +22,7 @@ from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled
 from inferno.errors import CheckpointError, InfernoError, OptionError, RequestError
 from inferno.nn.capture import CallCapture
+from inferno.nn.lora import Adapted
 from inferno.plan import AdapterRoom, CaptureUse, Options, resolve
 from inferno.request.requests import AdapterRef, Request
 from inferno.testing import Toy, load_toy
@@ -124,6 +125,7 @@ def test_hostile_adapters_are_refused_by_name(model: Path, tmp_path: Path) -> No
         "wrong shape": ({path: (torch.ones(4, inputs + 1), b)}, r"has \(\d+, \d+\) for"),
         "unknown module": ({"model.layers.99.self_attn.q_proj": (a, b)}, "layers.99"),
         "head": ({"lm_head": (a, torch.ones(128, 4))}, "lm_head"),
+        "no room": ({"model.embed_tokens": (a, torch.ones(4096, 4))}, "no room"),
         "nan": ({path: (a, nan)}, "not finite"),
         "infinite once scaled": ({path: (a, much * 1e9)}, "not finite"),
         "rank": ({path: (torch.ones(64, inputs), torch.ones(len(b), 64))}, "rank 64"),
@@ -151,10 +153,10 @@ def test_the_plan_says_how_much_room_adapters_take(folders: list[Path]) -> None:
     assert plan.adapters is not None
     assert (plan.adapters.slots, plan.adapters.rank) == (2, 8)
     [planned] = [item.nbytes for item in plan.memory if item.name == "adapters"]
-    toy = with_adapters(load_toy("demo", torch_only()), [])
+    toy = with_adapters(load_toy("demo", torch_only()), [], ())
     assert toy.adapters is not None
     held = {
-        id(place.weight): sum(buffer.nbytes for buffer in place.weight.buffers(recurse=False))
+        id(place.pairs): sum(buffer.nbytes for buffer in place.pairs.buffers())
         for place in toy.adapters.places.values()
     }
     room = toy.plan.adapters
@@ -267,8 +269,8 @@ def test_a_step_without_adapters_computes_none(
 ) -> None:
     engine = engine_of(toy)
     assert toy.adapters is not None
-    weight = next(iter(toy.adapters.places.values())).weight
-    monkeypatch.setattr(weight, "ops", None)  # a product of adapters would fail
+    pairs = next(iter(toy.adapters.places.values())).pairs
+    monkeypatch.setattr(pairs, "ops", None)  # a product of adapters would fail
     plain = [request for request in requests(given) if request.adapter is None]
     assert len(answers(engine, plain)) == len(plain)
     with pytest.raises(AttributeError):
@@ -308,16 +310,17 @@ def test_beside_a_packed_matrix_the_products_of_adapters_are_added(
     given: list[MemoryAdapter], options: dict[str, Any]
 ) -> None:
     """By the installed kernels, whatever the layout: the base has its own error, and no other."""
-    toy = with_adapters(load_toy("demo", **options), given[:2])
+    toy = with_adapters(load_toy("demo", **options), given[:2], ())
     adapters = toy.adapters
     assert adapters is not None
     for slot, each in enumerate(given[:2]):
         adapters.write(slot, each.ref.digest)
     slots, draw = [-1, 0, 1, -1, 1], torch.Generator().manual_seed(3)
     adapters.step.slots_T[:5] = torch.tensor(slots)
+    weights = {id(each.pairs): each for each in toy.model.modules() if isinstance(each, Adapted)}
     for path, place in adapters.places.items():
-        weight = place.weight
-        first = sum(weight.sizes[: place.part])
+        weight = weights[id(place.pairs)]
+        first = sum(place.pairs.sizes[: place.part])
         x_TI = torch.randn(5, weight.shape[1], generator=draw).to(adapters.dtype)
         with torch.inference_mode():
             plain_TO = weight.matmul(x_TI)[:, first : first + place.shape[0]]

@@ -224,6 +224,13 @@ engine_options = together(
             help="Maximum rank of an adapter. [default: that of those loaded, or 16]",
         ),
         _engine(
+            "--lora-targets",
+            type=click.Choice(["auto", "all"]),
+            help="What adapters may change: linear layers, and what those of --lora change besides "
+            "(auto); or routed experts, embeddings and output heads too (all), which takes more "
+            "memory. [default: auto]",
+        ),
+        _engine(
             "--chat-format",
             metavar="NAME",
             help="How the model writes tool calls and reasoning; none: do not parse. "

@@ -24,6 +24,8 @@ class AdapterBase:
     """The plugin's declaration."""
     config: Mapping[str, Any]
     """Its `config.json`."""
+    merging: bool = False
+    """Whether the adapter will be merged into the model, so that it may be more than pairs."""
 
 
 @frozen
@@ -41,7 +43,9 @@ class LowRank:
 
 
 class AdapterFile(Protocol):
-    """An adapter whose headers are read."""
+    """An adapter whose headers are read. One of a format that scales the rows of merged matrices to
+    norms of their own (DoRA) has a method `magnitudes`, which returns the norms by path, each
+    (outputs,); there are none unless the base says that it is `merging`."""
 
     @property
     def digest(self) -> str:

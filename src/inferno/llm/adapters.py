@@ -42,7 +42,8 @@ class AdapterNames:
         base = AdapterBase(architecture=opened.parts.architecture, config=plan.config)
 
         def find(name: str, ref: str) -> AdapterUse:
-            return find_adapter(catalog, name, ref, FetchOptions(), base).value
+            vocab_size = plan.vocab_size
+            return find_adapter(catalog, name, ref, FetchOptions(), base, vocab_size).value
 
         return cls(find, {use.adapter.name: use for use in plan.adapters.loaded})
 

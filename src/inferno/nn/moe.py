@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
+from inferno.nn.lora import Pairs, StepSlots
 from inferno.nn.mlp import GatedMLP
 from inferno.nn.weight import Weight, with_biases
 from inferno.ops import reference as ops
@@ -126,6 +127,8 @@ class Experts(Layer):
         self.num_experts = num_experts
         self.gated = gated
         self.ops = ops.TORCH
+        self.slots: StepSlots | None = None
+        """Where the experts' matrices have adapters."""
         for number in range(num_experts):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
 
@@ -141,21 +144,25 @@ class Experts(Layer):
         )
         both = [linear for pair in zip(gates, ups, strict=True) for linear in pair]
         self.gate_up: nn.Module
+        names = "gate_proj", "up_proj"
         if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
-            self.gate_up = GroupedLinear(both, weight)
+            self.gate_up = GroupedLinear(both, weight, names)
         else:  # their layouts differ
-            self.gate_up = SideBySide(GroupedLinear.of(gates, stack), GroupedLinear.of(ups, stack))
-        self.down = GroupedLinear.of(downs, stack)
+            parts = zip((gates, ups), names, strict=True)
+            self.gate_up = SideBySide(*(GroupedLinear.of(*part, stack) for part in parts))
+        self.down = GroupedLinear.of(downs, "down_proj", stack)
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return each token's weighted sum over its experts, (T, D)."""
         tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
+        slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
-        gate_NI, up_NI = self.gate_up(x_ND, starts_E1).chunk(2, dim=-1)
+        gate_NI, up_NI = self.gate_up(x_ND, starts_E1, slots_N).chunk(2, dim=-1)
         h_NI = (
             self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
         )
-        return self.ops.combine(self.down(h_NI, starts_E1), places_TK, weights_TK)
+        y_ND = self.down(h_NI, starts_E1, slots_N)
+        return self.ops.combine(y_ND, places_TK, weights_TK)
 
 
 class MixtureOfExperts(nn.Module):
@@ -189,25 +196,32 @@ class GroupedLinear(nn.Module):
 
     bias_O: Tensor | None
 
-    def __init__(self, linears: Sequence[Linear], weight: Weight) -> None:
+    def __init__(self, linears: Sequence[Linear], weight: Weight, names: Sequence[str]) -> None:
+        """`names` are those of an expert's linears in it."""
         super().__init__()
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.register_buffer(
             "bias_O", torch.cat(list(biases)) if biases else None, persistent=False
         )
-        self.weight = weight
+        self.weight, self.names = weight, tuple(names)
+        self.pairs: Pairs | None = None
+        """The adapters of all experts, if there is room for them."""
 
     @classmethod
-    def of(cls, linears: Sequence[Linear], stack: Stack) -> GroupedLinear:
+    def of(cls, linears: Sequence[Linear], name: str, stack: Stack) -> GroupedLinear:
         """Build it with one weight if they stack, else with separate ones."""
         weights = [linear.weight for linear in linears]
         whole = stack(weights, grouped=True)
-        return cls(linears, whole or Separate([stack([weight]) or weight for weight in weights]))
+        separate = whole or Separate([stack([weight]) or weight for weight in weights])
+        return cls(linears, separate, [name])
 
-    def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+    def forward(self, x_NI: Tensor, starts_E1: Tensor, slots_N: Tensor | None = None) -> Tensor:
         """Map rows sorted by expert, (N, I), to (N, O). `starts_E1` has the first row of each
-        expert, then N."""
-        return self.weight.grouped(x_NI, starts_E1, self.bias_O)
+        expert, then N. `slots_N` are those of `StepSlots.of_experts`."""
+        y_NO = self.weight.grouped(x_NI, starts_E1, self.bias_O)
+        if slots_N is None or self.pairs is None:
+            return y_NO
+        return self.pairs.add(y_NO, x_NI, slots_N)
 
 
 class SideBySide(nn.Module):
@@ -217,8 +231,8 @@ class SideBySide(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
-        return torch.cat([layer(x_NI, starts_E1) for layer in self.layers], -1)
+    def forward(self, x_NI: Tensor, starts_E1: Tensor, slots_N: Tensor | None = None) -> Tensor:
+        return torch.cat([layer(x_NI, starts_E1, slots_N) for layer in self.layers], -1)
 
 
 class Separate(Weight):

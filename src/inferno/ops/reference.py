@@ -156,24 +156,44 @@ def shrink(x_TI: Tensor, down_SRI: Tensor, slots_T: Tensor) -> Tensor:
     """Return each token's product with the first matrix of its adapter, x · down.T, (T, R), in x's
     type or float32; zeros for tokens of slot -1. `slots_T` is int64."""
     slots, rank, inputs = down_SRI.shape
-    h_TSR = F.linear(x_TI, down_SRI.view(-1, inputs)).view(-1, slots, rank)
-    own_T1R = slots_T.clamp(min=0)[:, None, None].expand(-1, 1, rank)
+    own_T = slots_T.clamp(min=0)
+    if slots > _MASKED:
+        size = _looked_up(rank * inputs)
+        chunks = zip(x_TI.split(size), own_T.split(size), strict=True)
+        h_TR = torch.cat([torch.bmm(down_SRI[own], x[..., None])[..., 0] for x, own in chunks])
+    else:
+        h_TSR = F.linear(x_TI, down_SRI.view(-1, inputs)).view(-1, slots, rank)
+        h_TR = h_TSR.gather(1, own_T[:, None, None].expand(-1, 1, rank))[:, 0]
     # Not a product with 0 or 1: an overflow in one slot would reach the tokens of others as NaN.
-    return h_TSR.gather(1, own_T1R)[:, 0].masked_fill((slots_T < 0)[:, None], 0)
+    return h_TR.masked_fill((slots_T < 0)[:, None], 0)
+
+
+_MASKED = 8
+"""The most slots whose products are all computed; of more (experts have slots of their own) each
+token's matrices are looked up."""
+
+
+def _looked_up(values: int) -> int:
+    """Return the number of tokens whose matrices, of so many values each, are looked up at once."""
+    return max(1, (1 << 22) // values)
 
 
 def expand(y_TO: Tensor, h_TR: Tensor, ups: Sequence[Tensor], slots_T: Tensor) -> Tensor:
     """Return y plus the products of a `shrink` with the second matrices of each token's adapter,
     each (slots, rank, outputs), that stand side by side in y: their ranks in h, their outputs in
     y. A provider may write into y."""
-    own_T11 = slots_T.clamp(min=0)[:, None, None]
-    deltas, first = [], 0
+    own_T, deltas, first = slots_T.clamp(min=0), [], 0
     for up_SNO in ups:
         slots, rank, outputs = up_SNO.shape
         h_T1N = h_TR[:, None, first : first + rank].to(up_SNO.dtype)
         first += rank
+        if slots > _MASKED:
+            size = _looked_up(rank * outputs)
+            chunks = zip(h_T1N.split(size), own_T.split(size), strict=True)
+            deltas.append(torch.cat([torch.bmm(h, up_SNO[own])[:, 0] for h, own in chunks]))
+            continue
         spread_TSN = h_T1N.new_zeros(len(h_TR), slots, rank)
-        spread_TSN.scatter_(1, own_T11.expand(-1, 1, rank), h_T1N)
+        spread_TSN.scatter_(1, own_T[:, None, None].expand(-1, 1, rank), h_T1N)
         deltas.append(spread_TSN.view(-1, slots * rank) @ up_SNO.view(-1, outputs))
     return y_TO + (deltas[0] if len(deltas) == 1 else torch.cat(deltas, -1))
 

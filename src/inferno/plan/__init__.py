@@ -5,7 +5,8 @@
 is one code path.
 """
 
-from inferno.plan.adapters import MERGE_ADAPTER, find_adapter
+from inferno.plan.adapter_use import AdapterRoom, AdapterTarget, AdapterUse
+from inferno.plan.adapters import MERGE_ADAPTER, find_adapter, names_in_model
 from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
@@ -18,8 +19,6 @@ from inferno.plan.options import Options
 from inferno.plan.plan import (
     CUDA_GRAPHS,
     TORCH,
-    AdapterRoom,
-    AdapterUse,
     AttentionUse,
     BackendUse,
     CaptureUse,
@@ -41,6 +40,7 @@ from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AdapterRoom",
+    "AdapterTarget",
     "AdapterUse",
     "CUDA_GRAPHS",
     "AttentionUse",
@@ -69,6 +69,7 @@ __all__ = [
     "arrangement",
     "device_sizes",
     "find_adapter",
+    "names_in_model",
     "find_device",
     "modules_of",
     "mtp_tensors",

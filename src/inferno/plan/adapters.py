@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 from inferno import host
 from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
-from inferno.contracts import DTYPE_BYTES, AdapterBase, AdapterFile, FetchOptions
+from inferno.contracts import DTYPE_BYTES, AdapterBase, AdapterFile, FetchOptions, LowRank
 from inferno.errors import OptionError, UnsupportedError
+from inferno.plan.adapter_use import AdapterRoom, AdapterTarget, AdapterUse
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
-from inferno.plan.plan import AdapterRoom, AdapterUse, MemoryItem
+from inferno.plan.plan import MemoryItem
 from inferno.plan.schemes import Matrices
 from inferno.request.requests import AdapterRef
 
-MERGE_ADAPTER = "Merge it into the model with PEFT's merge_and_unload, and serve that."
+MERGE_ADAPTER = (
+    "Merge it into the model, `inferno convert MODEL --adapter ADAPTER --to safetensors "
+    "-o FOLDER`, and serve that."
+)
 DEFAULT_RANK = 16
 """Of slots, if no adapter is loaded at the start that says more."""
 
 
+def names_in_model(path: str) -> tuple[str, ...]:
+    """Return the paths that a module of an adapter may have in the model: adapters of models with
+    images have a prefix more, those of a model without its head one less."""
+    return path, path.replace("language_model.", "", 1), f"model.{path}"
+
+
 def find_adapter(
-    catalog: Catalog, name: str, ref: str, fetch: FetchOptions, base: AdapterBase
+    catalog: Catalog, name: str, ref: str, fetch: FetchOptions, base: AdapterBase, vocab_size: int
 ) -> Decided[AdapterUse]:
     """Fetch an adapter and read its headers. Raises an InfernoError with a remedy."""
     path = catalog.source_of(ref).item.fetch(ref, fetch)
@@ -32,7 +43,7 @@ def find_adapter(
         known = ", ".join(sorted(offer.item.name for offer in offers)) or "none"
         raise UnsupportedError(
             f"{ref} is no adapter in a format that is installed ({known})",
-            f"Name a folder with adapter_config.json. {hint}".rstrip(),
+            f"Name a folder with adapter_config.json, or a GGUF adapter. {hint}".rstrip(),
         )
     choice = choose(matching, ref)
     file: AdapterFile = choice.item.open(path, base)
@@ -41,18 +52,38 @@ def find_adapter(
         ref=ref,
         rank=max((pair.rank for pair in file.pairs.values()), default=0),
         count=len(file.pairs),
+        beside=_targets(file.pairs, vocab_size),
     )
     return Decided(use, (("adapter format", choice.offer),))
 
 
+def _targets(pairs: Mapping[str, LowRank], vocab_size: int) -> tuple[AdapterTarget, ...]:
+    """Return what is changed besides linear layers."""
+    found: set[AdapterTarget] = set()
+    for path, pair in pairs.items():
+        if ".experts." in path:
+            found.add("experts")
+        elif pair.outputs == vocab_size:
+            found.add("vocabulary")
+    return tuple(sorted(found))
+
+
 def choose_adapters(
-    catalog: Catalog, options: Options, fetch: FetchOptions, base: AdapterBase
+    catalog: Catalog,
+    options: Options,
+    fetch: FetchOptions,
+    base: AdapterBase,
+    vocab_size: int,
+    *,
+    mtp: bool,
 ) -> Decided[AdapterRoom | None]:
-    """Decide how much room there is for adapters; None without any. Raises OptionError."""
+    """Decide how much room there is for adapters; None without any. `mtp` says whether layers that
+    propose drafts share the model's embedding and head. Raises OptionError."""
     if not options.loras and options.max_loras is None:
         return Decided(None)
     found = [
-        find_adapter(catalog, name, ref, fetch, base) for name, ref in named(options.loras).items()
+        find_adapter(catalog, name, ref, fetch, base, vocab_size)
+        for name, ref in named(options.loras).items()
     ]
     uses = tuple(each.value for each in found)
     most = max((use.rank for use in uses), default=DEFAULT_RANK)
@@ -65,7 +96,17 @@ def choose_adapters(
         )
     slots = options.max_loras or max(1, len({use.adapter.digest for use in uses}))
     offers = dict.fromkeys(offer for each in found for offer in each.offers)
-    return Decided(AdapterRoom(slots=slots, rank=rank, loaded=uses), tuple(offers))
+    beside = tuple(sorted({target for use in uses for target in use.beside}))
+    if options.lora_targets == "all":
+        beside = get_args(AdapterTarget)
+    if mtp and "vocabulary" in beside:
+        raise OptionError(
+            "adapters of embeddings and output heads cannot be beside layers that propose drafts "
+            "with the same",
+            "Leave --speculative out, or use another proposer.",
+        )
+    room = AdapterRoom(slots=slots, rank=rank, beside=beside, loaded=uses)
+    return Decided(room, tuple(offers))
 
 
 def named(loras: Iterable[str]) -> Mapping[str, str]:
@@ -84,17 +125,18 @@ def named(loras: Iterable[str]) -> Mapping[str, str]:
 def adapter_memory(
     room: AdapterRoom | None, matrices: Matrices, vocab_size: int, dtype: str
 ) -> tuple[MemoryItem, ...]:
-    """Return the memory of the slots: for each a row and a column of every linear layer, times the
-    rank."""
+    """Return the memory of the slots: for each a row and a column of every matrix that adapters may
+    change, times the rank. Logits are float32."""
     if room is None:
         return ()
-    shapes = [
-        shape
-        for path, (_, shape) in matrices.held.items()
-        if shape is not None and shape[0] != vocab_size and ".experts." not in path
-    ]
-    width = sum(rows + columns for rows, columns in shapes)
-    nbytes = room.slots * room.rank * width * DTYPE_BYTES[dtype]
+    nbytes, size = 0, DTYPE_BYTES[dtype]
+    for path, (_, shape) in matrices.held.items():
+        if shape is None or (".experts." in path and "experts" not in room.beside):
+            continue
+        vocabulary = shape[0] == vocab_size
+        if not vocabulary or "vocabulary" in room.beside:
+            rows = shape[0] * (4 if vocabulary else size)
+            nbytes += room.slots * room.rank * (rows + shape[1] * size)
     each = host.format_bytes(nbytes // room.slots)
     why = f"{room.slots} of rank {room.rank}, {each} each"
     return (MemoryItem("adapters", nbytes, why),)

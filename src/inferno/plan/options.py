@@ -103,6 +103,9 @@ class Options:
     without any no room for adapters."""
     max_lora_rank: int | None = None
     """The largest rank of an adapter; None: that of `loras`, or 16."""
+    lora_targets: str = "auto"
+    """What adapters may change. auto: linear layers, and of routed experts, embeddings and output
+    heads what those of `loras` change; all: these too."""
     chat_format: str = "auto"
     """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
     shows; none: all output is content."""
@@ -124,6 +127,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name} is {value!r}", "It must be an integer of at least 1.")
+        if self.lora_targets not in ("auto", "all"):
+            raise OptionError(f"lora_targets is {self.lora_targets!r}", "Known: auto, all.")
         if self.dtype not in ("auto", *COMPUTE_DTYPES):
             raise OptionError(
                 f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}."

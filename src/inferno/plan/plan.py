@@ -14,10 +14,10 @@ from cattrs.preconf.msgspec import make_converter
 from inferno.catalog import Refusal
 from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
+from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.event_use import EventUse
 from inferno.plan.store_use import StoreUse
-from inferno.request.requests import AdapterRef
 
 
 @frozen(kw_only=True)
@@ -204,30 +204,6 @@ class MemoryItem:
     name: str
     nbytes: int
     why: str
-
-
-@frozen(kw_only=True)
-class AdapterUse:
-    """A low-rank adapter."""
-
-    adapter: AdapterRef
-    ref: str
-    rank: int
-    """The largest of its pairs."""
-    count: int
-    """Matrices that it changes."""
-
-
-@frozen(kw_only=True)
-class AdapterRoom:
-    """Room for low-rank adapters."""
-
-    slots: int
-    """How many different ones the running requests may have."""
-    rank: int
-    """The most that a slot holds."""
-    loaded: tuple[AdapterUse, ...] = ()
-    """Those that callers may name from the start."""
 
 
 @frozen(kw_only=True)

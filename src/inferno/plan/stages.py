@@ -30,6 +30,7 @@ from inferno.contracts import (
     Proposer,
     TextAssets,
 )
+from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.adapters import adapter_memory, choose_adapters
 from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
@@ -51,7 +52,6 @@ from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
 from inferno.plan.plan import (
-    AdapterRoom,
     AttentionUse,
     CaptureUse,
     ChatFormatUse,
@@ -183,7 +183,10 @@ def choose_weights(
         isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
     matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
     base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
-    adapters = choose_adapters(catalog, options, given.fetch, base)
+    mtp = bool(proposal.mtp.tensors)
+    adapters = choose_adapters(
+        catalog, options, given.fetch, base, model.config.vocab_size, mtp=mtp
+    )
     more = ADAPTER_OPS if adapters.value is not None else ()
     kernels = choose_kernels(catalog, matrices, model.config, dtype, compute.device, more)
     return Weights(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import attrs
 import pytest
@@ -17,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.catalog import Catalog
-from inferno.contracts import LowRank
+from inferno.contracts import LowRank, RowRange, RowsView
 from inferno.nn.lora import StepSlots
 from inferno.ops.reference import TORCH
-from inferno.plan import AdapterRoom
+from inferno.plan import AdapterRoom, AdapterTarget, Options, open_model
 from inferno.request.requests import AdapterRef
 from inferno.testing.tiny import Toy, assert_close, generate, load_toy
 from inferno.weights.adapters import Adapters, attach
@@ -57,24 +58,30 @@ class MemoryAdapter:
             for path, (a, b) in self.pairs.items()
         }
 
-    def merged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors with the adapter in them."""
-        changed = {
-            f"{path}.weight": (tensors[f"{path}.weight"].float() + SCALE * b @ a).to(
-                tensors[f"{path}.weight"].dtype
-            )
-            for path, (a, b) in self.pairs.items()
-        }
-        return {name: changed.get(name, each).contiguous() for name, each in tensors.items()}
+    def merged(
+        self, tensors: Mapping[str, Tensor], ranges: Mapping[str, RowRange]
+    ) -> dict[str, Tensor]:
+        """Return a checkpoint's tensors with the adapter in them. `ranges` are the model's tensors
+        within those that are stored."""
+        changed = {name: each.clone() for name, each in tensors.items()}
+        for path, (a, b) in self.pairs.items():
+            rows = ranges[f"{path}.weight"]
+            weight = rows.of(changed[rows.stored])
+            weight.copy_(weight.float() + SCALE * b @ a)
+        return changed
 
 
-def with_adapters(toy: Toy, given: list[MemoryAdapter]) -> Toy:
+def with_adapters(
+    toy: Toy,
+    given: list[MemoryAdapter],
+    beside: tuple[AdapterTarget, ...] = get_args(AdapterTarget),
+) -> Toy:
     """Put room beside a toy's matrices, and read these adapters. `Toy.engine` computes them."""
     by_digest = {each.ref.digest: each for each in given}
-    step = StepSlots(torch.full((toy.plan.max_num_batched_tokens,), -1, dtype=torch.int64))
-    dtype = dtype_of(toy.plan)
-    places = attach(toy.model, step, SLOTS, MOST, TORCH, dtype)
-    plan = attrs.evolve(toy.plan, adapters=AdapterRoom(slots=SLOTS, rank=MOST))
+    step, dtype = StepSlots.of(toy.plan.max_num_batched_tokens), dtype_of(toy.plan)
+    room = AdapterRoom(slots=SLOTS, rank=MOST, beside=beside)
+    places = attach(toy.model, step, room, TORCH, dtype)
+    plan = attrs.evolve(toy.plan, adapters=room)
     adapters = Adapters(
         step,
         places,
@@ -89,6 +96,15 @@ def with_adapters(toy: Toy, given: list[MemoryAdapter]) -> Toy:
     for each in given:
         adapters.read(each.ref)
     return Toy(plan, toy.model, adapters)
+
+
+def ranges_of(checkpoint: Path, catalog: Catalog) -> Mapping[str, RowRange]:
+    """Return where the model's tensors are in those that are stored, as its plugin reads them."""
+    with open_model(str(checkpoint), Options(dtype="float32"), catalog) as opened:
+        view = opened.checkpoint
+        if isinstance(view, RowsView):
+            return view.ranges
+        return {name: RowRange(name) for name in view.tensors}
 
 
 class AdapterTests:
@@ -107,11 +123,14 @@ class AdapterTests:
         file = checkpoint / "model.safetensors"
         if not file.is_file():
             pytest.skip("the checkpoint has several files")
-        tensors = load_file(file)
+        tensors, ranges = load_file(file), ranges_of(checkpoint, catalog)
         adapted = with_adapters(load_toy(checkpoint, catalog, block_size=toy.plan.block_size), [])
         assert adapted.adapters is not None
-        places = {path: tensors.get(f"{path}.weight") for path in adapted.adapters.places}
-        matrices = {path: each for path, each in places.items() if each is not None}
+        matrices = {
+            path: rows.of(tensors[rows.stored])
+            for path in adapted.adapters.places
+            if (rows := ranges.get(f"{path}.weight")) is not None and rows.stored in tensors
+        }
         if not matrices:
             pytest.skip("no linear layer is stored by itself")
         given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate(RANKS, 1)]
@@ -122,7 +141,7 @@ class AdapterTests:
         for number, each in enumerate(given):
             folder = tmp_path / str(number)
             shutil.copytree(checkpoint, folder)
-            save_file(each.merged(tensors), folder / "model.safetensors", {"format": "pt"})
+            save_file(each.merged(tensors, ranges), folder / "model.safetensors", {"format": "pt"})
             expected += generate(load_toy(folder, catalog), [prompt], 8)
         plain_V, *changed = [each.logits_NV[0] for each in expected]
         for logits_V in changed:

@@ -6,26 +6,37 @@ Suffixes: I inputs, O outputs, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from threading import Lock
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from inferno.contracts import AdapterBase, AdapterFormat, LowRank
 from inferno.errors import CheckpointError, RequestError
-from inferno.nn import Linear, MergedLinear, Weight
-from inferno.nn.lora import Adapted, Place, StepSlots
+from inferno.nn import Embedding, Experts, Linear, LMHead, MergedLinear, TiedLMHead, Weight
+from inferno.nn.lora import Adapted, Pairs, Place, StepSlots
+from inferno.nn.moe import GroupedLinear
 from inferno.ops.reference import Ops
-from inferno.plan import MERGE_ADAPTER, Opened
+from inferno.plan import MERGE_ADAPTER, AdapterRoom, Opened, names_in_model
 from inferno.request.requests import AdapterRef
 from inferno.weights.loading import dtype_of
 from inferno.weights.pairing import checkpoint_path, join
 
 _Values = Mapping[str, tuple[Tensor, Tensor]]
-"""By place, A (rank, inputs) and B (outputs, rank) with the scale in it."""
+"""By place, A (rank, inputs) and B.T (rank, outputs) with the scale in it."""
+
+
+class Places(dict[str, Place]):
+    """The places of adapters, by module path in the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without: set[str] = set()
+        """Paths of matrices beside which there could be room."""
 
 
 @define(eq=False)
@@ -33,7 +44,7 @@ class Adapters:
     """Reads adapters, in any thread, and writes them into slots."""
 
     step: StepSlots
-    places: Mapping[str, Place]
+    places: Places
     rank: int
     """The most that a slot holds."""
     dtype: torch.dtype
@@ -43,6 +54,8 @@ class Adapters:
     """By digest."""
     _slots: dict[int, str] = field(factory=dict)
     """The digest of what is in a slot."""
+    _written: dict[int, Collection[str]] = field(factory=dict)
+    """The places where a slot is not zero."""
     _lock: Lock = field(factory=Lock)
 
     @classmethod
@@ -59,11 +72,10 @@ class Adapters:
             file = catalog.named(AdapterFormat, ref.format).item.open(Path(ref.path), base)
             return file.digest, file.pairs, file.read
 
-        device, dtype = torch.device(plan.device.torch_name), dtype_of(plan)
         most = max(plan.max_num_batched_tokens, plan.max_num_seqs)
-        step = StepSlots(torch.full((most,), -1, dtype=torch.int64, device=device))
-        places = attach(model, step, room.slots, room.rank, ops, dtype)
-        adapters = cls(step, places, room.rank, dtype, open)
+        step = StepSlots.of(most, plan.device.torch_name)
+        places = attach(model, step, room, ops, dtype_of(plan))
+        adapters = cls(step, places, room.rank, dtype_of(plan), open)
         for use in room.loaded:
             adapters.read(use.adapter)
         return adapters
@@ -98,18 +110,26 @@ class Adapters:
         if self._slots.get(slot) == digest:
             return
         values = self._read[digest]
-        for path, place in self.places.items():
-            place.weight.write(slot, place.part, values.get(path))
-        self._slots[slot] = digest
+        for path in self._written.get(slot, ()):
+            if path not in values:
+                self.places[path].write(slot, None)
+        for path, pair in values.items():
+            self.places[path].write(slot, pair)
+        self._slots[slot], self._written[slot] = digest, [*values]
 
     def _place(self, name: str, path: str, pair: LowRank) -> str:
         """Return the place of a pair, whose module may have the prefix of a model with images."""
-        names = (path, path.replace("language_model.", "", 1), f"model.{path}")
+        names = names_in_model(path)
         where = next((each for each in names if each in self.places), None)
+        if where is None and any(each in self.places.without for each in names):
+            raise CheckpointError(
+                f"the adapter {name!r} changes {path[:100]}, beside which there is no room",
+                "Start with --lora-targets all, or with --lora NAME=REF for this adapter.",
+            )
         if where is None:
             raise CheckpointError(
                 f"the adapter {name!r} changes {path[:100]}, beside which this model can "
-                "compute no adapter: it is no linear layer that all tokens pass alone",
+                "compute no adapter: it has no such matrix, or no layer multiplies by it as it is",
                 MERGE_ADAPTER,
             )
         shape = self.places[where].shape
@@ -129,35 +149,85 @@ class Adapters:
     def _values(
         self, name: str, path: str, pair: LowRank, a_RI: Tensor, b_OR: Tensor
     ) -> tuple[Tensor, Tensor]:
-        a_RI, b_OR = a_RI.to(self.dtype), (b_OR.float() * pair.scale).to(self.dtype)
-        if not (bool(a_RI.isfinite().all()) and bool(b_OR.isfinite().all())):
+        a_RI, b_RO = a_RI.to(self.dtype), (b_OR.T.float() * pair.scale).to(self.dtype).contiguous()
+        if not (bool(a_RI.isfinite().all()) and bool(b_RO.isfinite().all())):
             raise CheckpointError(
                 f"the adapter {name!r} has numbers for {path[:100]} that are not finite",
                 "It is damaged: train or save it again.",
             )
-        return a_RI, b_OR
+        return a_RI, b_RO
 
 
 def attach(
-    model: nn.Module, step: StepSlots, slots: int, rank: int, ops: Ops, dtype: torch.dtype
-) -> Mapping[str, Place]:
-    """Put room for adapters beside the linear layers of a finalized model. Returns the places by
-    module path in the checkpoint. Matrices that a layer absorbs, reads by rows or multiplies for
-    some tokens only have none: heads, embeddings, routed experts."""
-    places: dict[str, Place] = {}
+    model: nn.Module, step: StepSlots, room: AdapterRoom, ops: Ops, dtype: torch.dtype
+) -> Places:
+    """Put room for adapters beside the matrices of a finalized model. Matrices that a layer absorbs
+    into others have none."""
+    return _Attaching(step, room, ops, step.slots_T.new_empty(0, dtype=dtype)).run(model)
 
-    def adapted(inner: Weight, sizes: Sequence[int]) -> Adapted:
-        device, width = step.slots_T.device, len(sizes) * rank
-        down_SRI = torch.zeros(slots, width, inner.shape[1], dtype=dtype, device=device)
-        return Adapted(inner, sizes, step, down_SRI, ops)
 
-    for path, module in list(model.named_modules()):
-        if isinstance(module, MergedLinear) and module.merged is not None:
-            module.merged = weight = adapted(module.merged, module.sizes)
-            parent = path.rpartition(".")[0]
-            for part, name in enumerate(module.names):
-                places[join(parent, name)] = Place(weight, part)
-        elif isinstance(module, Linear) and module.quantizable:
-            module.weight = weight = adapted(module.weight, [module.weight.shape[0]])
-            places[checkpoint_path(path)] = Place(weight, 0)
-    return places
+@frozen(eq=False)
+class _Attaching:
+    step: StepSlots
+    room: AdapterRoom
+    ops: Ops
+    like: Tensor
+    places: Places = field(factory=Places)
+
+    def run(self, model: nn.Module) -> Places:
+        modules = list(model.named_modules())
+        score = getattr(model, "score", None)
+        tied = {id(each.embedding) for _, each in modules if isinstance(each, TiedLMHead)}
+        for path, module in modules:
+            if isinstance(module, Experts):
+                self._experts(path, module)
+            elif type(module) is Embedding:
+                self._vocabulary(path, module, logits=id(module) in tied)
+            elif isinstance(module, LMHead) and module is not score:
+                self._vocabulary(path, module, logits=True)
+            elif isinstance(module, MergedLinear) and module.merged is not None:
+                module.merged = self._beside(module.merged, module.sizes)
+                self._place(path.rpartition(".")[0], module.names, module.merged.pairs)
+            elif isinstance(module, Linear) and module.quantizable:
+                module.weight = self._beside(module.weight, [module.weight.shape[0]])
+                self._place("", [checkpoint_path(path)], module.weight.pairs)
+        return self.places
+
+    def _beside(self, inner: Weight, sizes: Sequence[int], *, logits: bool = False) -> Adapted:
+        room = self.room.slots, self.room.rank, self.ops, self.like
+        return Adapted(inner, Pairs(sizes, inner.shape[1], *room, logits), self.step)
+
+    def _place(self, parent: str, names: Iterable[str], pairs: Pairs) -> None:
+        for part, name in enumerate(names):
+            self.places[join(parent, name) if parent else name] = Place(pairs, part)
+
+    def _vocabulary(self, path: str, module: Embedding | LMHead, *, logits: bool) -> None:
+        """Of an embedding with `logits`, a head uses the matrix too."""
+        if "vocabulary" not in self.room.beside:
+            self.places.without.add(path)
+            return
+        sizes = [module.weight.shape[0]]
+        module.weight = self._beside(module.weight, sizes, logits=logits)
+        self._place("", [path], module.weight.pairs)
+
+    def _experts(self, path: str, module: Experts) -> None:
+        count, wanted = module.num_experts, "experts" in self.room.beside
+        for linear in module.modules():
+            if not isinstance(linear, GroupedLinear):
+                continue
+            for expert, (part, name) in product(range(count), enumerate(linear.names)):
+                if not wanted:
+                    self.places.without.add(f"{path}.{expert}.{name}")
+                    continue
+                if linear.pairs is None:
+                    linear.pairs = self._grouped(linear, count)
+                place = Place(linear.pairs, part, expert, count)
+                self.places[f"{path}.{expert}.{name}"] = place
+        module.slots = self.step if wanted else None
+
+    def _grouped(self, linear: GroupedLinear, count: int) -> Pairs:
+        outputs, inputs = linear.weight.shape
+        size = outputs // count // len(linear.names)
+        slots = self.room.slots * count
+        sizes = [size] * len(linear.names)
+        return Pairs(sizes, inputs, slots, self.room.rank, self.ops, self.like)

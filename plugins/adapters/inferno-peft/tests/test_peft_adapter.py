@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inferno.contracts import AdapterBase, Architecture
+from inferno.contracts import AdapterBase, Architecture, RowsView, expert_rows
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.testing import run_python
 from inferno_peft import matches
@@ -66,6 +66,111 @@ def test_rank_stabilized_scales_divide_by_the_root_of_the_rank(tmp_path: Path) -
     assert adapter.pairs[Q].scale == pytest.approx(8 / math.sqrt(4))
 
 
+def test_pairs_of_embeddings_are_those_of_the_transposed_matrix(tmp_path: Path) -> None:
+    """PEFT embeds with A's columns; its own copy of the matrix beside the pair is not read."""
+    name = "base_model.model.model.embed_tokens"
+    a, b = torch.randn(4, 20), torch.randn(6, 4)
+    tensors = {
+        f"{name}.lora_embedding_A": a,
+        f"{name}.lora_embedding_B": b,
+        f"{name}.base_layer.weight": torch.ones(20, 6),
+    }
+    adapter = opened(tmp_path, tensors)
+    pair = adapter.pairs["model.embed_tokens"]
+    assert (pair.rank, pair.inputs, pair.outputs) == (4, 6, 20)
+    ours_RI, ours_OR = adapter.read()["model.embed_tokens"]
+    torch.testing.assert_close(ours_OR @ ours_RI, (b @ a).T)
+    with pytest.raises(CheckpointError, match="lora_B is missing"):
+        opened(tmp_path, {f"{name}.lora_embedding_A": a})
+    with pytest.raises(UnsupportedError, match="beside a pair"):
+        opened(tmp_path, {**tensors, f"{name}.base_layer.weight": torch.ones(21, 6)})
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+E, D, I = 3, 6, 5  # noqa: E741
+
+
+def fused(rank: int = 4) -> dict[str, Tensor]:
+    """The pairs of `gate_up_proj` and `down_proj`, as PEFT's nested wrappers name them."""
+    draw = torch.Generator().manual_seed(rank)
+    inner, outer = f"base_model.model.{EXPERTS}.base_layer", f"base_model.model.{EXPERTS}"
+    return {
+        f"{inner}.lora_A.weight": torch.randn(E * rank, D, generator=draw),
+        f"{inner}.lora_B.weight": torch.randn(2 * I, E * rank, generator=draw),
+        f"{outer}.lora_A.weight": torch.randn(E * rank, I, generator=draw),
+        f"{outer}.lora_B.weight": torch.randn(D, E * rank, generator=draw),
+    }
+
+
+def moe(adapt: Any = None) -> AdapterBase:
+    architecture = Architecture(name="Toy", config="toy:config", build="toy:build", adapt=adapt)
+    config = {"num_experts": E, "hidden_size": D, "moe_intermediate_size": I}
+    return AdapterBase(architecture=architecture, config=config)
+
+
+TARGETS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+
+
+def deltas(tensors: dict[str, Tensor], prefix: str) -> Tensor:
+    """What PEFT adds to a parameter with the experts first."""
+    a = tensors[f"{prefix}.lora_A.weight"].view(E, 4, -1)
+    b = tensors[f"{prefix}.lora_B.weight"]
+    return torch.einsum("ore,eri->eoi", b.view(len(b), 4, E), a)
+
+
+def test_pairs_of_all_experts_in_one_are_divided_among_them(tmp_path: Path) -> None:
+    tensors = fused()
+    adapter = open_adapter(written(tmp_path, tensors, **TARGETS), moe())
+    assert len(adapter.pairs) == 3 * E
+    values = {path: b @ a for path, (a, b) in adapter.read().items()}
+    both = deltas(tensors, f"base_model.model.{EXPERTS}.base_layer")
+    down = deltas(tensors, f"base_model.model.{EXPERTS}")
+    for e in range(E):
+        for name, wanted in (("gate", both[e, :I]), ("up", both[e, I:]), ("down", down[e])):
+            path = f"{EXPERTS}.{e}.{name}_proj"
+            torch.testing.assert_close(values[path], wanted)
+            pair = adapter.pairs[path]
+            assert (pair.rank, pair.scale) == (4, 2.0)
+            assert (pair.outputs, pair.inputs) == tuple(wanted.shape)
+
+
+def alternating(checkpoint: Any) -> RowsView:
+    """As some models store them: transposed, gate and up in turns."""
+    [(name, info)] = checkpoint.tensors.items()
+    matrix = name.rpartition(".")[2]
+    names = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else ("down_proj",)
+    rows = expert_rows(name, info, EXPERTS, names, interleaved=True, transposed=True)
+    return RowsView(checkpoint, rows)
+
+
+def test_the_architecture_says_which_rows_an_expert_has(tmp_path: Path) -> None:
+    tensors = fused()
+    adapter = open_adapter(written(tmp_path, tensors, **TARGETS), moe(alternating))
+    a, b = adapter.read()[f"{EXPERTS}.1.up_proj"]
+    both = deltas(tensors, f"base_model.model.{EXPERTS}.base_layer")
+    torch.testing.assert_close(b @ a, both[1, 1::2])
+
+
+def test_early_versions_of_peft_stored_the_pairs_of_transposed_experts(tmp_path: Path) -> None:
+    name = f"base_model.model.{EXPERTS}.lora_"
+    a, b = torch.randn(E * 4, D), torch.randn(I, E * 4)
+    tensors = {f"{name}A.weight": a, f"{name}B.weight": b}
+    adapter = open_adapter(written(tmp_path, tensors, **TARGETS), moe())
+    ours_RI, ours_OR = adapter.read()[f"{EXPERTS}.2.down_proj"]
+    delta = b.view(I, 4, E)[..., 2] @ a.view(E, 4, D)[2]
+    torch.testing.assert_close(ours_OR @ ours_RI, delta.T)
+
+
+def test_experts_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not 4 for each of the model's 3 experts"):
+        name = f"base_model.model.{EXPERTS}.lora_"
+        tensors = {f"{name}A.weight": torch.ones(20, D), f"{name}B.weight": torch.ones(I, 20)}
+        open_adapter(written(tmp_path, tensors, **TARGETS), moe())
+    with pytest.raises(CheckpointError, match="no tensor of the model's experts has 7 rows"):
+        tensors = {f"{name}A.weight": torch.ones(12, D), f"{name}B.weight": torch.ones(7, 12)}
+        open_adapter(written(tmp_path, tensors, **TARGETS), moe())
+
+
 def test_the_digest_is_that_of_the_content_not_of_the_place(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", pair(Q, 4))
     assert first.digest == opened(tmp_path / "b", pair(Q, 4)).digest
@@ -87,14 +192,13 @@ def test_files_that_change_after_they_were_opened_are_not_read(tmp_path: Path) -
     ("config", "reason"),
     [
         ({"use_dora": True}, "DoRA"),
-        ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
+        ({"alora_invocation_tokens": [1, 2], "use_dora": True}, "aLoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "lora_only"}, "biases"),
         ({"lora_bias": True}, "biases"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
         ({"use_qalora": True}, "use_qalora"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
     ],
 )
 def test_more_than_pairs_of_matrices_is_refused_by_name(
@@ -102,14 +206,14 @@ def test_more_than_pairs_of_matrices_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedError, match=reason) as caught:
         opened(tmp_path, pair(Q, 4), **config)
-    assert "Merge" in caught.value.remedy
+    assert ("Merge" in caught.value.remedy) == (reason != "aLoRA")
 
 
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
         ({f"{Q}.lora_magnitude_vector": torch.ones(4)}, "DoRA"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)}, "embeddings"),
+        ({f"base_model.model.{DOWN}.base_layer.weight": torch.ones(4, 9)}, "no pair of matrices"),
         ({"base_model.model.lm_head.weight": torch.ones(4, 9)}, "no pair of matrices"),
     ],
 )
@@ -127,6 +231,7 @@ def test_other_tensors_are_refused_by_name(
         ({"r": 0}, "r is"),
         ({"r": 8}, "has rank 4"),
         ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"target_parameters": "all"}, "target_parameters"),
         ({"rank_pattern": []}, None),
         ({"rank_pattern": {"(a+)+(b+)+(c+)+$": 2}}, "wrong or too long"),
         ({"alpha_pattern": {"(": 2}}, "wrong or too long"),

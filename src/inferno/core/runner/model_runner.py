@@ -95,7 +95,7 @@ class ModelRunner:
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         # None of them refers to the runner: its memory is free as soon as nobody else does.
         own = [part for part in (self.drafting, self.adapting) if part is not None]
-        self._parts = (*own, prompt_logprobs(model), pooling(model), *parts)
+        self._parts = (*own, prompt_logprobs(model, self.adapting), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:
         speculation, spec = self.plan.speculation, self._input_spec

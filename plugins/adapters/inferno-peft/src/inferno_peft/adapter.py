@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,21 +14,45 @@ from safetensors import SafetensorError, safe_open
 from inferno.contracts import AdapterBase, LowRank
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno_peft import CONFIG
-from inferno_peft.config import DAMAGED, MERGE, PeftConfig
+from inferno_peft.config import DAMAGED, DORA, MERGE, WITH_PEFT, PeftConfig
+from inferno_peft.experts import ExpertPair, expert_pairs, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "adapter_model.safetensors"
 _NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<path>[\w.]+?)\.lora_(?P<part>[AB])(?:\.default)?\.weight", re.A
+    r"(?:base_model\.model\.)?(?P<path>[\w.]+?)\.(?:"
+    r"lora_(?P<part>[AB])(?:\.default)?\.weight|"
+    r"lora_embedding_(?P<rows>[AB])(?:\.default)?|"
+    r"(?P<base>base_layer)\.weight|"
+    r"(?P<norms>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)",
+    re.A,
 )
 _OTHERS = {
-    "lora_magnitude_vector": "it is a DoRA, which scales rows by their norms",
-    "lora_embedding_": "it changes the embeddings",
     "lora_bias": "it has biases of its own",
+    "modules_to_save": "it replaces whole modules (modules_to_save)",
 }
 _FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+@frozen
+class Source:
+    """Where the pair of a matrix is stored."""
+
+    a: str
+    b: str
+    transposed: bool = False
+    """Whether the stored pair is that of the transposed matrix, as of embeddings."""
+    expert: ExpertPair | None = None
+    norms: str = ""
+    """A vector of the rows' norms; empty: there is none."""
+
+    def of(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        a, b = tensors[self.a], tensors[self.b]
+        if self.expert is not None:
+            return self.expert.of(a, b)
+        return (b.T, a.T) if self.transposed else (a, b)
 
 
 @frozen(eq=False)
@@ -38,8 +62,7 @@ class PeftAdapter:
     folder: Path
     digest: str
     pairs: Mapping[str, LowRank]
-    names: Mapping[str, tuple[str, str]]
-    """The names of each pair's tensors."""
+    sources: Mapping[str, Source]
 
     def read(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         from safetensors.torch import load
@@ -51,7 +74,14 @@ class PeftAdapter:
                 "Load the adapter again.",
             )
         tensors = load(data)
-        return {path: (tensors[a], tensors[b]) for path, (a, b) in self.names.items()}
+        return {path: source.of(tensors) for path, source in self.sources.items()}
+
+    def magnitudes(self) -> Mapping[str, Tensor]:
+        """Return the norms of rows of merged matrices, by path: see `contracts.AdapterFile`."""
+        from safetensors.torch import load
+
+        tensors = load(read_files(self.folder)[1])
+        return {p: tensors[each.norms] for p, each in self.sources.items() if each.norms}
 
 
 def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
@@ -65,13 +95,16 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
             )
         raise CheckpointError(f"{file} is missing", DAMAGED)
     data, weights = read_files(path)
-    config = PeftConfig.parse(data)
-    parts = _parts(file)
-    pairs = {name: _pair(file, name, own, config) for name, own in parts.items()}
+    config = PeftConfig.parse(data, merging=base.merging)
+    pairs: dict[str, LowRank] = {}
+    sources: dict[str, Source] = {}
+    for name, own in _parts(file).items():
+        found = list(_matrices(file, name, own, config, base))
+        pairs |= {path: pair for path, pair, _ in found}
+        sources |= {path: source for path, _, source in found}
     if not pairs:
         raise CheckpointError(f"{file} has no pair of matrices", DAMAGED)
-    names = {name: (own["A"][0], own["B"][0]) for name, own in parts.items()}
-    return PeftAdapter(path, digest_of(data, weights), pairs, names)
+    return PeftAdapter(path, digest_of(data, weights), pairs, sources)
 
 
 def read_files(folder: Path) -> tuple[bytes, bytes]:
@@ -90,6 +123,9 @@ def digest_of(config: bytes, weights: bytes) -> str:
 
 _Part = tuple[str, tuple[int, ...], str]
 """A tensor's name, shape and dtype."""
+_ROWS, _BASE, _NORMS = "embedding_", "base_layer", "lora_magnitude_vector"
+"""Before A and B of an embedding; for the model's own matrix, which PEFT saves with those of
+embeddings and heads; and for the norms of a DoRA's rows."""
 
 
 def _parts(file: Path) -> dict[str, dict[str, _Part]]:
@@ -101,12 +137,13 @@ def _parts(file: Path) -> dict[str, dict[str, _Part]]:
             reason = next((why for part, why in _OTHERS.items() if part in name), None)
             raise UnsupportedError(
                 f"{file}: {reason or 'it is no pair of matrices of a linear layer'}: {name[:100]}",
-                MERGE,
+                WITH_PEFT,
             )
         own = found.setdefault(match["path"], {})
-        if match["part"] in own:
+        part = match["part"] or match["base"] or match["norms"] or f"{_ROWS}{match['rows']}"
+        if part in own:
             raise CheckpointError(f"{file}: {name[:100]} is there twice", DAMAGED)
-        own[match["part"]] = name, shape, dtype
+        own[part] = name, shape, dtype
     return found
 
 
@@ -120,20 +157,58 @@ def _headers(file: Path) -> list[_Part]:
         raise CheckpointError(f"{file} cannot be read: {error}", DAMAGED) from error
 
 
-def _pair(file: Path, path: str, own: Mapping[str, _Part], config: PeftConfig) -> LowRank:
-    if set(own) != {"A", "B"}:
-        missing = "A" if "B" in own else "B"
-        raise CheckpointError(f"{file}: {path}.lora_{missing} is missing", DAMAGED)
-    (_, a, a_dtype), (_, b, b_dtype) = own["A"], own["B"]
+def _matrices(
+    file: Path, path: str, own: dict[str, _Part], config: PeftConfig, base: AdapterBase
+) -> Iterator[tuple[str, LowRank, Source]]:
+    """Yield the pairs of a module's matrices."""
+    kept, rows = own.pop(_BASE, None), any(part.startswith(_ROWS) for part in own)
+    norms = own.pop(_NORMS, None)
+    if norms is not None and not base.merging:
+        raise UnsupportedError(f"{file}: {DORA}: {path[:100]}", MERGE)
+    named = {part.removeprefix(_ROWS): each for part, each in own.items()}
+    if len(named) < len(own) or not named:
+        raise UnsupportedError(
+            f"{file}: {path[:100]} is no pair of matrices of a linear layer or an embedding",
+            WITH_PEFT,
+        )
+    a, b = (_named(file, path, named, part) for part in "AB")
+    targets = parameters(path, config.parameters)
+    rank = config.rank_of(path)
+    shapes = _shapes(file, path, a, b)
+    if targets and (targets != ["weight"] or a[1][0] != rank):
+        pair = LowRank(rank=a[1][0], scale=config.scale_of(path), inputs=a[1][1], outputs=b[1][0])
+        for where, each, expert in expert_pairs(path, pair, targets, rank, base):
+            yield where, each, Source(a[0], b[0], expert=expert)
+        return
+    if shapes[0] != rank:
+        raise CheckpointError(
+            f"{file}: {path} has rank {shapes[0]}, adapter_config.json says {rank}", DAMAGED
+        )
+    inputs, outputs = shapes[1:][::-1] if rows else shapes[1:]
+    if kept is not None and kept[1] != (outputs, inputs):
+        raise UnsupportedError(
+            f"{file}: {path[:100]} has {list(kept[1])} beside a pair for ({outputs}, {inputs})",
+            WITH_PEFT,
+        )
+    if norms is not None and (rows or norms[1] != (outputs,)):
+        raise CheckpointError(f"{file}: {path[:100]} has norms of {list(norms[1])}", DAMAGED)
+    pair = LowRank(rank=rank, scale=config.scale_of(path), inputs=inputs, outputs=outputs)
+    yield path, pair, Source(a[0], b[0], transposed=rows, norms="" if norms is None else norms[0])
+
+
+def _named(file: Path, path: str, own: Mapping[str, _Part], part: str) -> _Part:
+    if part not in own:
+        raise CheckpointError(f"{file}: {path}.lora_{part} is missing", DAMAGED)
+    return own[part]
+
+
+def _shapes(file: Path, path: str, first: _Part, second: _Part) -> tuple[int, int, int]:
+    """Return the rank of a pair, and A's columns and B's rows."""
+    (_, a, a_dtype), (_, b, b_dtype) = first, second
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not all((*a, *b)):
         raise CheckpointError(
             f"{file}: {path} has A of {list(a)} and B of {list(b)}: their ranks differ", DAMAGED
         )
     if not {a_dtype, b_dtype} <= set(_FLOATS):
         raise CheckpointError(f"{file}: {path} is stored as {a_dtype} and {b_dtype}", DAMAGED)
-    if a[0] != config.rank_of(path):
-        raise CheckpointError(
-            f"{file}: {path} has rank {a[0]}, adapter_config.json says {config.rank_of(path)}",
-            DAMAGED,
-        )
-    return LowRank(rank=a[0], scale=config.scale_of(path), inputs=a[1], outputs=b[0])
+    return a[0], a[1], b[0]

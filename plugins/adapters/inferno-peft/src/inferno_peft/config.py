@@ -12,22 +12,27 @@ from attrs import field, frozen
 
 from inferno.errors import CheckpointError, UnsupportedError
 
-MERGE = "Merge it into the model with PEFT's merge_and_unload, and serve that."
+MERGE = (
+    "Merge it into the model, `inferno convert MODEL --adapter ADAPTER --to safetensors "
+    "-o FOLDER`, and serve that."
+)
+WITH_PEFT = "Merge it into the model with PEFT's merge_and_unload, and serve that."
+"""Of what only PEFT merges."""
 DAMAGED = "Save the adapter again with PEFT's save_pretrained."
 MAX_BYTES = 1 << 20
 """Of the file."""
+NO_MERGE = "Train it as a LoRA without invocation tokens: it cannot be merged either."
 _REFUSED = {
     "alora_invocation_tokens": "it is an activated LoRA (aLoRA), which begins in mid-prompt",
     "modules_to_save": "it replaces whole modules (modules_to_save)",
     "layer_replication": "it repeats layers (layer_replication)",
     "trainable_token_indices": "it trains single tokens (trainable_token_indices)",
-    "target_parameters": "it changes tensors that are no modules (target_parameters)",
     "lora_bias": "it has biases of its own (lora_bias)",
     "fan_in_fan_out": "its base stores matrices transposed (fan_in_fan_out)",
     "megatron_config": "it is of Megatron's layers (megatron_config)",
     "arrow_config": "it routes between adapters (Arrow)",
-    "use_dora": "it is a DoRA, which scales rows by their norms",
 }
+DORA = "it is a DoRA, which scales rows by their norms"
 _KNOWN_USES = {"use_dora", "use_rslora"}
 _BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations that also change the base model's matrices."""
@@ -48,9 +53,11 @@ class PeftConfig:
     ranks: Mapping[str, int] = field(factory=dict)
     """By pattern of modules' paths; so are `alphas`."""
     alphas: Mapping[str, float] = field(factory=dict)
+    parameters: tuple[str, ...] = ()
+    """Those that are targets themselves, not as a linear layer's matrix: of experts."""
 
     @classmethod
-    def parse(cls, data: bytes) -> PeftConfig:
+    def parse(cls, data: bytes, *, merging: bool = False) -> PeftConfig:
         """Raises CheckpointError if it is damaged, UnsupportedError by the name of what it asks
         for besides pairs of matrices."""
         try:
@@ -60,7 +67,12 @@ class PeftConfig:
         if not isinstance(read, dict):
             raise CheckpointError("adapter_config.json is no JSON object", DAMAGED)
         if (reason := refused(read)) is not None:
-            raise UnsupportedError(f"the adapter cannot be served beside others: {reason}", MERGE)
+            raise UnsupportedError(
+                f"the adapter cannot be served beside others: {reason}",
+                NO_MERGE if "aLoRA" in reason else WITH_PEFT,
+            )
+        if read.get("use_dora") and not merging:
+            raise UnsupportedError(f"the adapter cannot be served beside others: {DORA}", MERGE)
         ranks, alphas = read.get("rank_pattern") or {}, read.get("alpha_pattern") or {}
         for name, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
             if not isinstance(patterns, dict):
@@ -73,6 +85,7 @@ class PeftConfig:
             rslora=bool(read.get("use_rslora")),
             ranks={key: _integer(f"rank_pattern.{key}", each) for key, each in ranks.items()},
             alphas={key: _number(f"alpha_pattern.{key}", each) for key, each in alphas.items()},
+            parameters=_strings("target_parameters", read.get("target_parameters") or ()),
         )
 
     def rank_of(self, path: str) -> int:
@@ -125,6 +138,12 @@ def _matching(values: Mapping[str, T], path: str, default: T) -> T:
         if re.match(rf"(.*\.)?({key})$", path):
             return value
     return default
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise CheckpointError(f"adapter_config.json: {name} is {str(value)[:40]!r}", DAMAGED)
+    return tuple(value)
 
 
 def _integer(name: str, value: object) -> int:

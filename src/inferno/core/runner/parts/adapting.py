@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from attrs import define, field
+from torch import Tensor
 
 from inferno.core.runner.parts.part import StepPart
 from inferno.core.runner.replay import Compute, Replays
@@ -12,6 +15,9 @@ from inferno.core.runner.tables import StepArrays
 from inferno.core.types import NewSequence
 from inferno.nn.batch import Batch
 from inferno.weights.adapters import Adapters
+
+Logits = Callable[[Tensor], Tensor]
+"""Maps hidden states to logits."""
 
 
 @define(eq=False)
@@ -38,6 +44,7 @@ class Adapting(StepPart):
         if step.active:
             slots_T = np.repeat(slots_S, np.diff(arrays.query_starts))
             step.slots_T[: step.count].copy_(torch.from_numpy(slots_T))
+            step.sampled_L = torch.from_numpy(slots_T[arrays.last]).to(step.slots_T.device)
 
     def replays(self, usual: Replays | None) -> Replays | None:
         return self.own_replays if self.adapters.step.active else usual
@@ -47,12 +54,23 @@ class Adapting(StepPart):
         else with none."""
         step = self.adapters.step
 
-        def computed(batch: Batch) -> torch.Tensor:
+        def computed(batch: Batch) -> Tensor:
             before = step.active, step.count
             step.active, step.count = active, len(batch.token_ids_T)
             try:
-                return compute(batch)
+                with step.sampling(step.slots_T):  # a captured step has the logits of all tokens
+                    return compute(batch)
             finally:
                 step.active, step.count = before
+
+        return computed
+
+    def logits_of(self, new: NewSequence, logits: Logits) -> Logits:
+        """Return what computes the logits of a sequence alone, within a step."""
+        step, slot = self.adapters.step, new.adapter_slot
+
+        def computed(hidden_ND: Tensor) -> Tensor:
+            with step.sampling(step.slots_T.new_full((len(hidden_ND),), slot)):
+                return logits(hidden_ND)
 
         return computed

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from attrs import define, field
 from torch import Tensor
 
+from inferno.core.runner.parts.adapting import Adapting
 from inferno.core.runner.parts.part import PartResults, StepPart
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import NewSequence, Step
@@ -66,11 +67,16 @@ class PromptPart(StepPart, Generic[Value]):
                     results.broken[result.request_id] = result.broken
 
 
-def prompt_logprobs(model: Any) -> PromptPart[tuple[Logprobs | None, ...]]:
+def prompt_logprobs(
+    model: Any, adapting: Adapting | None = None
+) -> PromptPart[tuple[Logprobs | None, ...]]:
     """Return the part for log-probabilities of prompts' own tokens."""
-    return PromptPart(
-        lambda new: PromptLogprobs.of(new.request, model.logits), attrgetter("prompt_logprobs")
-    )
+
+    def result_of(new: NewSequence) -> PromptLogprobs | None:
+        logits = model.logits if adapting is None else adapting.logits_of(new, model.logits)
+        return PromptLogprobs.of(new.request, logits)
+
+    return PromptPart(result_of, attrgetter("prompt_logprobs"))
 
 
 def pooling(model: Any) -> PromptPart[tuple[float, ...]]:
