@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import catalog, content, model, with_writer
+from conversions import GPT_OSS, catalog, content, model, with_writer
 from safetensors.torch import load_file, save_file
 
 from inferno.catalog import Catalog
@@ -67,32 +67,6 @@ def test_the_manifest_has_every_files_checksum(model: Path, tmp_path: Path) -> N
         assert file == {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert manifest["files"].keys() == content(tmp_path / "out").keys()
     assert str(model) not in json.dumps({k: v for k, v in manifest.items() if k != "ref"})
-
-
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_local_experts": 3,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 256,
-    "sliding_window": 16,
-    "rope_theta": 150_000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 32,
-    },
-}
 
 
 def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from inferno.errors import OptionError
 from inferno.plan import sha256_of
 from inferno_convert.folder import Folder
 from inferno_convert.grouping import in_groups
+from inferno_convert.merging import read_adapters
 from inferno_convert.place import MANIFEST, Place
 from inferno_convert.requantized import check_requantized
 from inferno_convert.source import Source
@@ -47,6 +48,7 @@ def convert(
     path: Path,
     options: WriteOptions | None = None,
     *,
+    adapters: Sequence[str] = (),
     calibrate: Path | None = None,
     imatrix: Path | None = None,
     force: bool = False,
@@ -57,18 +59,22 @@ def convert(
     say: Callable[[str], object] | None = None,
 ) -> Conversion:
     """Write the model `ref` as the writer `to` does, at `path`: a file, or a folder if it writes
-    one. `calibrate` is a text file for writers that look at activations, `imatrix` an importance
-    matrix for those that weigh errors by it. Continues an interrupted run with the same arguments.
-    `requantize` allows to round matrices that are quantized already.
-    `say` is told the notes that are known before the work begins. Raises an InfernoError."""
+    one. Low-rank `adapters` are merged into it. `calibrate` is a text file for writers that look at
+    activations, `imatrix` an importance matrix for those that weigh errors by it. Continues an
+    interrupted run with the same arguments. `requantize` allows to round matrices that are
+    quantized already. `say` is told the notes that are known before the work begins. Raises an
+    InfernoError."""
     options, catalog = options or WriteOptions(), catalog or load_catalog()
     offer = catalog.named(Writer, to)
     writer = offer.item
     _check_options(writer, options, calibrate, imatrix)
     place = Place(path.absolute(), is_folder=writer.output is None)
     place.check([place.path.name], force=force)
-    source = Source.open(ref, fetch or FetchOptions(), catalog)
+    fetch = fetch or FetchOptions()
+    source = Source.open(ref, fetch, catalog)
     try:
+        if adapters:
+            source.merged = read_adapters(adapters, source, attrs.evolve(fetch, revision=None))
         notes: list[str] = []
         if writer.output is not None:
             view = source.as_model(imatrix)
@@ -83,6 +89,8 @@ def convert(
                 say(note)
         place.check([file.name for file in output.files], force=force)
         key = _key(offer, options, catalog, calibrate, imatrix)
+        if source.merged is not None:
+            key["adapters"] = source.merged.digests
         with place.locked():
             nbytes, hashes = _written(output, place, ref, key, source, progress or _silent)
     finally:

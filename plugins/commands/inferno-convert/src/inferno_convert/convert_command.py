@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     "--output", "-o", metavar="PATH", help="The file or folder to write; it must not exist."
 )
 @click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="REF",
+    help="Merge this low-rank adapter into the model; may be repeated.",
+)
+@click.option(
     "--calibrate",
     metavar="FILE",
     help="Text file for the activations that GPTQ, AWQ and compressed-tensors use. "
@@ -56,6 +63,7 @@ def command(
     ref: str | None,
     to: str | None,
     output: str | None,
+    adapters: tuple[str, ...],
     calibrate: str | None,
     imatrix: str | None,
     dtype: str | None,
@@ -100,6 +108,7 @@ def command(
             to,
             Path(output),
             options,
+            adapters=adapters,
             calibrate=None if calibrate is None else Path(calibrate),
             imatrix=None if imatrix is None else Path(imatrix),
             force=force,

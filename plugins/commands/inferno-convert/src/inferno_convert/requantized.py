@@ -22,7 +22,8 @@ def check_requantized(
         held = found.scheme.holds(found.stored, "float32").layout
         dtypes = {info.dtype for info in found.stored.parts.values()}
         # Eight bits of floating point are what some models are published in.
-        if held != layout and not any(dtype.startswith("float8") for dtype in dtypes):
+        copied = held == layout and not view.changes.get(name)
+        if not copied and not any(dtype.startswith("float8") for dtype in dtypes):
             again[held or found.scheme.name] += 1
     if not again:
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from inferno.contracts import (
     KernelNeed,
     ModelConfig,
     QuantScheme,
+    RowRange,
     StoredMatrix,
     TensorInfo,
     TextAssets,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inferno.nn import Weight
+    from inferno_convert.merging import Merged
 
 PLAIN = frozenset({*COMPUTE_DTYPES, "float64"})
 """Dtypes of tensors that are read as they are stored."""
@@ -48,6 +50,28 @@ class Quantized:
     stored: StoredMatrix
     scheme: QuantScheme
     shape: tuple[int, int]
+
+
+@frozen(eq=False)
+class Change:
+    """What an adapter makes of a matrix."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    """With the scale in it."""
+    magnitude_O: Tensor | None = None
+    """The norms of the rows that result (DoRA, arXiv:2402.09353); None: as they are."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.b_OR.shape[0], self.a_RI.shape[1]
+
+    def into(self, weight_OI: Tensor, rows: slice) -> None:
+        """Change these rows of a float32 matrix in place."""
+        weight_OI += self.b_OR[rows] @ self.a_RI
+        if self.magnitude_O is not None:
+            norms_O = weight_OI.norm(dim=1, keepdim=True)
+            weight_OI *= self.magnitude_O[rows, None] / norms_O
 
 
 @define(eq=False)
@@ -63,6 +87,8 @@ class DenseView:
     catalog: Catalog
     importance: Mapping[str, Any] | None = None
     mtp: frozenset[str] = frozenset()
+    changes: Mapping[str, Sequence[tuple[RowRange, Change]]] = field(factory=dict)
+    """What adapters make of tensors, by the rows that change."""
     _held: dict[str, Weight] = field(factory=dict)
     """The matrix that was read last."""
 
@@ -127,15 +153,34 @@ class DenseView:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         import torch
 
+        if not (changes := self.changes.get(name)):
+            return self._read(name, start, stop)
+        if all(rows == RowRange(name) for rows, _ in changes):
+            changed = self._read(name, start, stop).to(torch.float32, copy=True)
+            for _, change in changes:
+                change.into(changed, slice(start, stop))
+            return changed
+        changed = self._read(name, 0, None).to(torch.float32, copy=True)
+        for rows, change in changes:
+            change.into(rows.of(changed), slice(None))
+        return changed[start:stop]
+
+    def _read(self, name: str, start: int, stop: int | None) -> Tensor:
+        """Return rows of a tensor without changes."""
+        import torch
+
         if name not in self.quantized:
             found = self.checkpoint.read(name)
             return found[start:stop] if found.ndim else found
-        weight = self.weight(name)
+        weight = self._weight(name)
         assert weight is not None, "it is quantized"
         stop = weight.shape[0] if stop is None else min(stop, weight.shape[0])
         return weight.rows(torch.arange(start, stop)).float()
 
     def weight(self, name: str) -> Weight | None:
+        return None if self.changes.get(name) else self._weight(name)
+
+    def _weight(self, name: str) -> Weight | None:
         found = self.quantized.get(name)
         if found is None:
             return None
@@ -167,6 +212,8 @@ class Source:
     architecture: Architecture
     model: ModelConfig
     catalog: Catalog
+    merged: Merged | None = None
+    """The adapters that are merged into it."""
 
     @classmethod
     def open(cls, ref: str, fetch: FetchOptions, catalog: Catalog) -> Source:
@@ -189,7 +236,7 @@ class Source:
 
     def as_stored(self) -> DenseView:
         """View every tensor, under the stored names."""
-        return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
+        return self._view(self.checkpoint)
 
     def by_modules(self) -> DenseView:
         """View the tensors under the model's names, if it has others than the checkpoint: those of
@@ -197,14 +244,21 @@ class Source:
         seen, stored = self.seen_by_model, self.checkpoint.tensors
         if all(stored.get(name) == info for name, info in seen.tensors.items()):
             return self.as_stored()
-        return DenseView.of(seen, self.architecture, self.model, self.catalog)
+        return self._view(seen)
+
+    def _view(self, checkpoint: Checkpoint, without: tuple[str, ...] = ()) -> DenseView:
+        given = self.architecture, self.model, self.catalog
+        view = DenseView.of(checkpoint, *given, without)
+        if self.merged is not None:
+            view.changes = self.merged.place(self.seen_by_model, view.tensors)
+        return view
 
     def as_model(self, imatrix: Path | None = None) -> DenseView:
         """View the tensors that the model and its multi-token-prediction layers read, under their
         names, with the importance that a file gives to columns. Raises OptionError for a file of
         another model."""
         unused = getattr(self.model, "unused_tensors", ())
-        view = DenseView.of(self.seen_by_model, self.architecture, self.model, self.catalog, unused)
+        view = self._view(self.seen_by_model, unused)
         view.mtp = frozenset(mtp_tensors(view.tensors, self.model))
         if imatrix is not None:
             view.importance, _ = importance_of(self.catalog, str(imatrix), view.matrices)
