@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferno import hookimpl
-from inferno.contracts import CheckpointFormat, QuantScheme, Writer
+from inferno.contracts import AdapterFormat, CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, RECODED, UNPACKED
 from inferno_gguf.kinds import PLAIN, TARGETS
@@ -38,6 +38,17 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
             dialect=DEFAULTS,
             mixes=mixes(),
             importance="inferno_gguf.imatrix:read",
+        )
+    ]
+
+
+@hookimpl
+def inferno_adapter_formats() -> list[AdapterFormat]:
+    return [
+        AdapterFormat(
+            name="gguf",
+            matches="inferno_gguf.files:matches",
+            open="inferno_gguf.adapter:GgufAdapter.open",
         )
     ]
 

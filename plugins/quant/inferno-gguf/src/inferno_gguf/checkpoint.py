@@ -76,7 +76,7 @@ class GgufCheckpoint:
         rows = self._stored.in_host_order(self._rows.ranges[name].stored, self._rows.read(name))
         change = self._changes.get(name, _UNCHANGED)
         rows = rows - change.added if change.added else rows
-        rows = _halves_apart(rows, change.heads) if change.heads else rows
+        rows = halves_apart(rows, change.heads) if change.heads else rows
         return rows.view(self.tensors[name].shape)
 
     def _joined(self, join: RowJoin, info: TensorInfo) -> Tensor:
@@ -132,7 +132,7 @@ def _architecture(
     ).for_lack_of("architecture", name)
 
 
-def _halves_apart(rows: Tensor, heads: int) -> Tensor:
+def halves_apart(rows: Tensor, heads: int) -> Tensor:
     """Reorder rows (head, pair, side) to (head, side, pair), as rotating by halves needs. Packed
     rows move whole."""
     pairs = rows.view(heads, -1, 2, *rows.shape[1:])
