@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, field
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from inferno.core.kvcache import (
 )
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
+from inferno.plan.step_cost import Work
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
@@ -38,6 +39,9 @@ class Harness:
     max_model_len: int = 100
     max_num_seqs: int = 8
     budget: int = 32
+    seconds: float = 0.0
+    """`max_step_time`; steps then take the time that `cost` says."""
+    cost: Callable[[Work], float] = lambda work: float(work.tokens)
     prefix: bool = True
     windows: Mapping[int, int] = field(factory=dict)
     """Window -> blocks of its group."""
@@ -67,6 +71,7 @@ class Harness:
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
+            max_step_time=self.seconds,
         )
         self.runner = FakeRunner(self.block_size, VOCAB, *views_of(groups))
 
@@ -123,6 +128,8 @@ class Harness:
         step = self.scheduler.plan()
         assert step.num_tokens <= self.budget, "the budget is exceeded"
         assert {update.row for update in step.block_updates} <= self.scheduler._running.keys()
+        work, alone = step.work
+        self.scheduler.budget.record(work, self.cost(work), alone=alone)
         for output in self.scheduler.commit(step, self.runner.run(step)):
             if not self.outputs[output.request_id]:
                 self.order.append(output.request_id)

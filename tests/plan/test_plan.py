@@ -4,6 +4,7 @@ the way."""
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -273,6 +274,9 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"gpu_memory_utilization": 0.9}, "to CPUs"),
         ({"gpu_memory_utilization": 0.9, "memory": "1GiB"}, "exclude each other"),
         ({"memory": "plenty"}, "invalid --memory"),
+        ({"max_step_time": -0.1}, "max_step_time is -0.1"),
+        ({"max_step_time": math.nan}, "max_step_time is nan"),
+        ({"max_step_time": math.inf}, "max_step_time is inf"),
         ({"disable": ("warp",)}, "no plugin is called warp"),
     ],
 )
@@ -283,6 +287,12 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
     with pytest.raises(OptionError, match=complaint) as caught:
         resolve(ref, on_cpu(**options))
     assert caught.value.remedy and caught.value.exit_code == 2
+
+
+def test_a_plan_says_how_long_a_step_may_take_beside_streams(write: Write) -> None:
+    ref = write()
+    assert resolve(ref, on_cpu()).max_step_time == 0.2
+    assert resolve(ref, on_cpu(max_step_time=0)).max_step_time == 0
 
 
 def test_fp8_is_the_cache_s_only_8_bit_float() -> None:

@@ -140,6 +140,13 @@ engine_options = together(
         _engine("--max-num-seqs", type=int, help="Maximum number of running requests."),
         _engine("--max-num-batched-tokens", type=int, help="Maximum number of tokens in one step."),
         _engine(
+            "--max-step-time",
+            type=float,
+            metavar="SECONDS",
+            help="Maximum time of a step while a stream waits for its next token: prompts are "
+            "computed in parts of so long; 0: no limit. [default: 0.2, or 0.05 on a GPU]",
+        ),
+        _engine(
             "--block-size",
             type=int,
             help="Tokens per cache block. [default: the attention backend's]",

@@ -85,6 +85,8 @@ def explained(plan: Plan, assets: TextAssets | None = None) -> str:
 
 def _decisions(plan: Plan) -> list[Row]:
     limits = f"{plan.max_num_seqs} requests at once, {plan.max_num_batched_tokens} tokens in a step"
+    if plan.max_step_time:
+        limits += f", {plan.max_step_time:g} s while a stream waits"
     return [
         ("source", _source(plan), _origin(plan, "source")),
         ("architecture", plan.architecture, _origin(plan, "architecture")),

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
 from attrs import evolve
@@ -55,7 +56,8 @@ class Engine:
     so that a device can compute while the host plans. `load` sets a lag of one step on devices
     whose draws need not wait, and none on a CPU: there the host is the device. `constrain` reads
     a request's adapter, and returns its constraint, or None; it may take long, and is then called
-    in a thread. `forget` forgets all adapters but those of these digests.
+    in a thread. `forget` forgets all adapters but those of these digests. `clock` returns seconds:
+    it tells what steps cost.
     """
 
     def __init__(
@@ -69,14 +71,17 @@ class Engine:
         presence: NoPresence = NO_PRESENCE,
         constrain: Callable[[Request], Constraint | None] = lambda request: None,
         forget: Callable[[Collection[str]], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.plan = plan
+        self.plan, self.clock = plan, clock
         self._scheduler, self._runner = scheduler, runner
         self._lag, self._store, self._presence = lag, store, presence
         self._constrain, self._forget = constrain, forget
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
-        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()
+        """Steps with their tickets and the times at which they were launched."""
+        self._committed = 0.0
 
     @classmethod
     def load(
@@ -84,10 +89,12 @@ class Engine:
         opened: Opened,
         free: Callable[[], int] | None = None,
         packed: PackedWeights | None = None,
+        streams: bool = False,
     ) -> Engine:
         """Load the plan's model, its matrices from `packed` if they are there, measure the memory
         it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
-        one. Tests give `free`, which reads the free memory. The caller closes `opened` afterwards.
+        one. With `streams`, callers wait for each token, so steps are bounded in time too. Tests
+        give `free`, which reads the free memory. The caller closes `opened` afterwards.
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
         from inferno.device import device_errors
@@ -119,7 +126,7 @@ class Engine:
             runner.mover = store.mover
             engine = cls(
                 plan,
-                scheduler_of(plan, groups, runner.verify_cost(), store),
+                scheduler_of(plan, groups, runner.verify_cost(), store, streams and not trial),
                 runner,
                 lag=1 if runner.overlaps else 0,
                 store=store,
@@ -208,9 +215,9 @@ class Engine:
             if constraints:
                 outputs += self._launch_constrained(step)
             else:
-                ticket = self._runner.launch(step)
+                launched, ticket = self.clock(), self._runner.launch(step)
                 ticket.draw(NO_MASKS)
-                self._in_flight.append((step, ticket))
+                self._in_flight.append((step, ticket, launched))
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
         elif step.is_empty and self.waits_for is not None:
@@ -253,17 +260,21 @@ class Engine:
         request_of = self._scheduler.request_of
         requests = {s.row: request_of(s.row) for s in step.slices if s.samples}
         masks = self._constraints.masks(requests, beside=not self._in_flight)
-        ticket = self._runner.launch(step, masks.begin)
+        launched, ticket = self.clock(), self._runner.launch(step, masks.begin)
         outputs = list[EngineOutput]()
         while masks.rows and self._in_flight:
             outputs += self._commit()
         ticket.draw(masks.result())
-        self._in_flight.append((step, ticket))
+        self._in_flight.append((step, ticket, launched))
         return outputs
 
     def _commit(self) -> list[EngineOutput]:
-        step, ticket = self._in_flight.popleft()
+        step, ticket, launched = self._in_flight.popleft()
         sampled = ticket.result()
+        began, self._committed = max(launched, self._committed), self.clock()
+        if step.slices:  # the device computes one step after the other
+            work, alone = step.work
+            self._scheduler.budget.record(work, self._committed - began, alone=alone)
         outputs = self._scheduler.commit(step, sampled)
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
@@ -301,9 +312,13 @@ class _Closed:
 
 
 def scheduler_of(
-    plan: Plan, groups: CacheGroups, verify: float | None = None, store: NoStore = NO_STORE
+    plan: Plan,
+    groups: CacheGroups,
+    verify: float | None = None,
+    store: NoStore = NO_STORE,
+    streams: bool = False,
 ) -> Scheduler:
-    """`verify`: the measured cost of a draft, or None."""
+    """`verify`: the measured cost of a draft, or None. `streams`: bound steps in time."""
     drafts = None
     if (speculation := plan.speculation) is not None:
         drafts = DraftCost(most=speculation.num_drafts, propose=speculation.propose_cost)
@@ -313,6 +328,7 @@ def scheduler_of(
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_step_time=plan.max_step_time if streams else 0.0,
         drafts=drafts,
         store=store,
         adapter_slots=0 if plan.adapters is None else plan.adapters.slots,

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from inferno.contracts import Placed
 from inferno.errors import InfernoError
 from inferno.plan.draft_cost import Acceptance
+from inferno.plan.step_cost import Work
 from inferno.request.requests import Logprobs, Request
 
 
@@ -181,6 +182,15 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(s.num_tokens + s.num_drafts for s in self.slices)
+
+    @property
+    def work(self) -> tuple[Work, bool]:
+        """What it computes, and whether every sequence has one token only, and perhaps drafts."""
+        slices = self.slices
+        if sum([s.num_tokens for s in slices]) == len(slices):
+            return Work(self.num_tokens, sum([s.start for s in slices])), True
+        pairs = sum([s.num_tokens * (s.start + s.num_tokens / 2) for s in slices])
+        return Work(self.num_tokens, pairs), False
 
     @property
     def is_empty(self) -> bool:

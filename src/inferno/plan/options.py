@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
@@ -41,6 +42,10 @@ class Options:
     """Longest context in tokens, output included; None: the model's, or what fits."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    max_step_time: float | None = None
+    """Seconds that a step may take while a stream waits for its next token: prompts are computed in
+    parts of so long; 0: no limit. None: 0.2 on a CPU, 0.05 on other devices. An `LLM`, whose
+    callers wait for whole answers, has no limit."""
     memory: str | None = None
     """Memory limit for weights, cache and workspace together: `8GiB`, or `60%` of the device's
     total. None: 70% of a CPU's total, or 90% of what is free on another device."""
@@ -129,6 +134,10 @@ class Options:
                 raise OptionError(f"{name} is {value!r}", "It must be an integer of at least 1.")
         if self.lora_targets not in ("auto", "all"):
             raise OptionError(f"lora_targets is {self.lora_targets!r}", "Known: auto, all.")
+        if self.max_step_time is not None and not 0 <= self.max_step_time < math.inf:
+            raise OptionError(
+                f"max_step_time is {self.max_step_time!r}", "It is in seconds; 0: no limit."
+            )
         if self.dtype not in ("auto", *COMPUTE_DTYPES):
             raise OptionError(
                 f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}."

@@ -280,6 +280,8 @@ class Plan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_step_time: float = 0.0
+    """Seconds that a step may take while a stream waits for its next token; 0: no limit."""
     block_size: int
     groups: tuple[CacheGroupPlan, ...]
     """Layers by what they cache. The first is the full group."""

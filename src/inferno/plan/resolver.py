@@ -161,6 +161,7 @@ def _computed(
         "onednn": weights.onednn,
         "capture": steps.capture.value,
         "overlap": steps.overlap,
+        "max_step_time": steps.max_step_time,
         "dtype": compute.dtype.value,
         "device": compute.device,
         "threads": weights.threads,

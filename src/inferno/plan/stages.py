@@ -62,6 +62,7 @@ from inferno.plan.plan import (
 )
 from inferno.plan.schemes import Matrices, choose_schemes
 from inferno.plan.speculation import Drafting, MTPUse, choose_drafting, choose_proposer, mtp_use
+from inferno.plan.step_budget import max_step_time
 from inferno.plan.stored import adapted, architecture_name, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
@@ -344,6 +345,7 @@ class Steps:
 
     capture: Decided[CaptureUse | None]
     overlap: bool
+    max_step_time: float
 
 
 def choose_steps(
@@ -367,7 +369,11 @@ def choose_steps(
         max_blocks=-(-cache.size.value.max_model_len // block_size),
         reads_hidden=proposer.item.name if proposer is not None and proposal.mtp.specs else None,
     )
-    return Steps(capture=capture, overlap=compute.device.kind == "cuda" and speculation is None)
+    return Steps(
+        capture=capture,
+        overlap=compute.device.kind == "cuda" and speculation is None,
+        max_step_time=max_step_time(given.options.max_step_time, compute.device.kind),
+    )
 
 
 @frozen(kw_only=True)

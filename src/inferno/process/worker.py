@@ -47,7 +47,7 @@ class Worker:
         with reopen(given, catalog) as opened, prepared(opened) as packed:
             from inferno.core.engine import Engine
 
-            self._engine = Engine.load(opened, packed=packed)
+            self._engine = Engine.load(opened, packed=packed, streams=True)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
         measured = self._engine.plan

@@ -10,6 +10,7 @@ from attrs import define, field
 from inferno.core.kvcache import Match, is_being_computed, needs_prompt
 from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
+from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineStats
 
 MOST_OVERTAKING = 256
@@ -24,6 +25,7 @@ class Admission:
 
     rows: Rows
     stats: EngineStats
+    steps: StepBudget
     waiting: list[tuple[int, int, Sequence]] = field(factory=list)
     without_slot: list[tuple[int, int, Sequence]] = field(factory=list)
 
@@ -51,10 +53,13 @@ class Admission:
             self.without_slot.clear()
             heapq.heapify(self.waiting)
         self.rows.adapters.freed = False
-        while budget and (sequence := self._next(budget)) is not None:
+        while budget and self.waiting and self.rows.free:
+            fitting = self.steps.fitting(budget)
+            if not fitting or (sequence := self._next(fitting)) is None:
+                break
             admitted.append(sequence)
             if sequence.arriving is None:
-                slices.append(self._first_slice(sequence, budget))
+                slices.append(self._first_slice(sequence, fitting))
                 budget -= slices[-1].num_tokens
         return admitted
 
@@ -115,7 +120,8 @@ class Admission:
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""
         groups, start, pending = self.rows.groups, sequence.num_computed, sequence.num_pending
-        count = groups.slice_tokens(sequence, start, min(pending, budget))
+        most = max(1, self.steps.give(min(pending, budget), start))
+        count = groups.slice_tokens(sequence, start, most)
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
         self.rows.updates += groups.acquire(sequence, missing)
         samples = count == pending and sequence.request.pooling is None

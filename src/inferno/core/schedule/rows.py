@@ -10,6 +10,7 @@ from attrs import define, field
 
 from inferno.core.kvcache import CacheGroups, Match, fork_of
 from inferno.core.types import BlockUpdate, Copy, Move, Sequence
+from inferno.plan.step_cost import Work
 from inferno.stores.storing import NO_STORE, NoStore
 from inferno.weights.adapter_slots import AdapterSlots
 
@@ -66,6 +67,15 @@ class Rows:
         for key in keys:
             if (sequence := self._arriving.pop(key, None)) is not None:
                 sequence.arriving = None
+
+    def streams(self) -> Work:
+        """Return what computes the next tokens of all sequences that have drawn one before."""
+        lengths = [
+            len(s.token_ids)
+            for s in self.running.values()
+            if len(s.token_ids) + s.num_unknown > len(s.request.token_ids) and s.num_pending <= 1
+        ]
+        return Work(len(lengths), sum(lengths))
 
     def vacate(self, sequence: Sequence) -> None:
         """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""

@@ -24,6 +24,7 @@ from inferno.core.schedule.speculation import Speculation
 from inferno.core.types import NewSequence, Sampled, Sequence, Slice, Step
 from inferno.errors import InfernoError, NonFiniteError
 from inferno.plan.draft_cost import MOST_SUGGESTED, DraftCost
+from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.stores.storing import NO_STORE, NoStore
 from inferno.weights.adapter_slots import AdapterSlots
@@ -33,8 +34,8 @@ class Scheduler:
     """`add` and `abort` requests; `plan` a step; `commit` what it computed.
 
     `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at
-    once, and `max_num_batched_tokens` the tokens of a step. With `drafts`, steps verify draft
-    tokens; models with recurrent states cannot, because a state cannot be rolled back.
+    once; `max_num_batched_tokens` and `max_step_time` are those of a `StepBudget`. With `drafts`,
+    steps verify draft tokens; models with recurrent states cannot: states are not rolled back.
     """
 
     def __init__(
@@ -44,24 +45,24 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        max_step_time: float = 0.0,
         drafts: DraftCost | None = None,
         store: NoStore = NO_STORE,
         adapter_slots: int = 0,
     ) -> None:
         assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
-        longest = min(max_model_len, max_num_batched_tokens)
-        assert groups.fits(longest), "too few blocks for one sequence"
+        assert groups.fits(min(max_model_len, max_num_batched_tokens)), "too few for one sequence"
         self._groups, self._max_model_len = groups, max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
         self._by_id: dict[str, Sequence] = {}
         self.stats, self._arrivals = EngineStats(), 0
-        free = list(range(max_num_seqs - 1, -1, -1))
+        free = list(range(max_num_seqs))[::-1]
         self._rows = Rows(groups, free, store, AdapterSlots(adapter_slots))
         self._running, self._in_flight = self._rows.running, self._rows.in_flight
-        self._admission = Admission(self._rows, self.stats)
+        self.budget = StepBudget(max_num_batched_tokens, max_step_time, self._rows.streams)
+        self._admission = Admission(self._rows, self.stats, self.budget)
         self._preemption = Preemption(self._rows, self._admission)
-        cost = drafts or DraftCost(most=MOST_SUGGESTED)
-        self._speculation = Speculation(self._rows, cost, drafts is not None, max_num_seqs)
+        proposes, cost = drafts is not None, drafts or DraftCost(most=MOST_SUGGESTED)
+        self._speculation = Speculation(self._rows, cost, proposes, max_num_seqs)
 
     @property
     def busy(self) -> bool:
@@ -130,9 +131,8 @@ class Scheduler:
         return step
 
     def _continue(self) -> tuple[list[Slice], int]:
-        """Return the running sequences' slices, and the tokens left for waiting ones: none after a
-        preemption."""
-        budget = self._max_num_batched_tokens
+        """Return the running sequences' slices, and the tokens left: none after a preemption."""
+        budget = self.budget.begin()
         slices: list[Slice] = []
         preempted, speculation = False, self._speculation
         block_size, saves = self._groups.block_size, self._groups.saves
@@ -148,13 +148,13 @@ class Scheduler:
                 continue  # a step in flight decides how it goes on
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
-            count = pending if pending <= budget else budget
+            if not (count := self.budget.give(min(pending, budget), start) if pending > 1 else 1):
+                continue  # streams wait, and prompts before it take the time that they leave
             if saves:
                 count = self._groups.slice_tokens(sequence, start, count)
             if start + count > len(sequence.block_ids) * block_size:
-                preempted |= (
-                    victim := self._preemption.extend(sequence, start + count)
-                ) is not None
+                victim = self._preemption.extend(sequence, start + count)
+                preempted |= victim is not None
                 if victim is sequence:
                     continue
             samples = count == pending and sequence.request.pooling is None

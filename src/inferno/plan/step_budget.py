@@ -1,0 +1,92 @@
+"""How many tokens a step may compute, and how many of them of prompts while streams wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from inferno.plan.step_cost import StepCost, Work
+
+FIRST_TOKENS = 64
+"""Tokens of prompts in a step beside streams, as long as nothing is known of such steps."""
+LEAST_TOKENS = 16
+"""However long steps take, prompts go on by so many tokens in each."""
+
+
+def max_step_time(given: float | None, device: str) -> float:
+    """Return the seconds that a step may take on a kind of device while a stream waits: a fifth of
+    a second looks like a stream, and a GPU computes as much in less."""
+    if given is None:
+        return 0.2 if device == "cpu" else 0.05
+    return given
+
+
+@define(eq=False)
+class StepBudget:
+    """Bounds steps: in tokens always, and in seconds while a stream waits for its next token.
+
+    Time is saved on prompts only: every stream gets its next token. Where streams alone take half
+    of `max_seconds` or more, prompts get as much time as they do: with less, a prompt would hold a
+    row for so long that fewer tokens are drawn in all. For the same reason a step may take twice
+    its limit, if with less its prompts would have less than half of it.
+    """
+
+    max_tokens: int
+    max_seconds: float = 0.0
+    """0: steps are not bounded in time."""
+    streams: Callable[[], Work] = Work
+    """Returns the next tokens of all streams that wait for one."""
+    _alone: StepCost = field(factory=StepCost)
+    """Of steps in which every sequence has one token, and perhaps drafts."""
+    _mixed: StepCost = field(factory=StepCost)
+    """Of all others."""
+    _work: Work | None = None
+    """What the step that is planned computes so far; None: nobody has asked yet."""
+    _given: int = 0
+    """Its tokens of prompts so far."""
+    _limit: float = 0.0
+    """Its limit in seconds; 0: none, because no stream waits."""
+
+    def begin(self) -> int:
+        """Begin to plan a step. Returns the most tokens that it may have."""
+        self._work, self._given = None, 0
+        return self.max_tokens
+
+    def fitting(self, most: int, start: int = 0) -> int:
+        """Return how many tokens, at most `most`, still fit into the step, if they are of a prompt
+        of which `start` tokens are computed."""
+        if not self.max_seconds:
+            return most
+        work = self._looked() if self._work is None else self._work
+        if not self._limit:
+            return most
+        if (used := self._mixed.seconds(work)) is None:
+            fits = FIRST_TOKENS - self._given
+        else:
+            fits = self._mixed.tokens(self._limit - used, start)
+            if fits < (even := self._mixed.even_tokens(start) - self._given):
+                fits = max(fits, min(even, self._mixed.tokens(2 * self._limit - used, start)))
+        return max(0, min(most, max(fits, LEAST_TOKENS - self._given)))
+
+    def give(self, most: int, start: int) -> int:
+        """Return what fits, and count it."""
+        count = self.fitting(most, start)
+        if self._work is not None:
+            self._work, self._given = self._work.plus(start, count), self._given + count
+        return count
+
+    def record(self, work: Work, seconds: float, *, alone: bool) -> None:
+        """Learn that a step took so long. `alone`: it had only streams."""
+        (self._alone if alone else self._mixed).record(work, seconds)
+
+    def expected(self, work: Work, *, alone: bool) -> float | None:
+        """Return the seconds that a step should take; None if that is not known."""
+        return (self._alone if alone else self._mixed).seconds(work)
+
+    def _looked(self) -> Work:
+        """Look which streams wait."""
+        self._work = work = self.streams()
+        alone = self._alone.seconds(work) or 0.0
+        self._limit = max(self.max_seconds, 2 * alone) if work.tokens else 0.0
+        return work
