@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from inferno.contracts import (
 )
 from inferno.errors import OptionError
 from inferno.testing import EventSinkTests
-from inferno.testing.event_sink import Received
 from inferno_kv_events import publisher as waiting
 from inferno_kv_events import zeromq
 from inferno_kv_events.wire import batch_of
 
+Received = Callable[[int], list[tuple[int, list[Any]]]]
 KEYS = tuple(bytes([7] * 8 + [0] * 7 + [i]) for i in range(1, 4))
 FULL = (EventGroup("full", None),)
 WINDOW = (*FULL, EventGroup("window", 8))
