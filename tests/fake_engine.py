@@ -17,6 +17,7 @@ from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
+from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.text import ChatTemplate, Tokenizer
 
@@ -154,6 +155,7 @@ class FakeClient:
         self.checked: list[GrammarSpec] = []
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
+        self.asleep, self.weight_version = False, "0"
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -178,6 +180,10 @@ class FakeClient:
 
     async def check(self, spec: GrammarSpec) -> None:
         self.checked.append(spec)
+
+    async def control(self, control: Control) -> None:
+        """Sleep and wake up at once."""
+        self.asleep = control.action == "sleep" or (self.asleep and not control.cache)
 
     def submit(self, request: Request, news: asyncio.Event) -> TokenStream:
         stream = self._streams[request.id] = TokenStream(request.id, news)

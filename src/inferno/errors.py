@@ -189,6 +189,22 @@ class ModelUnavailableError(InfernoError):
     code = "model_unavailable"
 
 
+class AsleepError(ModelUnavailableError):
+    """The model is asleep: its memory was given back, until somebody wakes it up."""
+
+    code = "model_asleep"
+    headers = MappingProxyType({"x-should-retry": "false"})
+
+    def __init__(
+        self,
+        cause: str = "the model is asleep",
+        remedy: str = "Wake it up: POST /v1/wake_up, or `wake_up()` of the LLM.",
+        *,
+        detail: str = "",
+    ) -> None:
+        super().__init__(cause, remedy, detail=detail)
+
+
 class RemoteError(InfernoError):
     """A remote server cannot be reached, refused a request, or broke off its answer."""
 
@@ -264,6 +280,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         PermissionDeniedError,
         LimitError,
         ModelUnavailableError,
+        AsleepError,
         EngineDeadError,
         NonFiniteError,
         RequestTimeoutError,

@@ -98,7 +98,7 @@ def test_the_least_urgent_sequence_is_preempted() -> None:
     harness.step()
     harness.add("urgent", prompt_of(0, 8), 20)
     urgent_steps = 0
-    while harness.scheduler.knows("urgent"):
+    while "urgent" in harness.scheduler.ids:
         harness.step()
         urgent_steps += 1
     assert harness.scheduler.stats.preemptions == 1
@@ -152,7 +152,7 @@ def test_abort_at_any_time_gives_everything_back() -> None:
         for _ in range(moment):
             harness.step()
         for i in range(5):
-            known = harness.scheduler.knows(str(i))
+            known = str(i) in harness.scheduler.ids
             assert harness.scheduler.abort(str(i)) == known
             harness.scheduler.check()
         assert not harness.scheduler.busy and harness.groups.available() == 12

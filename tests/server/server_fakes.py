@@ -107,6 +107,8 @@ class FakeLLM:
     max_model_len: int = 4096
     vocab_size: int = 257
     alive: bool = True
+    is_sleeping: bool = False
+    weight_version: str = "0"
     response_template: Mapping[str, Any] | None = None
     output_format: OutputFormat | None = None
     """Instead of a response template's."""
@@ -160,6 +162,12 @@ class FakeLLM:
         if self.output_format is not None or self.response_template is None:
             return self.output_format
         return response_template.build(ChatNeed(response_template=self.response_template))
+
+    async def sleep(self, level: int = 1, *, mode: str = "wait") -> None:
+        self.is_sleeping = True
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self.is_sleeping = False
 
     async def check(self, params: SamplingParams) -> None:
         """Compile with the installed plugins, in this process."""

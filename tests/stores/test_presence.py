@@ -232,6 +232,23 @@ def test_a_prompts_blocks_are_one_event_after_their_parent(
     assert told(presence) == []
 
 
+def test_when_the_memory_is_given_back_nothing_is_cached(
+    presence: Presence, parts: dict[int, int]
+) -> None:
+    one = sequence([1, 2])
+    parts[0] = 1
+    presence.tiers_of = lambda key: {"disk": 1}
+    presence.name(0, one, 0)
+    presence.moved(one.keys[0])
+    assert len(told(presence)) == 3
+    presence.clear()
+    parts[0] = 0
+    assert told(presence) == [BlocksCleared()]
+    presence.name(0, one, 0)
+    parts[0] = 1
+    assert told(presence) == [BlocksStored(tuple(one.keys), None, (1, 2), "memory", 0)]
+
+
 def test_what_comes_back_between_two_batches_is_not_told(
     presence: Presence, parts: dict[int, int]
 ) -> None:

@@ -87,15 +87,13 @@ class SafetensorsCheckpoint:
         for name in QUANT_CONFIGS if "quantization_config" not in config else ():
             if (quant_config := _read_json(folder / name)) is not None:
                 config = {**config, "quantization_config": quant_config}
-        stored: dict[str, _Stored] = {}
-        for file in _files(path):
-            for name, found in read_header(file).items():
-                if name in stored:
-                    raise CheckpointError(
-                        f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED
-                    )
-                stored[name] = found
-        return cls(folder, config, stored)
+        return cls(folder, config, _stored_in(path))
+
+    @classmethod
+    def of_tensors(cls, path: Path) -> SafetensorsCheckpoint:
+        """Open the tensors of a file or a folder alone: it needs no config.json. Raises
+        CheckpointError."""
+        return cls(path if path.is_dir() else path.parent, {}, _stored_in(path))
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -171,6 +169,18 @@ class SafetensorsCheckpoint:
                     else (_read_json(file) or {}).get("chat_template")
                 )
         return tokenizer_config.get("chat_template")
+
+
+def _stored_in(path: Path) -> dict[str, _Stored]:
+    stored: dict[str, _Stored] = {}
+    for file in _files(path):
+        for name, found in read_header(file).items():
+            if name in stored:
+                raise CheckpointError(
+                    f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED
+                )
+            stored[name] = found
+    return stored
 
 
 def _files(path: Path) -> list[Path]:

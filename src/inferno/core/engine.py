@@ -6,23 +6,33 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from attrs import evolve
-
-from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks, follow
+from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Masks, follow
 from inferno.core.kvcache import CacheGroups
+from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
-from inferno.errors import InfernoError, RequestError
+from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
-from inferno.plan.draft_cost import DraftCost
-from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.requests import (
+    FIRST_VERSION,
+    EngineOutput,
+    EngineStats,
+    FinishReason,
+    Request,
+    sleep_level,
+)
 from inferno.request.validation import validate_request
-from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoStore, open_presence, open_store
+from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoStore, open_presence
 from inferno.weights.packing import PackedWeights
+
+if TYPE_CHECKING:
+    from inferno.core.home import Home
+    from inferno.core.runner import ModelRunner
 
 log = logging.getLogger("inferno.engine")
 
@@ -56,8 +66,8 @@ class Engine:
     so that a device can compute while the host plans. `load` sets a lag of one step on devices
     whose draws need not wait, and none on a CPU: there the host is the device. `constrain` reads
     a request's adapter, and returns its constraint, or None; it may take long, and is then called
-    in a thread. `forget` forgets all adapters but those of these digests. `clock` returns seconds:
-    it tells what steps cost.
+    in a thread. `forget` forgets all adapters but those of these digests. It sleeps at `home`.
+    `clock` returns seconds: it tells what steps cost.
     """
 
     def __init__(
@@ -71,9 +81,12 @@ class Engine:
         presence: NoPresence = NO_PRESENCE,
         constrain: Callable[[Request], Constraint | None] = lambda request: None,
         forget: Callable[[Collection[str]], None] | None = None,
+        home: Home | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.plan, self.clock = plan, clock
+        self.plan, self._home, self.clock = plan, home, clock
+        self.asleep = False
+        """Whether its memory was given back. Requests that it has go on after `wake_up`."""
         self._scheduler, self._runner = scheduler, runner
         self._lag, self._store, self._presence = lag, store, presence
         self._constrain, self._forget = constrain, forget
@@ -82,6 +95,10 @@ class Engine:
         self._in_flight: deque[tuple[Step, Ticket, float]] = deque()
         """Steps with their tickets and the times at which they were launched."""
         self._committed = 0.0
+        self._late: list[EngineOutput] = []
+        """Outputs that the next step returns."""
+        self._told: set[str] = set()
+        """Requests whose outputs have told the version of the weights."""
 
     @classmethod
     def load(
@@ -96,34 +113,18 @@ class Engine:
         one. With `streams`, callers wait for each token, so steps are bounded in time too. Tests
         give `free`, which reads the free memory. The caller closes `opened` afterwards.
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
-        from inferno.core.runner import ModelRunner
+        from inferno.core.home import Home
         from inferno.device import device_errors
-        from inferno.weights.adapters import Adapters
-        from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model, ops_of
         from inferno.weights.measure import free_memory, measure
-
-        grammars = Grammars.of(opened)
-
-        def constrain(request: Request) -> Constraint | None:
-            if request.adapter is not None and adapters is not None:
-                adapters.read(request.adapter)
-            return grammars.constraint_of(request.params)
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
 
         def start(plan: Plan, *, trial: bool = False) -> tuple[Engine, ModelRunner]:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
-            captures = not trial or (plan.capture is not None and plan.capture.ahead)
-            capture = capture_of(opened) if captures else None
-            draft = opened.draft if captures else None
-            draft_capture = capture_of(draft) if draft is not None else None
             groups = CacheGroups.of_plan(plan, prefix)
-            others = begin_of(opened, plan), opened.parts.logits_processors
-            drafts = drafter, draft_capture
-            runner = ModelRunner(model, plan, ops, capture, *drafts, *others, adapters=adapters)
-            store = NO_STORE if trial else open_store(opened, plan, groups, runner.cache.places)
-            runner.mover = store.mover
+            runner, store = home.run(plan, groups, trial=trial)
+            home.again = partial(home.rerun, plan, groups)
             engine = cls(
                 plan,
                 scheduler_of(plan, groups, runner.verify_cost(), store, streams and not trial),
@@ -131,19 +132,16 @@ class Engine:
                 lag=1 if runner.overlaps else 0,
                 store=store,
                 presence=NO_PRESENCE if trial else open_presence(opened, plan, groups, store),
-                constrain=constrain,
-                forget=None if adapters is None else adapters.keep,
+                constrain=home.constrain,
+                forget=home.forget,
+                home=home,
             )
             return engine, runner
 
         with device_errors(plan.device):
-            drafting = load_model(opened.draft) if opened.draft is not None else None
-            model, ops = load_model(opened, packed), ops_of(opened)
-            drafter = load_drafter(opened, model, drafting)
-            adapters = Adapters.of(opened, model, ops)
+            home = Home.load(opened, packed)
             if free is not None:
-                layers = drafter.layers if drafter is not None else None
-                models = [model] if layers is None else [model, layers]
+                models = home.resident.present.models
                 plan = measure(plan, models, partial(start, trial=True), free, before)
             engine, runner = start(plan)
             runner.capture_ahead()
@@ -154,10 +152,11 @@ class Engine:
         invalid. Without `wait` its grammar is compiled and its adapter read in a thread, and an
         error in them is an output of a later step. A request with an adapter and no tokens ends
         with such an output once its adapter is read."""
+        self.check_awake()
         plan, reads = self.plan, request.adapter is not None and not request.token_ids
         if not reads:
             validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
-        if self._scheduler.knows(request.id) or request.id in self._compiling:
+        if request.id in self._scheduler.ids or request.id in self._compiling:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
@@ -191,25 +190,41 @@ class Engine:
         self._scheduler.abort(request_id)
         self._constraints.drop(request_id)
         self._compiling.pop(request_id, None)
+        self._told.discard(request_id)
 
     def step(self) -> list[EngineOutput]:
         """Launch the next step, and return the outputs of the one `lag` steps before it. Raises
-        OutOfMemoryError and DeviceError."""
+        OutOfMemoryError and DeviceError, and AsleepError while it is asleep."""
         from inferno.device.failures import device_errors
 
+        self.check_awake()
         try:
             with device_errors(self.plan.device, "compute a step"):
-                outputs = self._step()
+                outputs = self._versioned(self._step())
             self._presence.publish()
             return outputs
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
-            self._constraints.settle()
-            self._in_flight.clear()
-            self._scheduler.drop_in_flight()
+            self._drop_in_flight()
             raise
 
+    def _drop_in_flight(self, store: NoStore | None = None) -> None:
+        self._constraints.settle()
+        self._in_flight.clear()
+        self._scheduler.drop_in_flight(store)
+
+    def _versioned(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """Note the weights' version in the first output of each request that they compute."""
+        told = self._told
+        for output in outputs:
+            if output.request_id not in told:
+                output.weight_version = self.weight_version
+                told.add(output.request_id)
+            if output.finish is not None:
+                told.discard(output.request_id)
+        return outputs
+
     def _step(self) -> list[EngineOutput]:
-        outputs = self._add_compiled()
+        outputs, self._late = [*self._late, *self._add_compiled()], []
         step, constraints = self._scheduler.plan(), self._constraints.held
         if not step.is_empty:
             if constraints:
@@ -234,13 +249,14 @@ class Engine:
         self._store.come()
         self._presence.publish()
 
-    def _add_compiled(self) -> list[EngineOutput]:
+    def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
         """Queue the requests whose grammars have been compiled and whose adapters are read. Returns
         the errors of others, and the ends of those that have no tokens."""
         if not self._compiling:
             return []
         outputs = list[EngineOutput]()
-        for request_id, error in self._constraints.ready(idle=not self._scheduler.busy).items():
+        idle = wait or not self._scheduler.busy
+        for request_id, error in self._constraints.ready(idle=idle).items():
             request = self._compiling.pop(request_id)
             if isinstance(error, InfernoError) and request.adapter is not None:
                 outputs.append(EngineOutput.failed(request_id, error))
@@ -284,8 +300,89 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything to do."""
-        return self._scheduler.busy or bool(self._compiling)
+        """Whether `step` has anything to do: nothing while it is asleep."""
+        waiting = bool(self._compiling or self._late)
+        return not self.asleep and (self._scheduler.busy or waiting)
+
+    # --- sleep, and other weights -----------------------------------------------------------------
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights: the caller's, or how often they were updated."""
+        return self._home.resident.version if self._home is not None else FIRST_VERSION
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The ids of the requests that it has."""
+        return [*self._scheduler.ids, *self._compiling]
+
+    def check_awake(self) -> None:
+        """Raise AsleepError while it is asleep."""
+        if self.asleep:
+            raise AsleepError()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of the cache and, on another device than the CPU, of the weights,
+        which host memory keeps; by `level` 2 of all weights, which `wake_up` loads again. Requests
+        go on after it; new ones are refused until then."""
+        home = self._needed_home()
+        sleep_level(level)
+        if not self.asleep:
+            self._let_go()
+        home.resident.release(level)
+
+    def wake_up(self, *, cache: bool = True) -> None:
+        """Load what `sleep` released, or without `cache` only the weights: it sleeps on. Raises
+        what loading raises; then it is asleep."""
+        from inferno.device import device_errors
+
+        home = self._needed_home()
+        if self.asleep:
+            with device_errors(self.plan.device, "wake up"):
+                home.resident.restore()
+                if cache:
+                    self._rise(home)
+
+    def update_weights(
+        self, path: Path, version: str | None = None, *, temporary: bool = False
+    ) -> str:
+        """Replace the weights that a safetensors file or a folder has, by the checkpoint's names,
+        and forget what the old ones computed: requests go on once their tokens are computed again.
+        Returns the new version. Raises CheckpointError, and has changed nothing; if not even the
+        old weights can be loaded again, it is asleep. If it is, `wake_up` loads the new ones."""
+        home = self._needed_home()
+        update = home.resident.checked(path, temporary=temporary)
+        if self.asleep:
+            home.resident.apply(update, version, load=False)
+            return self.weight_version
+        self._let_go()
+        try:
+            home.resident.apply(update, version)
+        finally:
+            if home.resident.loaded is not None:
+                self._rise(home)
+        self._told.clear()
+        return self.weight_version
+
+    def _needed_home(self) -> Home:
+        if self._home is None:
+            raise RequestError("the engine is closed, or has no home", "Use `Engine.load`.")
+        return self._home
+
+    def _let_go(self) -> None:
+        """Let go of the cache, and of all that refers to the model."""
+        while self._compiling:
+            self._late += self._add_compiled(wait=True)
+        self._drop_in_flight(NO_STORE)
+        self._store.close()
+        self._store, self._runner, self.asleep = NO_STORE, _Closed(), True
+        self._presence.clear()
+
+    def _rise(self, home: Home) -> None:
+        runner, self._store = home.again()
+        self._runner, self.asleep = runner, False
+        self._drop_in_flight(self._store)
+        self._presence.follow(self._store.watch)
 
     def stats(self) -> EngineStats:
         self._presence.gauge(self._scheduler.stats)
@@ -303,33 +400,12 @@ class Engine:
         self._runner = _Closed()
         self._in_flight.clear()
         self._scheduler.drop_in_flight()
+        if self._home is not None:
+            self._home.resident.close()
+            self._home = None
         give_memory_back()
 
 
 class _Closed:
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
         raise RequestError("the engine is closed", "Load another one.")
-
-
-def scheduler_of(
-    plan: Plan,
-    groups: CacheGroups,
-    verify: float | None = None,
-    store: NoStore = NO_STORE,
-    streams: bool = False,
-) -> Scheduler:
-    """`verify`: the measured cost of a draft, or None. `streams`: bound steps in time."""
-    drafts = None
-    if (speculation := plan.speculation) is not None:
-        drafts = DraftCost(most=speculation.num_drafts, propose=speculation.propose_cost)
-        drafts = drafts if verify is None else evolve(drafts, verify=verify)
-    return Scheduler(
-        groups,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_step_time=plan.max_step_time if streams else 0.0,
-        drafts=drafts,
-        store=store,
-        adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
-    )

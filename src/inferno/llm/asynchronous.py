@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
@@ -20,9 +20,19 @@ from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
+from inferno.llm.weights import Weights, send_update, woken_wholly
 from inferno.plan import AdapterUse, Opened, Plan
 from inferno.process.launch import EngineProcess
-from inferno.request.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
+from inferno.process.protocol import Control
+from inferno.request.requests import (
+    EngineOutput,
+    EngineStats,
+    Pooling,
+    Reduction,
+    Request,
+    pause_mode,
+    sleep_level,
+)
 from inferno.request.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)
@@ -48,6 +58,11 @@ class _Client(Protocol):
     def alive(self) -> bool: ...
     @property
     def stats(self) -> EngineStats: ...
+    @property
+    def asleep(self) -> bool: ...
+    @property
+    def weight_version(self) -> str: ...
+    async def control(self, control: Control) -> None: ...
 
 
 class AsyncLLM:
@@ -124,9 +139,8 @@ class AsyncLLM:
         """Load the model. Raises any InfernoError from the engine process or the tokenizer."""
         engine = asyncio.create_task(self._client.start())
         try:
-            await asyncio.to_thread(
-                lambda: self._preprocessor
-            )  # takes a second, while the engine process uses another core
+            # It takes a second, while the engine process uses another core.
+            await asyncio.to_thread(lambda: self._preprocessor)
         except BaseException:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
@@ -303,6 +317,37 @@ class AsyncLLM:
                 pass
         names.add(use)
         return use
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether `sleep` was called, and not yet `wake_up`."""
+        return self._client.asleep
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights that it computes with now."""
+        return self._client.weight_version
+
+    async def sleep(self, level: int = 1, *, mode: str = "wait") -> None:
+        """Give memory back, like `LLM.sleep`. An engine process that ends meanwhile is restarted,
+        awake."""
+        level, chosen = sleep_level(level), pause_mode(mode)
+        await self._client.control(Control(action="sleep", level=level, mode=chosen))
+
+    async def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Have the memory again, like `LLM.wake_up`."""
+        await self._client.control(Control(action="wake_up", cache=woken_wholly(tags)))
+
+    async def update_weights(
+        self,
+        weights: Weights,
+        *,
+        version: str | None = None,
+        mode: str = "wait",
+    ) -> str:
+        """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
+        await send_update(self._client.control, weights, version, mode)
+        return self._client.weight_version
 
     def _check_unused(self, request_id: str | None) -> None:
         if request_id in self._live:

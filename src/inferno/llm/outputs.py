@@ -46,6 +46,8 @@ class TextDelta:
     """Set once, on the first delta of output 0, if asked for."""
     embedding: tuple[float, ...] | None = None
     """The prompt's embedding, if asked for: as pooled, neither cut nor normalized."""
+    weight_version: str = ""
+    """The version of the weights that computed its last token."""
 
 
 @frozen
@@ -101,6 +103,12 @@ class RequestOutput:
     """Draft tokens verified by speculative decoding."""
     num_accepted_tokens: int = 0
     """How many of them were accepted."""
+    weight_version: str = ""
+    """The version of the weights that computed its last token. Those before it have the same one,
+    unless the request was kept over an update (`weight_versions`)."""
+    weight_versions: tuple[tuple[tuple[int, str], ...], ...] = ()
+    """For each output, the versions that computed its tokens, each after the index of its first
+    one."""
     metrics: RequestMetrics
 
 
@@ -128,6 +136,10 @@ class OutputBuilder:
         self._num_cached = self._num_drafts = self._num_accepted = 0
         self._num_host = self._num_disk = 0
         self._queue_seconds = 0.0
+        self.versions: list[tuple[int, str]] = []
+        """The versions of the weights that computed its tokens, each after the index of its first
+        one."""
+        self._count = 0
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._pieces: list[str] = []
         self._ids: list[int] = []
@@ -156,7 +168,10 @@ class OutputBuilder:
         self._num_accepted += token.num_accepted
         self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
         self.first_token_at = self.first_token_at or time.time()
+        if token.weight_version:
+            self.versions.append((self._count, token.weight_version))
         if token.token_id is not None:
+            self._count += 1
             self._ids.append(token.token_id)
             if token.logprobs is not None:
                 self._logprobs.append(token.logprobs)
@@ -197,6 +212,7 @@ class OutputBuilder:
             num_accepted=self._num_accepted,
             prompt_logprobs=self._prompt_logprobs,
             embedding=self.embedding,
+            weight_version=self.versions[-1][1] if self.versions else "",
         )
         self._reported = self._finish is not None
         self._pieces, self._ids, self._logprobs, self._prompt_logprobs = [], [], [], None
@@ -242,6 +258,8 @@ def collect(
         num_cached_tokens=max((d.num_cached for d in by_index.get(0, ())), default=0),
         num_draft_tokens=sum(d.num_drafts for d in every),
         num_accepted_tokens=sum(d.num_accepted for d in every),
+        weight_version=next((b.versions[-1][1] for b in builders if b.versions), ""),
+        weight_versions=tuple(tuple(b.versions) for b in builders),
         metrics=RequestMetrics(
             builders[0].arrived,
             min(b.first_token_at for b in builders),

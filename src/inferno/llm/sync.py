@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
+from pathlib import Path
+from threading import Event, get_ident
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
@@ -16,8 +18,9 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.llm.turns import Turns
+from inferno.llm.weights import Weights, weights_file, woken_wholly
 from inferno.process.prepare import prepared
-from inferno.request.requests import EngineOutput, Pooling, Request
+from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request, pause_mode
 from inferno.request.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -32,6 +35,20 @@ class _Engine(Protocol):
     @property
     def busy(self) -> bool: ...
     def close(self) -> None: ...
+
+
+class _Sleeper(_Engine, Protocol):
+    """An engine that can sleep."""
+
+    asleep: bool
+    weight_version: str
+    unfinished: list[str]
+
+    def sleep(self, level: int) -> None: ...
+    def wake_up(self, *, cache: bool) -> None: ...
+    def update_weights(
+        self, path: Path, version: str | None = None, *, temporary: bool = False
+    ) -> str: ...
 
 
 class LLM:
@@ -77,6 +94,8 @@ class LLM:
         self._engine, self._preprocessor = engine, preprocessor
         self._live: dict[str, OutputBuilder] = {}
         self._turns = Turns()
+        self._awake, self._sleeper = Event(), 0
+        self._awake.set()
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -180,6 +199,69 @@ class LLM:
         """Forget an adapter's name. Raises RequestError if there is none."""
         self._preprocessor.adapters.remove(name)
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether `sleep` was called, and not yet `wake_up`."""
+        return not self._awake.is_set()
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights that it computes with now."""
+        return self._weights.weight_version
+
+    def sleep(self, level: int = 1, *, mode: str = "wait") -> None:
+        """Give back the memory of the cache and, on a GPU, of the weights, which host memory keeps;
+        with `level` 2 that of all weights, which `wake_up` reads again. Requests of other threads
+        end before it ("wait"), go on after it ("keep"), or end now ("abort"). Requests that come
+        meanwhile raise AsleepError."""
+        with self._turns:
+            self._pause(mode)
+            self._sleeper = get_ident()
+            self._weights.sleep(level)
+            self._awake.clear()
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Have the memory again that `sleep` gave back. With the tags `["weights"]` only the
+        weights: it sleeps on, until a call with "kv_cache" or without tags."""
+        cache = woken_wholly(tags)
+        with self._turns:
+            self._weights.wake_up(cache=cache)
+            if cache:
+                self._awake.set()
+
+    def update_weights(
+        self,
+        weights: Weights,
+        *,
+        version: str | None = None,
+        mode: str = "wait",
+    ) -> str:
+        """Replace weights: pairs of a checkpoint's name and a tensor, or a safetensors file or
+        folder with such, all or some. What the old ones have cached is forgotten. Returns the
+        version that outputs carry from now on: `version`, or the number of updates. Requests of
+        other threads end before it, go on with the new weights, or end now, as with `sleep`. Raises
+        CheckpointError for tensors that do not fit, and has changed nothing."""
+        path, temporary = weights_file(weights)
+        with self._turns:
+            self._pause(mode)
+            try:
+                return self._weights.update_weights(path, version, temporary=temporary)
+            finally:
+                if self._weights.asleep:  # not even the old ones could be loaded again
+                    self._awake.clear()
+
+    @property
+    def _weights(self) -> _Sleeper:
+        return cast(_Sleeper, self._engine)
+
+    def _pause(self, mode: str) -> None:
+        chosen = pause_mode(mode)
+        while chosen == "wait" and self._engine.busy:
+            self._advance()
+        for request_id in self._weights.unfinished if chosen == "abort" else ():
+            self._engine.abort(request_id)
+            self._take(EngineOutput(request_id, None, FinishReason.ABORT))
+
     def close(self) -> None:
         """Free the model's memory. The LLM cannot be used afterwards. In a child of fork, whose
         memory is the parent's, it does nothing."""
@@ -241,17 +323,26 @@ class LLM:
 
     def _step(self, wanted: Sequence[OutputBuilder]) -> None:
         """Compute a step for all threads, unless those of others have completed all that is
-        wanted."""
-        with self._turns:
-            if all(builder.done for builder in wanted):
-                return
-            assert self._engine.busy, "requests are pending, but the engine is idle"
-            for token in self._engine.step():
-                builder = self._live.get(token.request_id)
-                if builder is not None:
-                    builder.push(token)
-                    if builder.done and not builder.ended:
-                        self._forget([builder])
+        wanted. While it sleeps, other threads than the one that sent it to sleep wait."""
+        while True:
+            if get_ident() != self._sleeper:
+                self._awake.wait()
+            with self._turns:
+                if all(builder.done for builder in wanted):
+                    return
+                if self._awake.is_set() or get_ident() == self._sleeper:
+                    return self._advance()
+
+    def _advance(self) -> None:
+        assert self._engine.busy or self.is_sleeping, "requests are pending, but none runs"
+        for token in self._engine.step():
+            self._take(token)
+
+    def _take(self, token: EngineOutput) -> None:
+        if (builder := self._live.get(token.request_id)) is not None:
+            builder.push(token)
+            if builder.done and not builder.ended:
+                self._forget([builder])
 
     def _forget(self, builders: Sequence[OutputBuilder]) -> None:
         """Stop following these requests, and abort those that the engine has not ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +115,8 @@ class Opened:
     """The draft model, if the plan has one."""
     assets: TextAssets | None = None
     """What `text` returns, if it was read already."""
+    updated: str = ""
+    """What tells the model's weights from those of its files, if they were updated since."""
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has
@@ -181,16 +183,24 @@ def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAsset
     return attrs.evolve(assets, chat_template=template or architecture.chat_template)
 
 
-def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None = None) -> Opened:
-    """Open a plan made by another process or read from a file. Raises PluginError if the installed
-    packages differ from those it was made with, DeviceError if its device is not here,
-    CheckpointError if its model is another one now."""
+def reopen(
+    plan: Plan,
+    catalog: Catalog | None = None,
+    machine: Machine | None = None,
+    *,
+    update: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
+    updated: str = "",
+) -> Opened:
+    """Open a plan made by another process or read from a file, or by this one: `update` then
+    changes its checkpoint as it is stored. Raises PluginError if the installed packages differ from
+    those it was made with, DeviceError if its device is not here, CheckpointError if its model is
+    another one now."""
     catalog = catalog or load_catalog(disable=plan.disable, only=plan.only)
     agree(plan, catalog)
     agree_on_device(plan.device, machine)
     agree_on_origins(plan, catalog)
     parts = Parts.of(plan, catalog)
-    checkpoint = adapted(catalog.open(Path(plan.path))[1], parts.architecture)
+    checkpoint = adapted(update(catalog.open(Path(plan.path))[1]), parts.architecture)
     with ExitStack() as on_error:
         on_error.callback(checkpoint.close)
         config = model_config(parts.architecture, checkpoint)
@@ -200,7 +210,14 @@ def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None =
         if plan.speculation is not None and plan.speculation.draft is not None:
             draft = reopen(plan.speculation.draft, catalog)
         on_error.pop_all()
-    return Opened(plan=plan, parts=parts, config=config, checkpoint=checkpoint, draft=draft)
+    return Opened(
+        plan=plan,
+        parts=parts,
+        config=config,
+        checkpoint=checkpoint,
+        draft=draft,
+        updated=updated,
+    )
 
 
 def agree(plan: Plan, catalog: Catalog) -> None:

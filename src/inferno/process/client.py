@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from typing import Self
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.contracts import GrammarSpec
-from inferno.errors import EngineDeadError, InfernoError
+from inferno.errors import AsleepError, EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
@@ -18,7 +19,13 @@ from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.launch import EngineProcess
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import ENGINE_TIMEOUT
-from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.requests import (
+    FIRST_VERSION,
+    EngineOutput,
+    EngineStats,
+    FinishReason,
+    Request,
+)
 
 
 @define(eq=False)
@@ -96,6 +103,11 @@ class EngineClient:
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
         may already be in use again."""
+        self.asleep, self.weight_version = False, FIRST_VERSION
+        """Whether the engine is asleep, and the version of its weights. Another process is awake,
+        with the weights of the checkpoint."""
+        self._controls: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count()
 
     @property
     def plan(self) -> Plan:
@@ -154,6 +166,8 @@ class EngineClient:
         self._check_caller()
         if self._engine.running and not self._engine.alive:
             raise EngineDeadError("the engine does not respond", "Try again in a moment.")
+        if self.asleep:
+            raise AsleepError()
         self._engine.send(protocol.ADD, protocol.encode(request))
         stream = self._streams[request.id] = TokenStream(request.id, news or asyncio.Event())
         return stream
@@ -168,6 +182,26 @@ class EngineClient:
             self._engine.send(protocol.ABORT, protocol.encode(request_id))
             self._aborting[request_id] += 1
         stream.feed(EngineOutput(request_id, None, FinishReason.ABORT))
+
+    async def control(self, control: protocol.Control) -> None:
+        """Have the engine do something between two steps, and wait until it is done. Raises the
+        error with which that failed, and EngineDeadError. A caller that is cancelled does not stop
+        it."""
+        self._check_caller()
+        control = evolve(control, number=next(self._numbers))
+        self._engine.send(protocol.CONTROL, protocol.encode(control))
+        done = self._controls[control.number] = asyncio.get_running_loop().create_future()
+        await done
+
+    def _controlled(self, answer: protocol.Controlled) -> None:
+        self.asleep, self.weight_version = answer.asleep, answer.weight_version
+        done = self._controls.pop(answer.number)
+        if done.cancelled():
+            return
+        if answer.failure is None:
+            done.set_result(None)
+        else:
+            done.set_exception(answer.failure.error())
 
     def _check_caller(self) -> None:
         """Raise InfernoError in a child of fork and in another event loop than the one that started
@@ -191,6 +225,8 @@ class EngineClient:
                 self._hand_out(token)
         elif kind == protocol.STATS:
             self.stats = protocol.decode_stats(body)
+        elif kind == protocol.CONTROLLED:
+            self._controlled(protocol.decode_controlled(body))
 
     def _hand_out(self, token: EngineOutput) -> None:
         if token.request_id in self._aborting:
@@ -207,8 +243,13 @@ class EngineClient:
     def _fail_all(self, error: EngineDeadError) -> None:
         streams, self._streams = self._streams, {}
         self._aborting.clear()
+        self.asleep, self.weight_version = False, FIRST_VERSION
         for stream in streams.values():
             stream.fail(error)
+        controls, self._controls = self._controls, {}
+        for done in controls.values():
+            if not done.cancelled():
+                done.set_exception(error)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

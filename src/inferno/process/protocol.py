@@ -2,24 +2,27 @@
 socket.
 
 engine -> client   ready Plan (first; empty if it is the one that was given), tokens [EngineOutput],
-                   stats EngineStats, log LogLine, failed Failure (then it ends)
-client -> engine   add Request, abort id, stop (at once, or after writing packed weights)
+                   stats EngineStats, log LogLine, failed Failure (then it ends),
+                   controlled Controlled
+client -> engine   add Request, abort id, stop (at once, or after writing packed weights),
+                   control Control
 """
 
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from attrs import frozen
 
 from inferno.errors import ERRORS, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
-from inferno.request.requests import EngineOutput, EngineStats, Request
+from inferno.request.requests import EngineOutput, EngineStats, PauseMode, Request
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 PATIENTLY = b"patiently"
+CONTROL, CONTROLLED = b"control", b"controlled"
 READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"
 
 
@@ -55,12 +58,45 @@ class LogLine:
     message: str
 
 
+@frozen(kw_only=True)
+class Control:
+    """What the engine is to do between two steps, once."""
+
+    number: int = 0
+    """By which the answer is told from others."""
+    action: Literal["sleep", "wake_up", "update_weights"]
+    mode: PauseMode = "wait"
+    """What becomes of the requests that run."""
+    level: int = 1
+    """How deep the sleep is."""
+    cache: bool = True
+    """Whether to wake up wholly: else only the weights are loaded."""
+    path: str = ""
+    """A file of weights, or a folder."""
+    temporary: bool = False
+    """Whether the engine deletes the file."""
+    version: str | None = None
+    """Of the new weights."""
+
+
+@frozen
+class Controlled:
+    """The answer to a `Control`."""
+
+    number: int
+    asleep: bool
+    weight_version: str
+    failure: Failure | None = None
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Any = msgspec.msgpack.Decoder(Request).decode
 decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
 decode_stats: Any = msgspec.msgpack.Decoder(EngineStats).decode
 decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
 decode_log: Any = msgspec.msgpack.Decoder(LogLine).decode
+decode_control: Any = msgspec.msgpack.Decoder(Control).decode
+decode_controlled: Any = msgspec.msgpack.Decoder(Controlled).decode
 decode_text: Any = msgspec.msgpack.Decoder(str).decode
 
 

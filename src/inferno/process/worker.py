@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from inferno.errors import RequestError
+from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason
@@ -35,6 +35,8 @@ class Worker:
         self._told = EngineStats()
         self._patient = False
         """Whether the client waits at the end for packed weights to be written."""
+        self._held: list[tuple[bytes, bytes]] | None = None
+        """The messages that wait until running requests have ended, while they do."""
 
     def run(self, plan: Path, catalog: Catalog | None = None) -> None:
         """Run the plan in a file, until the client stops it. `catalog` has all installed
@@ -80,15 +82,23 @@ class Worker:
         return True
 
     def _take(self, kind: bytes, body: bytes) -> bool:
-        if kind == protocol.ADD:
+        if self._held is not None and kind in (protocol.ADD, protocol.CONTROL):
+            self._held.append((kind, body))
+        elif kind == protocol.ADD:
             request = protocol.decode_request(body)
             try:
                 self._engine.submit(request, wait=False)
             except RequestError as error:
                 refused = EngineOutput(request.id, None, FinishReason.ERROR, error=str(error))
                 self._send(protocol.TOKENS, protocol.encode([refused]))
+            except AsleepError as error:
+                refused = EngineOutput.failed(request.id, error)
+                self._send(protocol.TOKENS, protocol.encode([refused]))
+        elif kind == protocol.CONTROL:
+            return self._control(protocol.decode_control(body))
         elif kind == protocol.ABORT:
             aborted = protocol.decode_text(body)
+            self._forget_held(aborted)
             self._engine.abort(aborted)
             # Its last output: later outputs of this id belong to another request.
             self._send(
@@ -98,6 +108,60 @@ class Worker:
             self._patient = body == protocol.PATIENTLY
             return False
         return True
+
+    def _control(self, control: protocol.Control) -> bool:
+        """Do something between two steps, once running requests have ended if it is to wait, and
+        report it. Returns False to end the process."""
+        engine, failure = self._engine, None
+        waits = control.mode == "wait" and control.action != "wake_up"
+        held: list[tuple[bytes, bytes]] = []
+        if waits and not self._drain(held):
+            return False
+        if control.mode == "abort" and control.action != "wake_up":
+            self._abort_all()
+        try:
+            if control.action == "sleep":
+                engine.sleep(control.level)
+            elif control.action == "wake_up":
+                engine.wake_up(cache=control.cache)
+            else:
+                engine.update_weights(
+                    Path(control.path), control.version, temporary=control.temporary
+                )
+        except InfernoError as error:
+            failure = protocol.Failure.of(error)
+        done = protocol.Controlled(control.number, engine.asleep, engine.weight_version, failure)
+        self._send(protocol.CONTROLLED, protocol.encode(done))
+        self._send(protocol.STATS, protocol.encode(engine.stats()))
+        return all(self._take(*message) for message in held)
+
+    def _drain(self, held: list[tuple[bytes, bytes]]) -> bool:
+        """Run until the requests so far have ended; those that come meanwhile are `held`."""
+        self._held = held
+        try:
+            while self._engine.busy:
+                if not self._serve():
+                    return False
+                self._heart.moved()
+        finally:
+            self._held = None
+        return True
+
+    def _abort_all(self) -> None:
+        aborted = self._engine.unfinished
+        for request_id in aborted:
+            self._engine.abort(request_id)
+        ended = [EngineOutput(each, None, FinishReason.ABORT) for each in aborted]
+        self._send(protocol.TOKENS, protocol.encode(ended))
+
+    def _forget_held(self, request_id: str) -> None:
+        """Drop a request that waits until others have ended."""
+        held = self._held or []
+        held[:] = [
+            (kind, body)
+            for kind, body in held
+            if kind != protocol.ADD or protocol.decode_request(body).id != request_id
+        ]
 
     def _send(self, kind: bytes, body: bytes) -> None:
         self._socket.send_multipart([kind, body])

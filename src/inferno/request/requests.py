@@ -9,11 +9,11 @@ from __future__ import annotations
 import enum
 import secrets
 from bisect import bisect_left
-from typing import Literal
+from typing import Literal, get_args
 
 from attrs import define, field, frozen
 
-from inferno.errors import ERRORS, InfernoError
+from inferno.errors import ERRORS, InfernoError, RequestError
 from inferno.request.sampling_params import SamplingParams
 
 Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
@@ -22,6 +22,31 @@ mean weighted by position from 1, or the sum by the square root of their number.
 Reduction = Pooling | Literal["score"]
 """What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
 classifier's labels."""
+
+
+PauseMode = Literal["wait", "keep", "abort"]
+"""What becomes of running requests when an engine is to do something else: it waits until they have
+ended; it keeps them, and they go on afterwards; or it aborts them. vLLM's names."""
+FIRST_VERSION = "0"
+"""The version of weights that were never updated."""
+PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+
+
+def pause_mode(mode: str) -> PauseMode:
+    """Return one of the modes. Raises RequestError for any other string."""
+    for each in PAUSE_MODES:
+        if mode == each:
+            return each
+    raise RequestError(
+        f"the mode is {mode[:80]!r}", f"It is one of {', '.join(PAUSE_MODES)}.", param="mode"
+    )
+
+
+def sleep_level(level: int) -> int:
+    """Return a level of sleep. Raises RequestError unless it is 1 or 2."""
+    if level not in (1, 2):
+        raise RequestError(f"the level of sleep is {level}", "It is 1 or 2.", param="level")
+    return level
 
 
 @frozen
@@ -122,6 +147,8 @@ class EngineOutput:
     """Why the engine failed the request: an error's cause, and on the next line its remedy."""
     error_kind: str = ""
     """The name of the error's class."""
+    weight_version: str = ""
+    """On a request's first output, and on the first after an update: the weights' version."""
 
     @classmethod
     def failed(cls, request_id: str, error: InfernoError) -> EngineOutput:

@@ -20,7 +20,7 @@ from inferno.errors import InfernoError, PluginError
 from inferno.hookspecs import ENDPOINTS
 from inferno.server import batches, openai, pooling, responses, routes
 from inferno.server.fields.support import Field
-from inferno.server.hosting import admin
+from inferno.server.hosting import admin, weights
 from inferno.server.http.apis import Api, Apis, Mounted
 from inferno.server.observe import debug
 
@@ -32,6 +32,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *pooling.HANDLERS,
     *batches.HANDLERS,
     *admin.HANDLERS,
+    *weights.HANDLERS,
     *routes.HANDLERS,
     *debug.HANDLERS,
 )
@@ -42,6 +43,7 @@ BODIES: tuple[type[Any], ...] = (
     *pooling.BODIES,
     *batches.BODIES,
     *admin.BODIES,
+    *weights.BODIES,
     *routes.BODIES,
 )
 """The class of each request body of the server's own endpoints, with its endpoint (`path`) and the

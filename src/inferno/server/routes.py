@@ -181,6 +181,7 @@ def _card(hosted: HostedModel, name: str) -> dict[str, Any]:
     if hosted.served is not None:
         preprocessor = hosted.served.preprocessor
         card["max_model_len"] = preprocessor.max_model_len
+        card["weight_version"] = hosted.served.llm.weight_version
         card["interactive_sampling"] = named_values(preprocessor.interactive_params)
     if hosted.state is LoadState.FAILED and hosted.error is not None:
         card["error"] = hosted.error.cause

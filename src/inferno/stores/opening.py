@@ -89,6 +89,8 @@ def layout_of(opened: Opened, plan: Plan, folder: Path | None) -> str:
         "overrides": [[use.pattern, use.ref] for use in plan.overrides],
         "device": plan.device.kind,
     }
+    if opened.updated:
+        layout["updated"] = opened.updated
     if folder is not None:
         layout["files"] = _hashes(opened, folder)
     return json.dumps(layout, sort_keys=True, default=str)

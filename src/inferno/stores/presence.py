@@ -45,6 +45,12 @@ class NoPresence:
     def publish(self) -> None:
         return None
 
+    def follow(self, watch: Callable[[Presence], None]) -> None:
+        return None
+
+    def clear(self) -> None:
+        return None
+
     def gauge(self, stats: EngineStats) -> None:
         return None
 
@@ -134,6 +140,18 @@ class Presence(NoPresence):
         for key in keys:
             if not (self.is_kept(key) or any(key in told for told in self._told.values())):
                 self._contents.pop(key, None)
+
+    def follow(self, watch: Callable[[Presence], None]) -> None:
+        """Have a new store tell it what it has."""
+        watch(self)
+
+    def clear(self) -> None:
+        """Publish that nothing is cached any more, neither in memory nor by a store."""
+        self.tiers_of, self.is_kept = lambda key: {}, lambda key: 0
+        for known in (self._contents, self._key_of, self._block_of, *self._told.values()):
+            known.clear()
+        self._touched, self._moved, self._lost = {}, {}, True
+        self.publish()
 
     def _compare(self, key: bytes, removed: list[_Change], stored: list[_Change]) -> None:
         """Append in which groups the tiers have lost and gained a block, and note it as told."""

@@ -99,6 +99,15 @@ class Adapters:
                 for path, pair in pairs.items()
             }
 
+    @property
+    def values(self) -> Mapping[str, _Values]:
+        """The adapters that were read, by digest."""
+        return self._read
+
+    def adopt(self, values: Mapping[str, _Values]) -> None:
+        """Have adapters that were read for the same model before it was loaded again."""
+        self._read = {**values, **self._read}
+
     def keep(self, digests: Collection[str]) -> None:
         """Forget all adapters but these and those in slots."""
         kept = {*digests, *self._slots.values()}

@@ -77,7 +77,7 @@ class PackedWeights:
         """Return what the store has for an opened model. None if nothing is to be kept: the user
         wants none, or no provider can. Imports no torch."""
         plan = opened.plan
-        if plan.packed_cache is None:
+        if plan.packed_cache is None or opened.updated:  # the files do not have these weights
             return None
         files = tuple(getattr(opened.checkpoint, "files", ()))
         used = {use.name for use in plan.kernels if use.op in (LINEAR, GROUPED)}

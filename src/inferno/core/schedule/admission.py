@@ -12,6 +12,7 @@ from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
 from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineStats
+from inferno.stores.storing import NoStore
 
 MOST_OVERTAKING = 256
 """Requests with adapters may overtake one whose adapter has no slot if they arrived at most so many
@@ -37,6 +38,15 @@ class Admission:
             queue[:] = [entry for entry in queue if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         self.rows.store.release(sequence.request.id)
+
+    def change_store(self, store: NoStore) -> None:
+        """Forget what is cached, in memory and by the store, and use another store. No sequence may
+        run. Those that waited for the old one wait in the queue."""
+        for sequence in list(self.rows.store.fetching.values()):
+            self.rows.store.release(sequence.request.id)
+            self.enqueue(sequence)
+        self.rows.groups.reset()
+        self.rows.store = store
 
     @property
     def num_waiting(self) -> int:

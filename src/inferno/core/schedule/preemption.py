@@ -37,3 +37,13 @@ class Preemption:
         sequence.num_computed = sequence.num_planned = sequence.num_unknown = 0
         self.admission.enqueue(sequence)
         self.admission.stats.preemptions += 1
+
+    def preempt_all(self) -> None:
+        """Preempt every sequence, and forget the steps in flight: their results will not come."""
+        rows = self.rows
+        for sequence in list(rows.running.values()):
+            self.preempt(sequence)
+        rows.in_flight.clear()
+        rows.take_news()
+        if rows.store.drop_news():
+            rows.groups.reset()

@@ -13,6 +13,7 @@ preempted is discarded; a preempted sequence draws the same token again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 from inferno.core.kvcache import CacheGroups
@@ -78,8 +79,10 @@ class Scheduler:
         self._arrivals += 1
         self._admission.enqueue(sequence)
 
-    def knows(self, request_id: str) -> bool:
-        return request_id in self._by_id
+    @property
+    def ids(self) -> Collection[str]:
+        """Those of the unfinished requests."""
+        return self._by_id.keys()
 
     def adapters(self) -> set[str]:
         """Return the digests of the adapters that unfinished requests need."""
@@ -254,15 +257,12 @@ class Scheduler:
         del self._by_id[sequence.request.id]
         self._rows.vacate(sequence)
 
-    def drop_in_flight(self) -> None:
+    def drop_in_flight(self, store: NoStore | None = None) -> None:
         """Forget the steps in flight, whose results will not come, and let their sequences start
-        again from what is cached."""
-        for sequence in list(self._running.values()):
-            self._preemption.preempt(sequence)
-        self._in_flight.clear()
-        self._rows.take_news()
-        if self._rows.store.drop_news():
-            self._groups.reset()
+        again from what is cached: from nothing if a `store` is given, which replaces the other."""
+        self._preemption.preempt_all()
+        if store is not None:
+            self._admission.change_store(store)
         self._gauge()
 
     def _gauge(self) -> None:

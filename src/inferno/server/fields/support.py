@@ -203,6 +203,32 @@ LOAD_LORA = honoured(
     base_model_name="A name of the model that it is for; the server's first one unless said.",
 )
 
+_MODE = (
+    "What becomes of running requests: `wait` until they have ended (unless said), `keep` them, to "
+    "go on afterwards, or `abort` them."
+)
+
+SLEEP = honoured(
+    model="A name of the model; the server's first one unless said.",
+    level="1 gives back the memory of the cache, and on a GPU that of the weights, which host "
+    "memory keeps; 2 that of all weights, which are read again. 1 unless said.",
+    mode=_MODE,
+)
+
+WAKE_UP = honoured(
+    model="A name of the model; the server's first one unless said.",
+    tags='`["weights"]` loads the weights only, and the model sleeps on; with "kv_cache", or left '
+    "out, it wakes up.",
+)
+
+UPDATE_WEIGHTS = honoured(
+    weights="A safetensors file on the server, or a folder with such files: some of the "
+    "checkpoint's tensors, or all, by its names.",
+    model="A name of the model; the server's first one unless said.",
+    weight_version="What answers carry from now on; the number of updates unless said.",
+    mode=_MODE,
+)
+
 UNLOAD_LORA = honoured(lora_name="The adapter's name. Requests that run keep it.")
 
 UNLOAD = honoured(

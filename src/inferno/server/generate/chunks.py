@@ -34,6 +34,8 @@ class Chunks:
         self._usage_now = usage
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._first = b',"x_inferno":' + encode({"ignored": ignored}) if ignored else b""
+        self.weight_version = ""
+        """Written with the end of each output, if it is known."""
 
     def event(
         self, index: int, payload: bytes, *, finish: str | None = None, rest: bytes = b""
@@ -41,6 +43,8 @@ class Chunks:
         """Encode an update of one choice. `payload` has the members before `finish_reason`, `rest`
         those after it."""
         first, self._first = self._first, b""
+        if finish is not None and self.weight_version:
+            first += members(weight_version=self.weight_version)
         return b'%b{"index":%d,%b,"finish_reason":%b%b}]%b%b}\n\n' % (
             self._head,
             index,
@@ -120,6 +124,7 @@ class OpenAIShape(Shape[C], Generic[C]):
         return [opening for opening in openings if opening is not None]
 
     def update(self, choice: C) -> Iterable[bytes]:
+        self._chunks.weight_version = choice.weight_version
         return _chunked(choice).events(self._chunks)
 
     def end(self) -> Iterable[bytes]:
@@ -128,6 +133,8 @@ class OpenAIShape(Shape[C], Generic[C]):
     def whole(self) -> dict[str, Any]:
         entries = [_chunked(choice).entry() for choice in self.choices]
         body = {**self._head(self.kind), "choices": entries, "usage": self.usage()}
+        if version := self.choices[-1].weight_version:
+            body["weight_version"] = version
         ignored = self.generation.prepared.ignored
         return body | ({"x_inferno": {"ignored": ignored}} if ignored else {})
 

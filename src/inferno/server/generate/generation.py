@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from attrs import define, evolve, field, frozen
 
 from inferno.errors import (
+    AsleepError,
     EngineDeadError,
     InfernoError,
     ModelUnavailableError,
@@ -170,6 +171,8 @@ class Generation:
             raise EngineDeadError(
                 "the engine is restarting, or does not respond", "Try again in a moment."
             )
+        if self.llm.is_sleeping:
+            raise AsleepError()
         self.limiter.admit(self)
         if record is not None:
             try:

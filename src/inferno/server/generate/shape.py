@@ -33,9 +33,12 @@ class Choice:
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     finish: str | None = None
     stop_reason: str | int | None = None
+    weight_version: str = ""
+    """The version of the weights that computed its last token."""
 
     def take(self, delta: TextDelta) -> None:
         """Add what is new."""
+        self.weight_version = delta.weight_version
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs

@@ -110,9 +110,12 @@ class HostedModel:
 
     @property
     def status(self) -> str:
-        """The state for people: a loaded model's engine may be restarting."""
-        if self.state is LoadState.LOADED and self.served is not None and not self.served.llm.alive:
-            return "restarting"
+        """The state for people: a loaded model's engine may be restarting, or asleep."""
+        if self.state is LoadState.LOADED and self.served is not None:
+            if not self.served.llm.alive:
+                return "restarting"
+            if self.served.llm.is_sleeping:
+                return "asleep"
         return str(self.state)
 
     @classmethod

@@ -1,0 +1,75 @@
+"""Where an engine's model lives: makes what runs it, again after its memory was given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Self
+
+from attrs import define
+
+from inferno.constraints import Constraint, Grammars
+from inferno.core.kvcache import CacheGroups
+from inferno.plan import Opened, Plan
+from inferno.request.requests import Request
+from inferno.stores import NO_STORE, NoStore, open_store
+from inferno.weights.loading import begin_of, capture_of
+from inferno.weights.packing import PackedWeights
+from inferno.weights.resident import Resident
+
+if TYPE_CHECKING:
+    from inferno.core.runner import ModelRunner
+
+
+@define(eq=False)
+class Home:
+    """A loaded model, and how it is run."""
+
+    resident: Resident
+    again: Callable[[], tuple[ModelRunner, NoStore]]
+    """Runs the model that is loaded now as `Engine.load` ran the first one."""
+    _grammars: Grammars
+
+    @classmethod
+    def load(cls, opened: Opened, packed: PackedWeights | None = None) -> Self:
+        """Load an opened model. Raises CheckpointError, DeviceError, PluginError,
+        OutOfMemoryError."""
+
+        def again() -> tuple[ModelRunner, NoStore]:
+            raise AssertionError("`Engine.load` sets it")
+
+        return cls(Resident.load(opened, packed), again, Grammars.of(opened))
+
+    def run(
+        self, plan: Plan, groups: CacheGroups, *, trial: bool = False
+    ) -> tuple[ModelRunner, NoStore]:
+        """Allocate the cache, and open the store of its blocks."""
+        from inferno.core.runner import ModelRunner
+
+        opened, loaded = self.resident.opened, self.resident.present
+        captures = not trial or (plan.capture is not None and plan.capture.ahead)
+        capture = capture_of(opened) if captures else None
+        draft = opened.draft if captures else None
+        drafts = loaded.drafter, capture_of(draft) if draft is not None else None
+        others = begin_of(opened, plan), opened.parts.logits_processors
+        given = loaded.model, plan, loaded.ops, capture, *drafts, *others
+        runner = ModelRunner(*given, adapters=loaded.adapters)
+        store = NO_STORE if trial else open_store(opened, plan, groups, runner.cache.places)
+        runner.mover = store.mover
+        return runner, store
+
+    def rerun(self, plan: Plan, groups: CacheGroups) -> tuple[ModelRunner, NoStore]:
+        """The same for weights that came back, with the steps that are captured ahead."""
+        runner, store = self.run(plan, groups)
+        runner.capture_ahead()
+        return runner, store
+
+    def constrain(self, request: Request) -> Constraint | None:
+        """Read a request's adapter, and return its constraint."""
+        if request.adapter is not None and (adapters := self.resident.present.adapters) is not None:
+            adapters.read(request.adapter)
+        return self._grammars.constraint_of(request.params)
+
+    def forget(self, kept: Collection[str]) -> None:
+        """Forget all adapters but those of these digests."""
+        if (adapters := self.resident.present.adapters) is not None:
+            adapters.keep(kept)

@@ -1,0 +1,59 @@
+"""What callers give to change an engine's weights, or to wake it up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from inferno.errors import EngineDeadError, RequestError
+from inferno.process.protocol import Control
+from inferno.request.requests import pause_mode
+
+Weights = str | PathLike[str] | Iterable[tuple[str, Any]]
+"""A safetensors file, a folder with such, or pairs of a checkpoint's name and a torch tensor."""
+_TAGS = ("weights", "kv_cache")
+
+
+def weights_file(weights: Weights) -> tuple[Path, bool]:
+    """Return the file with the weights, and whether it is temporary: pairs of names and tensors are
+    written to one. Raises RequestError."""
+    if isinstance(weights, str | PathLike):
+        return Path(weights), False
+    from inferno.weights.updates import write_tensors  # imports torch
+
+    return write_tensors(weights), True
+
+
+async def send_update(
+    send: Callable[[Control], Awaitable[None]], weights: Weights, version: str | None, mode: str
+) -> None:
+    """Have an engine process update its weights. Raises RequestError, CheckpointError,
+    EngineDeadError."""
+    chosen = pause_mode(mode)
+    path, temporary = await asyncio.to_thread(weights_file, weights)
+    control = Control(
+        action="update_weights",
+        mode=chosen,
+        path=str(path.absolute()),
+        temporary=temporary,
+        version=version,
+    )
+    try:
+        await send(control)
+    except EngineDeadError:
+        if temporary:  # nobody else knows it any more
+            path.unlink(missing_ok=True)
+        raise
+
+
+def woken_wholly(tags: Collection[str] | None) -> bool:
+    """Return whether vLLM's `tags` ask for more than the weights. Raises RequestError."""
+    for tag in tags or ():
+        if tag not in _TAGS:
+            raise RequestError(
+                f"the tag {tag[:80]!r} is not known", f"Known: {', '.join(_TAGS)}.", param="tags"
+            )
+    return not tags or "kv_cache" in tags

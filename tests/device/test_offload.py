@@ -1,0 +1,35 @@
+"""Tensors give their memory back, and have it again with their values."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inferno.device.offload import Offloaded
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(30, 20))
+        self.register_buffer("table", torch.arange(12))
+        self.view = self.weight.detach()[5:, ::2]
+        self.inner = nn.Linear(4, 4)
+        self.tied = self.inner.weight
+
+
+def test_tensors_views_and_attributes_come_back() -> None:
+    model = Model()
+    before = [tensor.clone() for tensor in (model.weight, model.table, model.view, model.tied)]
+    held = sum(t.untyped_storage().nbytes() for t in (model.weight, model.table, model.tied))
+    away = Offloaded.of([model, model.inner])
+    assert model.weight.untyped_storage().nbytes() == model.view.untyped_storage().nbytes() == 0
+    assert away.nbytes == held + model.inner.bias.numel() * 4
+    away.restore()
+    for tensor, expected in zip(
+        (model.weight, model.table, model.view, model.tied), before, strict=True
+    ):
+        assert torch.equal(tensor, expected)
+    assert model.tied is model.inner.weight
+    model.weight.data[5, 0] = 7
+    assert model.view[0, 0] == 7, "it is still a view"
