@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Masks, follow
+from inferno.constraints import NO_MASKS, Constraint, Constraints, follow
 from inferno.core.kvcache import CacheGroups
+from inferno.core.launches import Closed, Runner, Ticket
 from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
-from inferno.core.types import Sampled, Step
+from inferno.core.types import Step
 from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
@@ -35,28 +36,6 @@ if TYPE_CHECKING:
     from inferno.core.runner import ModelRunner
 
 log = logging.getLogger("inferno.engine")
-
-
-class Ticket(Protocol):
-    """A step in flight."""
-
-    def draw(self, masks: Masks) -> None:
-        """Draw the step's tokens under masks. Called once, before the next launch."""
-        ...
-
-    def result(self) -> Sampled:
-        """Wait for the results. Called once, in the order of the launches."""
-        ...
-
-
-class Runner(Protocol):
-    """Computes steps: `runner.ModelRunner`, or a test's fake."""
-
-    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
-        """Start the forward pass. The runner knows the tokens that earlier steps drew, even before
-        their results are taken. `cut` is called before it with the step's drafts, and returns those
-        to verify."""
-        ...
 
 
 class Engine:
@@ -375,7 +354,7 @@ class Engine:
             self._late += self._add_compiled(wait=True)
         self._drop_in_flight(NO_STORE)
         self._store.close()
-        self._store, self._runner, self.asleep = NO_STORE, _Closed(), True
+        self._store, self._runner, self.asleep = NO_STORE, Closed(), True
         self._presence.clear()
 
     def _rise(self, home: Home) -> None:
@@ -397,15 +376,10 @@ class Engine:
         be used again."""
         self._store.close()
         self._presence.close()
-        self._runner = _Closed()
+        self._runner = Closed()
         self._in_flight.clear()
         self._scheduler.drop_in_flight()
         if self._home is not None:
             self._home.resident.close()
             self._home = None
         give_memory_back()
-
-
-class _Closed:
-    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
-        raise RequestError("the engine is closed", "Load another one.")

@@ -148,8 +148,8 @@ class Presence(NoPresence):
     def clear(self) -> None:
         """Publish that nothing is cached any more, neither in memory nor by a store."""
         self.tiers_of, self.is_kept = lambda key: {}, lambda key: 0
-        for known in (self._contents, self._key_of, self._block_of, *self._told.values()):
-            known.clear()
+        self._contents, self._key_of, self._block_of = {}, {}, {}
+        self._told = {tier: {} for tier in TIERS}
         self._touched, self._moved, self._lost = {}, {}, True
         self.publish()
 

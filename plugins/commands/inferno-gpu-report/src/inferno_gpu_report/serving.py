@@ -15,7 +15,8 @@ from attrs import define, field, frozen
 
 from inferno.cli.ragged import Load, ragged_load
 from inferno.constraints import Masks
-from inferno.core.engine import Engine, Runner, Ticket
+from inferno.core.engine import Engine
+from inferno.core.launches import Runner, Ticket
 from inferno.core.types import Sampled, Step
 from inferno.plan import Options, Plan
 from inferno.request.requests import Request
