@@ -82,6 +82,7 @@ def test_the_first_different_token_is_shown_in_both() -> None:
     [
         ("abcdefgh", "abcdefghij", {"cached": 8}, "All that the earlier request has in common"),
         ("abcdefgh", "abcdefghij", {"cached": 4}, "4 more tokens"),
+        ("abcdefgh", "abcdefghij", {"cached": 4}, "not in any tier"),
         ("abcdefgh", "abcdefghij", {"cached": 0, "salt": "s"}, "another cache_salt"),
         ("abcdefgh", "abcxefgh", {"cached": 0}, "None of the 1 earlier"),
         ("abcdefgh", "abcxefgh", {"cached": 4}, "4 tokens were cached by others"),
@@ -93,6 +94,16 @@ def test_the_first_different_token_is_shown_in_both() -> None:
 def test_the_reason_is_a_sentence(old: str, new: str, options: Any, words: str) -> None:
     request = seen("2", new, **options)
     assert words in explain(history(seen("1", old), request), request)["reason"]
+
+
+def test_the_tiers_that_tokens_came_from_are_named() -> None:
+    request = seen("2", "abcdefgh", cached=6)
+    request.num_host, request.num_disk = 3, 2
+    body = explain(history(seen("1", "abcdefgh"), request), request)
+    assert body["cached_tokens_details"] == {"memory": 1, "host": 3, "disk": 2}
+    assert body["reason"].endswith(
+        "Of the cached tokens, 3 from host memory and 2 from disk were loaded."
+    )
 
 
 def test_the_output_of_the_earlier_request_is_part_of_it() -> None:

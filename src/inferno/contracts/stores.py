@@ -44,6 +44,12 @@ class StoreUsage:
     """Copied out of the cache."""
     loaded_bytes: int = 0
     """Copied into it."""
+    copy_seconds: float = 0.0
+    """How long these copies took. With them, the engine estimates what loading costs."""
+    fetched_bytes: int = 0
+    """Brought near."""
+    fetch_seconds: float = 0.0
+    """How long that took."""
     lost_parts: int = 0
     """Parts of blocks that were missing or damaged when they were wanted."""
 

@@ -270,6 +270,7 @@ class Engine:
         if step.slices:  # the device computes one step after the other
             work, alone = step.work
             self._scheduler.budget.record(work, self._committed - began, alone=alone)
+            self._store.computed(step.num_tokens, self._committed - began)
         outputs = self._scheduler.commit(step, sampled)
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:

@@ -194,7 +194,7 @@ class Step:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.slices or self.moves or self.saves)
+        return not (self.slices or self.moves or self.saves or self.loads)
 
 
 class Verified(NamedTuple):

@@ -205,6 +205,8 @@ class EngineStats:
     """Copied into the cache from a store."""
     store_lost_parts: int = 0
     """Parts of stored blocks that were missing or damaged when they were wanted."""
+    store_skipped_tokens: int = 0
+    """Tokens that a store had, and that were computed because that is faster than loading."""
     event_batches: int = 0
     """Batches of events of the cache that were published."""
     dropped_event_batches: int = 0

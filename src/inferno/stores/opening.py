@@ -38,7 +38,7 @@ def open_store(
     need = plan.store.need(plan.groups)
     index, mover = store.build(evolve(need, layout=layout_of(opened, plan, need.folder)))
     mover.register([each.pieces for each in places])
-    return Storing(groups, index, mover)
+    return Storing(groups, index, mover, need.sizes)
 
 
 def open_presence(opened: Opened, plan: Plan, groups: CacheGroups, store: NoStore) -> NoPresence:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from select import select
+from select import POLLIN, poll
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from attrs import define, field
 
 from inferno.contracts import Mover, Placed, StoreIndex, TieredIndex
 from inferno.request.requests import EngineStats
+from inferno.stores.speeds import Speeds
 
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroup, CacheGroups, Match
@@ -24,8 +26,8 @@ _NAP = 0.05
 class NoStore:
     """Where blocks are not stored. What `Storing` says holds of its answers."""
 
-    saves: Sequence[Placed] = ()
-    """What the next step saves."""
+    has_news = False
+    """Whether there is anything to save or to load."""
     fetching: Mapping[str, Sequence_] = MappingProxyType({})
     """By request, sequences that wait for parts to come near."""
     mover: Mover | None = None
@@ -36,7 +38,15 @@ class NoStore:
     def missing(self, match: Match) -> Sequence[tuple[int, CacheGroup]]:
         return ()
 
-    def load(self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]]) -> None:
+    def load(
+        self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]], *, alone: bool
+    ) -> bool:
+        return True
+
+    def landed(self) -> Sequence[Sequence_]:
+        return ()
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
         return None
 
     def save(self, sequence: Sequence_, count: int) -> None:
@@ -88,7 +98,11 @@ class Storing(NoStore):
     groups: CacheGroups
     index: StoreIndex
     mover: Mover
+    sizes: tuple[int, ...] = ()
+    """Bytes of a block in each group. Without them, loading always pays."""
+    speeds: Speeds = field(init=False)
     saves: list[Placed] = field(factory=list)
+    """What the next step saves."""
     loads: list[Placed] = field(factory=list)
     fetching: dict[str, Sequence_] = field(factory=dict)
     _fetched: set[str] = field(factory=set)
@@ -98,21 +112,58 @@ class Storing(NoStore):
     _loaded: list[str] = field(factory=list)
     _saved: dict[int, int] = field(factory=dict)
     """By row, the number of leading blocks that were saved, or were there already."""
+    _waiting: dict[int, tuple[Sequence_, deque[Placed]]] = field(factory=dict)
+    """By row, what later steps load."""
+    _landed: list[Sequence_] = field(factory=list)
+    _num_skipped: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.speeds = Speeds(self.index.usage)
+
+    @property
+    def has_news(self) -> bool:  # type: ignore[override]  # `NoStore` never has any
+        return bool(self.saves or self.loads or self._waiting)
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
-        """Return the longest match that memory and what is near in the store have together. None if
-        more is there: the sequence is set aside until it has come near, or is lost."""
+        """Return the longest match that memory and what is near in the store have together, if
+        loading it is faster than computing. None if more is there: the sequence is set aside until
+        it has come near, or is lost."""
         owner, near = sequence.request.id, self.index.near
         if owner not in self._fetched:
             self._fetched.add(owner)
             whole = self._extended(sequence, match, self.index.groups_of)
             parts = [(sequence.keys[i], 1 << group.index) for i, group in self.missing(whole)]
-            if far := [(key, part) for key, part in parts if not near(key) & part]:
+            far = [(key, part) for key, part in parts if not near(key) & part]
+            if far and self._pays(match, whole, parts, far):
                 self.index.fetch(parts, owner)
                 sequence.num_far = len({key for key, _ in far}) * self.groups.block_size
                 self.fetching[owner] = sequence
                 return None
-        return self._extended(sequence, match, near)
+        whole = self._extended(sequence, match, near)
+        parts = [(sequence.keys[i], 1 << group.index) for i, group in self.missing(whole)]
+        if self._pays(match, whole, parts):
+            return whole
+        self._num_skipped += (whole.num_blocks - match.num_blocks) * self.groups.block_size
+        return match
+
+    def _pays(
+        self,
+        match: Match,
+        whole: Match,
+        parts: Iterable[tuple[bytes, int]],
+        far: Iterable[tuple[bytes, int]] = (),
+    ) -> bool:
+        """Whether to load these parts, of which some are far, takes no longer than to compute what
+        they add to a match."""
+        if not self.sizes:
+            return True
+        sizes = [sum(self.sizes[bit.bit_length() - 1] for _, bit in each) for each in (parts, far)]
+        num_tokens = (whole.num_blocks - match.num_blocks) * self.groups.block_size
+        return self.speeds.pays(num_tokens, *sizes)
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Note how long a step took, of so many tokens."""
+        self.speeds.computed(num_tokens, seconds)
 
     def _extended(self, sequence: Sequence_, match: Match, has: Callable[[bytes], int]) -> Match:
         stored = list[int]()
@@ -145,15 +196,54 @@ class Storing(NoStore):
         ended = self.mover.poll()
         return [self.fetching.pop(owner) for owner in ended if owner in self.fetching]
 
-    def load(self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]]) -> None:
-        """Load what was missing of the blocks that a sequence has resumed after."""
+    def load(
+        self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]], *, alone: bool
+    ) -> bool:
+        """Load what was missing of the blocks that a sequence has resumed after. Returns whether
+        the next step does all of it: else `landed` names the sequence once it can go on. Other
+        sequences do not wait for a large load, if there are any."""
         places = dict[int, list[int | None]]()
         for i, group in missing:
             target = group.target(sequence, sequence.block_ids[i])
             places.setdefault(i, [None] * len(self.groups.groups))[group.index] = target
-        self.loads += [Placed(sequence.keys[i], tuple(at)) for i, at in places.items()]
-        self._loading.append(sequence.request.id)
         self.index.touch(sequence.keys[: len(sequence.block_ids)])
+        loads = {i: Placed(sequence.keys[i], tuple(at)) for i, at in places.items()}
+        budget = None if alone else self.speeds.budget()
+        if budget is None or not self.sizes or sum(map(self._nbytes, loads.values())) <= budget:
+            self.loads += loads.values()
+            self._loading.append(sequence.request.id)
+            return True
+        # At once what blocks lack that others can find: a place that they have looks like a part.
+        cached = [i for i in loads if self.groups.parts_of(sequence.block_ids[i])]
+        self.loads += [loads.pop(i) for i in cached]
+        self._waiting[sequence.held_row] = sequence, deque(loads.values())
+        # What is near may make room until then, unless it is asked for.
+        self.index.fetch([(each.key, each.groups) for each in loads.values()], sequence.request.id)
+        return False
+
+    def _nbytes(self, placed: Placed) -> int:
+        return sum(
+            size for size, at in zip(self.sizes, placed.places, strict=True) if at is not None
+        )
+
+    def _load_waiting(self) -> None:
+        """Let the next step load its share of what waits, at least one block."""
+        left = self.speeds.budget() or 0
+        for row, (sequence, loads) in list(self._waiting.items()):
+            while loads and (left > 0 or not self.loads):
+                left -= self._nbytes(loads[0])
+                self.loads.append(loads.popleft())
+            if loads:
+                return
+            del self._waiting[row]
+            self._loading.append(sequence.request.id)
+            self._landed.append(sequence)
+
+    def landed(self) -> list[Sequence_]:
+        """Return the sequences whose last blocks a step loads that is planned: later ones find
+        them."""
+        landed, self._landed = self._landed, []
+        return landed
 
     def save(self, sequence: Sequence_, count: int) -> None:
         """Save the leading `count` blocks of a sequence, as far as the store has not got them."""
@@ -170,6 +260,8 @@ class Storing(NoStore):
 
     def vacate(self, sequence: Sequence_) -> None:
         """Save what is left of a sequence that loses its row."""
+        self._waiting.pop(sequence.held_row, None)
+        self._landed = [each for each in self._landed if each is not sequence]
         self.save(sequence, sequence.num_inserted)
         self.index.touch(sequence.keys[: sequence.num_inserted])
         del self._saved[sequence.held_row]
@@ -179,6 +271,8 @@ class Storing(NoStore):
         """Return what the next step saves and loads, and forget it."""
         for owner in self._loaded:  # by the step before this one
             self.index.release(owner)
+        if self._waiting:
+            self._load_waiting()
         news = tuple(self.saves), tuple(self.loads)
         self.saves, self.loads = [], []
         self._loaded, self._loading = self._loading, []
@@ -218,6 +312,7 @@ class Storing(NoStore):
         stats.store_host_bytes, stats.store_folder_bytes = usage.host_bytes, usage.folder_bytes
         stats.store_saved_bytes = usage.saved_bytes
         stats.store_loaded_bytes, stats.store_lost_parts = usage.loaded_bytes, usage.lost_parts
+        stats.store_skipped_tokens = self._num_skipped
 
     @property
     def waits_for(self) -> int | None:
@@ -226,8 +321,10 @@ class Storing(NoStore):
 
     def sleep(self) -> None:
         """Wait until a fetch may have ended, or a moment."""
-        descriptor = self.mover.fileno()
-        select([] if descriptor is None else [descriptor], [], [], _NAP)
+        poller = poll()  # as `select` refuses descriptors above 1023
+        if (descriptor := self.mover.fileno()) is not None:
+            poller.register(descriptor, POLLIN)
+        poller.poll(1000 * _NAP)
 
     def close(self) -> None:
         self.mover.close()

@@ -21,6 +21,7 @@ from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
 from inferno.core.kvcache import CacheGroup
 from inferno.errors import OptionError
 from inferno.stores import NoStore
+from inferno.stores.speeds import Speeds
 from inferno.stores.storing import Storing
 from inferno.testing.cache_policy import GROUPS, NUM_BLOCKS, ROWS, WINDOWS, CacheMachine
 from inferno.testing.installed import Installed
@@ -285,6 +286,20 @@ def damage(path: Path, how: str, other: Path) -> None:
         path.write_bytes({"cut": data[:-1], "flipped": flipped, "longer": data + b"\0"}[how])
 
 
+class _Fickle(Speeds):
+    """Estimates that change each time: a load may take one step or many, or not pay."""
+
+    asked = 0
+
+    def budget(self) -> int | None:
+        self.asked += 1
+        return (None, 0, 20, 50)[self.asked % 4]
+
+    def pays(self, num_tokens: int, nbytes: int, far: int = 0) -> bool:
+        self.asked += 1
+        return self.asked % 7 != 0
+
+
 class StoreMachine(CacheMachine):
     """The same requests with a store: blocks are saved, evicted, loaded, lost; the engine ends and
     starts again, in order or by a crash."""
@@ -314,7 +329,9 @@ class StoreMachine(CacheMachine):
         )
         self.built = self.item.build(need)
         runner.keep(self.built[1], [NUM_BLOCKS, *windows, *snapshots])
-        return Storing(self.groups, *self.built)
+        storing = Storing(self.groups, *self.built, need.sizes)
+        storing.speeds = _Fickle(self.built[0].usage)
+        return storing
 
     @rule(crash=st.booleans())
     def restart(self, crash: bool) -> None:

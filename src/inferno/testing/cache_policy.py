@@ -212,6 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
     ) -> None:
         super().__init__()
         self.open: dict[str, Request] = {}
+        self.asked: dict[str, Request] = {}
         self.output: dict[str, list[int]] = {}
         self.begin(build, groups)
 
@@ -252,10 +253,17 @@ class CacheMachine(RuleBasedStateMachine):
             priority=priority,
             cache_salt=salt,
         )
-        self.open[request.id] = request
+        self.open[request.id] = self.asked[request.id] = request
         self.output[request.id] = []
         self.scheduler.add(request)
         return request.id
+
+    @rule(target=requests, request_id=requests, max_tokens=st.integers(1, 12))
+    def fork(self, request_id: str, max_tokens: int) -> str:
+        """Ask again what is being answered, or was."""
+        request = self.asked[request_id]
+        salt, priority = request.cache_salt, request.priority
+        return self.add(list(request.token_ids), max_tokens, priority, salt)
 
     @rule(request_id=consumes(requests))
     def abort(self, request_id: str) -> None:

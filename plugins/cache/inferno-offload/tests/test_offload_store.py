@@ -18,7 +18,8 @@ class TestDisk(StoreTests):
         assert isinstance(store, Store) and store.files is not None
         store.files._writer.shutdown(wait=True, cancel_futures=True)
         store.files._readers.shutdown(wait=True, cancel_futures=True)
-        os.close(store.files.folder._lock)
+        for descriptor in (store.files.folder._lock, store.files.descriptor, store.files._signal):
+            os.close(descriptor)
 
 
 class TestHost(StoreTests):

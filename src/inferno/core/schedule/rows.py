@@ -47,25 +47,34 @@ class Rows:
         # Before `resume`, which gives places to the parts that are to be loaded.
         missing = store.missing(match)
         updates, copies = groups.resume(sequence, match)
-        store.load(sequence, missing)
         self.updates += updates
         self.copies += copies
         running = self.running.values()
-        source = fork_of(sequence, match.last, running, groups.block_size, groups.has_places)
+        source = None
+        if missing and not store.load(sequence, missing, alone=len(running) == 1):
+            self._wait(sequence)
+        else:
+            source = fork_of(sequence, match.last, running, groups.block_size, groups.has_places)
         if source is not None:
             updates, moved = groups.acquire_copy(sequence, source)
             self.updates += updates
             if moved:
-                sequence.arriving = key = next(self._keys)
-                self._arriving[key] = sequence
+                key = self._wait(sequence)
                 self.moves += [Move(key, *places) for places in moved]
             sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
 
+    def _wait(self, sequence: Sequence) -> int:
+        """Let a sequence wait. Returns the key with which it goes on."""
+        sequence.arriving = key = next(self._keys)
+        self._arriving[key] = sequence
+        return key
+
     def arrived(self, keys: Iterable[int]) -> None:
-        """Let the sequences go on that wait for these moves."""
-        for key in keys:
-            if (sequence := self._arriving.pop(key, None)) is not None:
+        """Let the sequences go on that wait for these moves, or for loads that are planned."""
+        landed = [sequence.arriving for sequence in self.store.landed()]
+        for key in (*keys, *landed):
+            if key is not None and (sequence := self._arriving.pop(key, None)) is not None:
                 sequence.arriving = None
 
     def streams(self) -> Work:

@@ -68,7 +68,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether requests are unfinished or steps in flight."""
-        return bool(self._by_id or self._in_flight or self._rows.store.saves)
+        return bool(self._by_id or self._in_flight or self._rows.store.has_news)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -116,7 +116,7 @@ class Scheduler:
         slices, budget = self._continue()
         admitted = self._admission.admit(slices, budget)
         self._gauge()
-        if not (slices or self._rows.moves or self._rows.store.saves):
+        if not (slices or self._rows.moves or self._rows.store.has_news):
             return Step(())  # block updates wait for a step that is launched
         updates, moves, copies = self._rows.take_news()
         running = self._running

@@ -42,6 +42,10 @@ _COUNTERS = {
     "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),
     "kv_store_saved_bytes": ("store_saved_bytes", "Copied out of the KV cache to a store."),
     "kv_store_loaded_bytes": ("store_loaded_bytes", "Copied into the KV cache from a store."),
+    "kv_store_skipped_tokens": (
+        "store_skipped_tokens",
+        "Tokens computed because that was faster than loading their blocks from a store.",
+    ),
     "kv_store_lost_parts": ("store_lost_parts", "Stored parts of blocks missing or damaged."),
     "kv_event_batches": ("event_batches", "Batches of cache events published."),
     "kv_event_batches_dropped": (

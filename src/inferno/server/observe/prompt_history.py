@@ -40,6 +40,10 @@ class Seen:
     rendered: Rendered | None = None
     num_cached: int | None = None
     """None until its first token."""
+    num_host: int = 0
+    """Those of them that a store loaded from host memory."""
+    num_disk: int = 0
+    """And from disk."""
     at: float = field(factory=time.time)
 
     @property
@@ -103,9 +107,10 @@ def explain(
         "request": seen.id,
         "prompt_tokens": seen.prompt_len,
         "cached_tokens": seen.num_cached,
+        **_tiers(seen),
         "block_size": block_size,
         "compared": len(earlier),
-        "reason": _reason(seen, closest, common, block_size, len(earlier)),
+        "reason": _reason(seen, closest, common, block_size, len(earlier)) + _came_from(seen),
         "closest": None,
         "first_difference": None,
     }
@@ -123,6 +128,21 @@ def explain(
                 "before": _place(closest, common, tokenizer),
             }
     return body
+
+
+def _tiers(seen: Seen) -> dict[str, dict[str, int]]:
+    """Return where cached tokens came from, if a store had some, as `usage` does."""
+    if not (seen.num_host or seen.num_disk):
+        return {}
+    memory = (seen.num_cached or 0) - seen.num_host - seen.num_disk
+    tiers = {"memory": memory, "host": seen.num_host, "disk": seen.num_disk}
+    return {"cached_tokens_details": tiers}
+
+
+def _came_from(seen: Seen) -> str:
+    named = [(seen.num_host, "host memory"), (seen.num_disk, "disk")]
+    came = " and ".join(f"{count} from {tier}" for count, tier in named if count)
+    return f" Of the cached tokens, {came} were loaded." if came else ""
 
 
 def _common(seen: Seen, other: Seen) -> int:
@@ -154,7 +174,7 @@ def _reason(seen: Seen, closest: Seen | None, common: int, block_size: int, comp
     if seen.num_cached < full:
         return (
             f"{full - seen.num_cached} more tokens are those of the earlier request, but were not "
-            "in the cache: their blocks were evicted, or not computed yet."
+            "in any tier of the cache: their blocks were evicted, or not computed yet."
         )
     if common >= min(seen.prompt_len, len(closest.token_ids)):
         return "All that the earlier request has in common was cached, in whole blocks."

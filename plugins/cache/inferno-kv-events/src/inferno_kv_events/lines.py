@@ -44,10 +44,11 @@ class _Serving:
     file: BinaryIO
 
     def run(self) -> None:
-        encode = msgspec.json.Encoder().encode
+        encode, poller = msgspec.json.Encoder().encode, select.poll()
+        poller.register(self.waiting.descriptor, select.POLLIN)
         with self.file:
             while True:
-                select.select([self.waiting.descriptor], [], [])
+                poller.poll()
                 closed = self.waiting.closed  # before `take`: nothing is put after it
                 for batch in self.waiting.take():
                     told = batch_of(batch.at, batch.events, self.need.block_size, self.need.groups)

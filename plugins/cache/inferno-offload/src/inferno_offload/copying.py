@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from attrs import define, field
 from torch import Tensor
+
+from inferno_offload.slots import Buffer, Slots, runs
 
 
 @define(eq=False)
@@ -15,44 +18,55 @@ class GroupCopies:
     place make a part, one after the other."""
 
     pieces: Sequence[Tensor]
-    _near: bool = field(init=False)
+    slots: Slots
+    """Where the parts' buffers are from."""
+    _arrays: list[tuple[Any, slice]] | None = field(init=False)
+    """The same as NumPy arrays on a CPU, each with where its bytes are in a part."""
 
     def __attrs_post_init__(self) -> None:
-        self._near = all(piece.device.type == "cpu" for piece in self.pieces)
+        self._arrays, at = None, 0
+        if all(piece.device.type == "cpu" for piece in self.pieces):
+            self._arrays = []
+            for piece in self.pieces:
+                self._arrays.append((piece.numpy(), slice(at, at + piece.shape[1])))
+                at += piece.shape[1]
 
-    def out(self, places: Sequence[int]) -> list[Tensor]:
-        """Return the parts at these places, each in memory of its own."""
-        if self._near:
-            arrays = [piece.numpy() for piece in self.pieces]
-            size = sum(array.shape[1] for array in arrays)
-            parts = []
-            for place in places:
-                part = torch.empty(size, dtype=torch.uint8)
-                target, at = part.numpy(), 0
-                for array in arrays:
-                    row = array[place]
-                    target[at : at + len(row)] = row
-                    at += len(row)
-                parts.append(part)
-            return parts
+    def out(self, places: Sequence[int]) -> list[Buffer]:
+        """Return the parts at these places, each in a buffer."""
+        buffers = [self.slots.take() for _ in places]
+        if self._arrays is not None:
+            for first, parts in self._together(places, buffers):
+                last = first + len(parts)
+                for array, span in self._arrays:
+                    parts[:, span] = array[first:last]
+            return buffers
         index = torch.tensor(places, device=self.pieces[0].device)
         together = torch.cat([piece.index_select(0, index) for piece in self.pieces], 1).cpu()
-        return [row.clone() for row in together]
+        for buffer, row in zip(buffers, together, strict=True):
+            buffer.data.copy_(row)
+        return buffers
 
-    def into(self, places: Sequence[int], parts: Sequence[Tensor]) -> None:
+    def into(self, places: Sequence[int], buffers: Sequence[Buffer]) -> None:
         """Copy parts to these places."""
-        if self._near:
-            arrays = [piece.numpy() for piece in self.pieces]
-            for place, part in zip(places, parts, strict=True):
-                source, at = part.numpy(), 0
-                for array in arrays:
-                    size = array.shape[1]
-                    array[place] = source[at : at + size]
-                    at += size
+        if self._arrays is not None:
+            for first, parts in self._together(places, buffers):
+                last = first + len(parts)
+                for array, span in self._arrays:
+                    array[first:last] = parts[:, span]
             return
         device = self.pieces[0].device
-        index, together = torch.tensor(places, device=device), torch.stack(list(parts)).to(device)
-        for piece, rows in zip(
-            self.pieces, together.split([p.shape[1] for p in self.pieces], 1), strict=True
-        ):
+        index = torch.tensor(places, device=device)
+        together = torch.stack([buffer.data for buffer in buffers]).to(device)
+        sizes = [piece.shape[1] for piece in self.pieces]
+        for piece, rows in zip(self.pieces, together.split(sizes, 1), strict=True):
             piece.index_copy_(0, index, rows.contiguous())
+
+    def _together(
+        self, places: Sequence[int], buffers: Sequence[Buffer]
+    ) -> Iterator[tuple[int, Any]]:
+        """Return places of neighbours, the first of each, with their parts (parts, bytes)."""
+        for start, stop in runs(places, buffers):
+            slot = buffers[start].slot
+            alone = buffers[start].data[None]
+            parts = alone if slot < 0 else self.slots.memory[slot : slot + stop - start]
+            yield places[start], parts.numpy()

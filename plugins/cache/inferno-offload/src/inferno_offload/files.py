@@ -6,12 +6,12 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
-import torch
 from attrs import define, field
-from torch import Tensor
 
 from inferno_offload.folder import Folder, Part
+from inferno_offload.slots import Buffer
 
 MOST_QUEUED = 1 << 30
 """Bytes that wait to be written. Where a disk cannot follow, further blocks are not kept on it."""
@@ -20,6 +20,7 @@ MOST_QUEUED = 1 << 30
 @define(eq=False)
 class Written:
     part: Part
+    buffer: Buffer
     nbytes: int
     """Of the file; 0 if it could not be written."""
 
@@ -27,8 +28,10 @@ class Written:
 @define(eq=False)
 class Read:
     part: Part
-    data: Tensor | None
-    """Its bytes; None if they are lost."""
+    buffer: Buffer
+    whole: bool
+    """Whether the buffer has its bytes: else they are lost."""
+    seconds: float
 
 
 @define(eq=False)
@@ -53,7 +56,7 @@ class Files:
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._signal, False)
 
-    def write(self, part: Part, data: Tensor) -> bool:
+    def write(self, part: Part, data: Buffer) -> bool:
         """Write a part. Returns False if too much waits already."""
         if self.queued + data.nbytes > MOST_QUEUED:
             return False
@@ -61,23 +64,24 @@ class Files:
         self._writer.submit(self._write, part, data)
         return True
 
-    def _write(self, part: Part, data: Tensor) -> None:
+    def _write(self, part: Part, buffer: Buffer) -> None:
         try:
-            nbytes = self.folder.write(part, data.numpy().data)
+            nbytes = self.folder.write(part, buffer.data.numpy().data)
         except OSError:
             nbytes = 0
-        self._report(Written(part, nbytes))
+        self._report(Written(part, buffer, nbytes))
 
     def remove(self, part: Part) -> None:
         self._writer.submit(self.folder.remove, part)
 
-    def read(self, part: Part) -> None:
-        self._readers.submit(self._read, part)
+    def read(self, part: Part, buffer: Buffer) -> None:
+        """Read a part into a buffer."""
+        self._readers.submit(self._read, part, buffer)
 
-    def _read(self, part: Part) -> None:
-        data = torch.empty(self.folder.sizes[part[1]], dtype=torch.uint8)
-        whole = self.folder.read(part, data.numpy().data)
-        self._report(Read(part, data if whole else None))
+    def _read(self, part: Part, buffer: Buffer) -> None:
+        started = perf_counter()
+        whole = self.folder.read(part, buffer.data.numpy().data)
+        self._report(Read(part, buffer, whole, perf_counter() - started))
 
     def _report(self, report: Written | Read) -> None:
         with self._lock:

