@@ -131,6 +131,34 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
     assert found[0] == found[2] != found[1]
 
 
+def test_trainers_are_answered_as_by_vllm(server: httpx.Client) -> None:
+    """What TRL's client sends to generate, and how it reads the answer."""
+    prompts, n = [PROMPT, PROMPT[:7]], 2
+    sampling = {"n": n, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    sampling |= {"min_p": 0.0, "max_tokens": 5, "seed": 1}
+    as_ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    for count in (0, 3):
+        body = {"prompt": prompts, "logprobs": count, "model": "demo", **as_ids, **sampling}
+        answered = server.post("/v1/completions", json=body)
+        assert answered.status_code == 200, answered.text
+        choices = answered.json()["choices"]
+        assert [choice["prompt_token_ids"] for choice in choices[::n]] == prompts
+        for choice in choices:
+            scored = choice["logprobs"]
+            positions = zip(
+                scored["tokens"], scored["token_logprobs"], scored["top_logprobs"], strict=True
+            )
+            for (token, logprob, top), drawn in zip(positions, choice["token_ids"], strict=True):
+                assert token == f"token_id:{drawn}" and top[token] == logprob
+                assert max(count, 1) <= len(top) <= count + 1
+                assert all(name.startswith("token_id:") for name in top)
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 0}
+    answered = server.post("/v1/chat/completions", json={**body, **as_ids, **sampling})
+    for choice in answered.json()["choices"]:
+        tokens = [entry["token"] for entry in choice["logprobs"]["content"]]
+        assert tokens == [f"token_id:{i}" for i in choice["token_ids"]]
+
+
 def test_a_stream_ends_with_the_version(server: httpx.Client) -> None:
     response = answer(server, stream=True)
     events = [line for line in response.text.split("\n\n") if "finish_reason" in line]

@@ -18,7 +18,6 @@ _GENERATION = (
         harmless=("left",),
     ),
     Field("watermarking", "refused", "Leave it out: there is none.", harmless=(False,)),
-    Field("return_tokens_as_token_ids", "refused", "Use return_token_ids.", harmless=(False,)),
     Field("return_token_offsets", "refused", "Use return_token_ids.", harmless=(False,)),
     Field("return_mm_kwargs", "accepted", "There are none.", harmless=(True,)),
     Field("media_io_kwargs", "refused", _TEXT_ONLY, harmless=({},)),

@@ -54,6 +54,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
     session_id: str | None = None
     timeout: float | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 def sampling_values(

@@ -59,6 +59,8 @@ _GENERATION = (
         "found by content, without a session.",
         timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
+        return_tokens_as_token_ids="Writes the tokens of `logprobs` as `token_id:ID`, and in "
+        "completions each one's `top_logprobs`, with `logprobs: 0` too.",
         response_format="text, json_object or json_schema: the answer, after any reasoning, "
         "matches the schema, `strict` or not. Also vLLM's structural_tag, and llama.cpp's `schema` "
         "with json_object.",

@@ -65,8 +65,10 @@ class _Choice(ParsedChoice, Chunked):
     def _scored(self) -> dict[str, Any] | None:
         if not self.shape.data.logprobs:
             return None
+        as_ids = self.shape.data.return_tokens_as_token_ids
+        tokenizer = None if as_ids else self.shape.model.tokenizer
         return {
-            "content": logprobs.chat(self.shape.model.tokenizer, self.logprobs),
+            "content": logprobs.chat(tokenizer, self.logprobs),
             "refusal": None,
         }
 

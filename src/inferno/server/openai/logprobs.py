@@ -42,10 +42,12 @@ def completion(
     positions: Sequence[Logprobs | None],
     token_ids: Sequence[int],
     offset: int,
-    top: int,
+    *,
+    listed: bool,
 ) -> tuple[dict[str, Any], int]:
     """Build `choices[].logprobs` of text completions, and return it with the next offset. The first
-    position of an echoed prompt has no probability: null. With `top` 0, `top_logprobs` is null."""
+    position of an echoed prompt has no probability: null. Unless `listed`, `top_logprobs` is
+    null."""
     tokens = [token_text(tokenizer, i) for i in token_ids]
     offsets = []
     for token in tokens:
@@ -55,7 +57,7 @@ def completion(
         "tokens": tokens,
         "token_logprobs": [None if p is None else max(p.logprob, _LOWEST) for p in positions],
         "top_logprobs": [None if p is None else _top(tokenizer, p) for p in positions]
-        if top
+        if listed
         else None,
         "text_offset": offsets,
     }

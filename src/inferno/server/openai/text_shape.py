@@ -65,8 +65,10 @@ class _Choice(Choice, Chunked):
             return None
         positions: list[Logprobs | None] = [*(echo or ()), *self.logprobs]
         ids = [*(shape.prompt_token_ids(self.index) if echo is not None else ()), *self.token_ids]
+        as_ids = bool(shape.data.return_tokens_as_token_ids)
+        tokenizer = None if as_ids else shape.model.tokenizer
         scored, self._offset = logprobs.completion(
-            shape.model.tokenizer, positions, ids, self._offset, top
+            tokenizer, positions, ids, self._offset, listed=bool(top) or as_ids
         )
         return scored
 
