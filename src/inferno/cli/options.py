@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from inferno.cli import DEBUG
+from inferno.cli.link_options import LINK_OPTIONS, fold_roles
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ engine_options = together(
             metavar="TOPIC",
             help="What subscribers choose by. [default: kv@HOST@MODEL]",
         ),
+        *LINK_OPTIONS,
         _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
@@ -322,6 +324,7 @@ def plan_options(values: Mapping[str, Any]) -> Options:
     if "dtype" in given:
         given["dtype"] = DTYPES[given["dtype"]]
     _fold_prefix_caching(given)
+    fold_roles(given)
     known = {attribute.name for attribute in fields(Options)}
     for name in given.keys() - known:
         raise OptionError(

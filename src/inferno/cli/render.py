@@ -11,7 +11,7 @@ import rich_click as click
 
 from inferno import __version__, host
 from inferno.cli.lines import width_of, wrapped
-from inferno.contracts import COMPUTE_DTYPES
+from inferno.contracts import COMPUTE_DTYPES, Link
 
 if TYPE_CHECKING:
     from inferno.contracts import Device, TextAssets
@@ -118,6 +118,9 @@ def _store_rows(plan: Plan) -> Iterable[Row]:
     if (store := plan.store) is None:
         return
     token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token in each tier"
+    if (link := store.link) is not None:
+        yield "link", _linked(link, store.name, plan), _origin(plan, "block store")
+        return
     tiers = [f"{store.name}: {token}"]
     if store.host_fold:
         tiers.append(f"host memory up to {host.format_bytes(store.host_bytes(plan.groups))}")
@@ -133,6 +136,17 @@ def _event_rows(plan: Plan) -> Iterable[Row]:
     parts += [f"replay at {events.replay}"] if events.replay is not None else []
     parts += [f"topic {events.topic}"] if events.topic is not None else []
     yield "cache events", ", ".join(parts), _origin(plan, "event sink")
+
+
+def _linked(link: Link, name: str, plan: Plan) -> str:
+    token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token"
+    if link.role == "prefill":
+        return f"{name}: computes prompts for those that connect to {link.url}, {token}"
+    return (
+        f"{name}: prompts from {link.min_tokens} tokens are computed by {link.url} if nothing of "
+        f"them or all but {link.min_uncached} tokens or more are cached; {token}, "
+        f"{link.timeout:g} s at most"
+    )
 
 
 def _source(plan: Plan) -> str:

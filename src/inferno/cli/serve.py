@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -131,7 +132,10 @@ def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> 
             process.discard()
         served = _several(ctx, models, serving, network, values)
     clock.lap("plan")
-    _run(served, serving, network, clock)
+    if values.get("pd_server"):
+        _prefill(served)
+    else:
+        _run(served, serving, network, clock)
 
 
 @frozen(kw_only=True)
@@ -238,6 +242,27 @@ def _several(
     )
     options = {"budgets": found.budgets, "max_loaded": serving.max_loaded}
     return _Served(llm=found.specs, name=found.specs[0].name, options=options)
+
+
+def _prefill(served: _Served) -> None:
+    """Compute prompts for other instances, without HTTP, until a signal ends it."""
+    import asyncio
+
+    llm = served.llm
+    if isinstance(llm, tuple):
+        raise OptionError("--pd-server is for one model", "Start an instance for each.")
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(each, ended.set)
+        async with llm:
+            store = llm.plan.store
+            url = store.link.url if store is not None and store.link is not None else ""
+            click.echo(f"Computing prompts of {served.name} for those that call {url}.", err=True)
+            await ended.wait()
+
+    asyncio.run(run())
 
 
 def _run(served: _Served, serving: Serving, network: Network, clock: Clock) -> None:

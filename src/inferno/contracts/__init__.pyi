@@ -95,6 +95,7 @@ from inferno.contracts.kernels import (
     Uncaptured,
 )
 from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout, fp8_layout
+from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
@@ -194,6 +195,9 @@ __all__ = [
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
+    "Link",
+    "LinkIndex",
+    "LinkedPrompt",
     "LogitsProcessor",
     "Lookahead",
     "LowRank",

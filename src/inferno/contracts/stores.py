@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from inferno.contracts import lazy
 from inferno.contracts.cache_events import Tier
+from inferno.contracts.links import Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,12 @@ class StoreUsage:
     """How long that took."""
     lost_parts: int = 0
     """Parts of blocks that were missing or damaged when they were wanted."""
+    linked_prompts: int = 0
+    """Prompts that were sent to another instance, or computed for one."""
+    linked_bytes: int = 0
+    """Bytes of blocks that came from it, or went to it."""
+    fallbacks: dict[str, int] = field(factory=dict)
+    """By cause, prompts that were worth to be sent out, and were computed here in the end."""
 
 
 class StoreIndex(Protocol):
@@ -154,6 +161,8 @@ class StoreNeed:
     """Bytes of all files in it."""
     host_limit: int = 0
     """Bytes of blocks to keep in host memory, beside those that are on their way."""
+    link: Link | None = None
+    """For a store that links instances: its end. None: a store that keeps blocks is asked for."""
 
 
 @frozen(kw_only=True)
@@ -165,5 +174,7 @@ class BlockStore:
     """build(need) -> its halves. Raises OptionError if the folder cannot be used."""
     refuses: Callable[[StoreNeed], str | None] = lambda need: None
     """refuses(need) -> why it cannot serve, or None. `layout` is empty then. Imports no torch."""
+    links: bool = False
+    """Whether it links instances instead of keeping blocks: its index is a `LinkIndex`."""
     priority: int = 0
     api_version: int = 1

@@ -179,7 +179,7 @@ class Engine:
         self.check_awake()
         try:
             with device_errors(self.plan.device, "compute a step"):
-                outputs = self._versioned(self._step())
+                outputs = self._versioned(self._store.answered(self._step()))
             self._presence.publish()
             return outputs
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
@@ -203,6 +203,7 @@ class Engine:
         return outputs
 
     def _step(self) -> list[EngineOutput]:
+        self._store.serve(partial(self.submit, wait=False), self.abort)
         outputs, self._late = [*self._late, *self._add_compiled()], []
         step, constraints = self._scheduler.plan(), self._constraints.held
         if not step.is_empty:
@@ -227,6 +228,12 @@ class Engine:
         """Take note of what a store has done, while there is nothing to compute."""
         self._store.come()
         self._presence.publish()
+
+    @property
+    def listens(self) -> int | None:
+        """The descriptor on which an engine that is not `busy` hears of work for other instances;
+        None if it does none."""
+        return self._store.listens
 
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
         """Queue the requests whose grammars have been compiled and whose adapters are read. Returns
@@ -281,7 +288,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do: nothing while it is asleep."""
-        waiting = bool(self._compiling or self._late)
+        waiting = bool(self._compiling or self._late) or self._store.is_asked
         return not self.asleep and (self._scheduler.busy or waiting)
 
     # --- sleep, and other weights -----------------------------------------------------------------

@@ -36,6 +36,8 @@ class TextDelta:
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0
     """Those that a store loaded from disk."""
+    num_remote: int = 0
+    """Those that another instance computed."""
     queue_seconds: float = field(default=0.0, eq=False)
     """How long the request waited in the engine's queue."""
     num_drafts: int = 0
@@ -134,7 +136,7 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._reported = False
         self._num_cached = self._num_drafts = self._num_accepted = 0
-        self._num_host = self._num_disk = 0
+        self._num_host = self._num_disk = self._num_remote = 0
         self._queue_seconds = 0.0
         self.versions: list[tuple[int, str]] = []
         """The versions of the weights that computed its tokens, each after the index of its first
@@ -162,6 +164,7 @@ class OutputBuilder:
         self._num_cached = self._num_cached or token.num_cached
         self._num_host = self._num_host or token.num_host
         self._num_disk = self._num_disk or token.num_disk
+        self._num_remote = self._num_remote or token.num_remote
         self._queue_seconds = self._queue_seconds or token.queue_seconds
         self.embedding = token.embedding
         self._num_drafts += token.num_drafts
@@ -207,6 +210,7 @@ class OutputBuilder:
             num_cached=self._num_cached,
             num_host=self._num_host,
             num_disk=self._num_disk,
+            num_remote=self._num_remote,
             queue_seconds=self._queue_seconds,
             num_drafts=self._num_drafts,
             num_accepted=self._num_accepted,

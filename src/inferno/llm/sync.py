@@ -10,7 +10,7 @@ from threading import Event, get_ident
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.errors import GrammarError, RequestError
+from inferno.errors import GrammarError, OptionError, RequestError
 from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.llm.adapters import reading
 from inferno.llm.grammars import refused_grammar
@@ -74,6 +74,11 @@ class LLM:
     ) -> None:
         sleep_at_barriers()  # of no effect if torch is imported already
         load_torch_library()
+        if options.get("prefill_for"):
+            raise OptionError(
+                "LLM computes only while it is called, and cannot prefill for others",
+                "Use AsyncLLM, or `inferno serve`.",
+            )
         with open_for(ref or model, options) as opened, prepared(opened) as packed:
             # The tokenizer takes half a second of another core while torch is imported.
             with ThreadPoolExecutor(1, "inferno text") as beside:

@@ -72,6 +72,21 @@ class Options:
     """Where subscribers may ask for events that they have missed: `tcp://*:5558`."""
     kv_events_topic: str | None = None
     """What subscribers choose by; None: the sink's own, with the host's and the model's name."""
+    prefill_for: str | None = None
+    """Compute prompts for other instances, which connect to this URL: `shm://NAME` on one machine,
+    `tcp://HOST:PORT` from others. `AsyncLLM` and servers only."""
+    decode_with: str | None = None
+    """Have long prompts computed by the instance at this URL."""
+    pd_token_file: str | None = None
+    """File with the secret that both instances know; tcp needs one."""
+    pd_min_tokens: int = 128
+    """A prompt is sent out if it has at least so many tokens, and either nothing of it is cached or
+    at least `pd_min_uncached` tokens are not."""
+    pd_min_uncached: int = 1024
+    pd_timeout: float = 120.0
+    """Seconds after which a prompt that was sent out is computed here."""
+    pd_buffer: str = "1GiB"
+    """Limit of the blocks that are on their way."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
@@ -128,6 +143,8 @@ class Options:
             "num_speculative_tokens",
             "max_loras",
             "max_lora_rank",
+            "pd_min_tokens",
+            "pd_min_uncached",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -158,6 +175,10 @@ class Options:
             raise OptionError(
                 f"cpu_mem_fold is {self.cpu_mem_fold!r}",
                 f"It is a multiple of the cache's size, above 0 and at most {MOST_FOLD}.",
+            )
+        if not 0 < self.pd_timeout < float("inf"):
+            raise OptionError(
+                f"pd_timeout is {self.pd_timeout!r}", "It is a number of seconds above 0."
             )
         if self.imatrix is not None and self.isq is None:
             raise OptionError(

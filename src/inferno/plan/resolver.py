@@ -84,8 +84,8 @@ def _decide(given: stages.Given) -> Opened:
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
     cache = stages.choose_cache(given, model, compute, weights, attention, drafting)
-    policy = attention.policy.value.name
-    store = choose_store(given.catalog, given.options, policy)
+    policy, environ = attention.policy.value.name, (given.machine or Machine()).environ
+    store = choose_store(given.catalog, given.options, policy, environ)
     events = choose_sink(given.catalog, given.options, policy)
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
     decisions = [

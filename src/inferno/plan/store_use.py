@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from inferno.contracts import StoreNeed
+from inferno.contracts import Link, StoreNeed
 from inferno.plan.cache_groups import CacheGroupPlan
 
 
@@ -23,6 +23,10 @@ class StoreUse:
     """Bytes of all files in it."""
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
+    link: Link | None = None
+    """The end of a link to other instances, instead of tiers."""
+    hashes: str | None = None
+    """Where hashes of the model's files are remembered, if not in `folder`."""
 
     def need(self, groups: Sequence[CacheGroupPlan]) -> StoreNeed:
         """Return what the store is built for, without the layout."""
@@ -32,6 +36,7 @@ class StoreUse:
             folder=None if self.folder is None else Path(self.folder),
             folder_limit=self.folder_limit,
             host_limit=self.host_bytes(groups),
+            link=self.link,
         )
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:

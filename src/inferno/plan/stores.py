@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from inferno import host
 from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
-from inferno.contracts import StoreNeed
+from inferno.contracts import BlockStore, Link, StoreNeed
 from inferno.errors import OptionError
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
+from inferno.plan.packed_folder import default_folder
 from inferno.plan.store_use import StoreUse
 
 
 def choose_store(
-    catalog: Catalog, options: Options, policy: str
+    catalog: Catalog, options: Options, policy: str, environ: Mapping[str, str]
 ) -> Decided[StoreUse | None] | None:
     """Return the store that the options ask for; None if they ask for none. Raises OptionError,
     UnsupportedError."""
-    if options.kv_store is None and options.cpu_mem_fold is None:
+    link = _link(options)
+    if options.kv_store is None and options.cpu_mem_fold is None and link is None:
         return None
     if policy == "none":
         raise OptionError(
-            "--kv-store and --cpu-mem-fold need a prefix cache, and the cache policy is none",
+            f"{_said(link)} need a prefix cache, and the cache policy is none",
             "Leave out --cache-policy none.",
         )
     folder = None if options.kv_store is None else Path(options.kv_store).expanduser().absolute()
@@ -33,11 +36,12 @@ def choose_store(
         folder=folder,
         folder_limit=host.parse_size(options.kv_store_size, "--kv-store-size"),
         host_limit=1 if options.cpu_mem_fold else 0,
+        link=link,
     )
     choice = choose(
         catalog.of("inferno_block_stores"),
-        "blocks beside the cache's memory",
-        lambda offer: offer.item.refuses(need),
+        "blocks beside the cache's memory" if link is None else "a link to other instances",
+        lambda offer: _refusal(offer.item, need),
     )
     use = StoreUse(
         name=choice.item.name,
@@ -45,5 +49,51 @@ def choose_store(
         folder=None if folder is None else str(folder),
         folder_limit=need.folder_limit,
         host_fold=options.cpu_mem_fold or 0.0,
+        link=link,
+        hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
     )
     return Decided(use, (("block store", choice.offer),), choice.refusals)
+
+
+def _refusal(store: BlockStore, need: StoreNeed) -> str | None:
+    if store.links and need.link is None:
+        return "it links instances, and keeps no blocks"
+    if not store.links and need.link is not None:
+        return "it keeps blocks, and links no instances"
+    return store.refuses(need)
+
+
+def _link(options: Options) -> Link | None:
+    """Return the end of a link that the options ask for, or None."""
+    url = options.prefill_for or options.decode_with
+    if url is None:
+        if options.pd_token_file is not None:
+            raise OptionError(
+                "pd_token_file is set without a link",
+                "Say what it is for: --prefill-for URL or --decode-with URL.",
+            )
+        return None
+    if options.prefill_for and options.decode_with:
+        raise OptionError(
+            "prefill_for and decode_with exclude each other",
+            "An instance either computes prompts for others or has others compute its own.",
+        )
+    if options.kv_store is not None or options.cpu_mem_fold is not None:
+        raise OptionError(
+            "a link to other instances excludes kv_store and cpu_mem_fold",
+            "Leave out --kv-store and --cpu-mem-fold, or the link.",
+        )
+    file = options.pd_token_file
+    return Link(
+        role="prefill" if options.prefill_for else "decode",
+        url=url,
+        token_file=None if file is None else Path(file).expanduser().absolute(),
+        min_tokens=options.pd_min_tokens,
+        min_uncached=options.pd_min_uncached,
+        timeout=options.pd_timeout,
+        buffer=host.parse_size(options.pd_buffer, "--pd-buffer"),
+    )
+
+
+def _said(link: Link | None) -> str:
+    return "--kv-store and --cpu-mem-fold" if link is None else "--prefill-for and --decode-with"

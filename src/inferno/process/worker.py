@@ -64,14 +64,11 @@ class Worker:
         engine = self._engine
         if os.getppid() != self._parent:
             return False
-        if not engine.busy and not self._socket.poll(_IDLE_MS):
+        if not engine.busy and not self._wait(engine.listens):
             engine.rest()
             return True
         if (descriptor := engine.waits_for) is not None:
-            poller = zmq.Poller()
-            poller.register(self._socket, zmq.POLLIN)
-            poller.register(descriptor, zmq.POLLIN)
-            poller.poll(_IDLE_MS)
+            self._wait(descriptor)
         while self._socket.poll(0):
             if not self._take(*self._socket.recv_multipart()):
                 return False
@@ -80,6 +77,15 @@ class Worker:
         if not engine.busy or engine.stats().steps % 16 == 1:
             self._send(protocol.STATS, protocol.encode(engine.stats()))
         return True
+
+    def _wait(self, descriptor: int | None) -> bool:
+        """Wait a moment for a message, or for a store. Returns whether there is one."""
+        if descriptor is None:
+            return bool(self._socket.poll(_IDLE_MS))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(descriptor, zmq.POLLIN)
+        return bool(poller.poll(_IDLE_MS))
 
     def _take(self, kind: bytes, body: bytes) -> bool:
         if self._held is not None and kind in (protocol.ADD, protocol.CONTROL):

@@ -135,6 +135,8 @@ class EngineOutput:
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0
     """Those that a store fetched from farther away."""
+    num_remote: int = 0
+    """Those that another instance computed."""
     queue_seconds: float = field(default=0.0, eq=False)
     """On a request's first token: how long it waited in the queue."""
     num_drafts: int = 0
@@ -211,6 +213,12 @@ class EngineStats:
     """Batches of events of the cache that were published."""
     dropped_event_batches: int = 0
     """Those that were not, because too many waited."""
+    linked_prompts: int = 0
+    """Prompts sent to another instance, or computed for one."""
+    linked_bytes: int = 0
+    """Bytes of blocks that came from another instance, or went to one."""
+    fallbacks: dict[str, int] = field(factory=dict)
+    """By cause, prompts that were to be sent out and were computed here."""
     non_finite: int = 0
     """Requests that ended because the model's numbers were not finite."""
 

@@ -13,6 +13,7 @@ from attrs import evolve
 
 from inferno.errors import OptionError
 from inferno.plan import Opened, Plan
+from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.storing import NO_STORE, NoStore, Storing
 from inferno.weights.packed.digest import computed, state
@@ -36,9 +37,17 @@ def open_store(
     if store is None or plan.store is None:
         return NO_STORE
     need = plan.store.need(plan.groups)
-    index, mover = store.build(evolve(need, layout=layout_of(opened, plan, need.folder)))
+    link, hashes = need.link, plan.store.hashes
+    layout = layout_of(opened, plan, need.folder if hashes is None else Path(hashes))
+    index, mover = store.build(evolve(need, layout=layout))
     mover.register([each.pieces for each in places])
-    return Storing(groups, index, mover, need.sizes)
+    if link is None:
+        return Storing(groups, index, mover, need.sizes)
+    if link.role == "decode":
+        return Decoding(groups, index, mover, terms=link)
+    loaded = plan.adapters.loaded if plan.adapters is not None else ()
+    refs = {use.adapter.digest: use.adapter for use in loaded}
+    return Prefilling(groups, index, mover, adapters=refs)
 
 
 def open_presence(opened: Opened, plan: Plan, groups: CacheGroups, store: NoStore) -> NoPresence:
@@ -100,14 +109,16 @@ def _hashes(opened: Opened, folder: Path) -> list[str]:
     files = tuple(getattr(opened.checkpoint, "files", ()))
     if not files:
         raise OptionError(
-            f"{opened.plan.ref} is not made of files, by which its blocks on disk are told apart",
-            "Leave out --kv-store.",
+            f"{opened.plan.ref} is not made of files, by which its blocks are told from others'",
+            "Leave out --kv-store, --prefill-for, --decode-with.",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         hashes = computed(files, folder, {file: state(file) for file in files}, repeat(None))
     except OSError as error:
         raise OptionError(
-            f"--kv-store {folder}: {error.strerror or error}", "Name a folder that can be written."
+            f"the folder {folder}, given or for hashes of the model's files: "
+            f"{error.strerror or error}",
+            "Name one that can be written: --kv-store DIR, or --packed-cache DIR.",
         ) from error
     return hashes or []

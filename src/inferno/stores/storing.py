@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from inferno.contracts import Mover, Placed, StoreIndex, TieredIndex
-from inferno.request.requests import EngineStats
+from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.stores.speeds import Speeds
 
 if TYPE_CHECKING:
@@ -31,6 +31,22 @@ class NoStore:
     fetching: Mapping[str, Sequence_] = MappingProxyType({})
     """By request, sequences that wait for parts to come near."""
     mover: Mover | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether another instance has asked for something."""
+        return False
+
+    @property
+    def listens(self) -> int | None:
+        """The descriptor on which an engine with nothing to do hears of it."""
+        return None
+
+    def serve(self, submit: Callable[[Request], object], abort: Callable[[str], object]) -> None:
+        return None
+
+    def answered(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        return outputs
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
         return match
@@ -188,7 +204,7 @@ class Storing(NoStore):
             (i, group)
             for group in self.groups.groups
             for i in group.needs(match.num_blocks)
-            if not _is_held(group, match.known, i)
+            if not is_held(group, match.known, i)
         ]
 
     def come(self) -> list[Sequence_]:
@@ -330,13 +346,14 @@ class Storing(NoStore):
         self.mover.close()
 
 
-def _is_held(group: CacheGroup, known: list[int], index: int) -> bool:
+def is_held(group: CacheGroup, known: list[int], index: int) -> bool:
+    """Whether memory has a group's part of a block of a match."""
     return index < len(known) and group.part(known[index]) is not None
 
 
 def _first_missing(group: CacheGroup, known: list[int], stored: list[int], count: int) -> int:
     """Return the first block of a prefix of `count` whose part neither memory nor the store has."""
     for index in group.needs(count):
-        if not (stored[index] >> group.index & 1 or _is_held(group, known, index)):
+        if not (stored[index] >> group.index & 1 or is_held(group, known, index)):
             return index
     return count

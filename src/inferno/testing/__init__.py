@@ -31,6 +31,7 @@ from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
 from inferno.testing.kernels import KernelProviderTests
+from inferno.testing.link_store import LinkTests
 from inferno.testing.mtp import MTPTests, proposals
 from inferno.testing.quant_scheme import QuantSchemeTests, stored_matrix
 from inferno.testing.quant_twins import (
@@ -89,6 +90,7 @@ __all__ = [
     "GrammarProviderTests",
     "KVCache",
     "KernelProviderTests",
+    "LinkTests",
     "MTPTests",
     "Outcome",
     "QuantSchemeTests",

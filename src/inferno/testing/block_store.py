@@ -93,7 +93,7 @@ class StoreTests(Installed):
         return self.need_of(tmp_path / "kv")
 
     @classmethod
-    def need_of(cls, folder: Path, layout: str = '{"dtype": "a"}', **limits: int) -> StoreNeed:
+    def need_of(cls, folder: Path, layout: str = '{"dtype": "a"}', **limits: Any) -> StoreNeed:
         limits = {"folder_limit": 1 << 20, "host_limit": 0 if cls.keeps_files else 1 << 20} | limits
         return StoreNeed(
             layout=layout, sizes=SIZES, folder=folder if cls.keeps_files else None, **limits

@@ -137,8 +137,8 @@ class Generation:
     """Of each output that has begun."""
     _cached: dict[int, int] = field(factory=dict)
     """Each prompt's number of cached tokens."""
-    _stored: dict[int, tuple[int, int]] = field(factory=dict)
-    """How many of them a store loaded from host memory, and from disk."""
+    _stored: dict[int, tuple[int, int, int]] = field(factory=dict)
+    """How many of them a store loaded from host memory, from disk, and from another instance."""
     _num_drafts: int = 0
     _num_accepted: int = 0
     _aborted: Ending | None = None
@@ -301,11 +301,14 @@ class Generation:
     def _prompt_details(self) -> dict[str, object]:
         """Return where cached prompt tokens were found. The tiers are named if a store had some."""
         cached = sum(self._cached.values())
-        host = sum(host for host, _ in self._stored.values())
-        disk = sum(disk for _, disk in self._stored.values())
-        if not host and not disk:
+        host, disk, remote = (
+            sum(each) for each in zip((0, 0, 0), *self._stored.values(), strict=True)
+        )
+        if not host + disk + remote:
             return {"cached_tokens": cached}
-        tiers = {"memory": cached - host - disk, "host": host, "disk": disk}
+        tiers = {"memory": cached - host - disk - remote, "host": host, "disk": disk}
+        if remote:
+            tiers["remote"] = remote
         return {"cached_tokens": cached, "cached_tokens_details": tiers}
 
     def _count(self, deltas: list[TextDelta]) -> None:
@@ -324,7 +327,7 @@ class Generation:
             if output == 0:  # the others reuse the prompt that the first computed
                 before = self._cached.get(prompt, 0)
                 self._cached[prompt] = now_cached = max(before, delta.num_cached)
-                self._stored[prompt] = delta.num_host, delta.num_disk
+                self._stored[prompt] = delta.num_host, delta.num_disk, delta.num_remote
                 if record is not None:
                     record.cached(now_cached - before)
             if times is None and count:

@@ -52,6 +52,11 @@ _COUNTERS = {
         "dropped_event_batches",
         "Batches of cache events dropped because too many waited.",
     ),
+    "kv_link_prompts": (
+        "linked_prompts",
+        "Prompts sent to a prefill instance, or computed by one for others.",
+    ),
+    "kv_link_bytes": ("linked_bytes", "Bytes of blocks pulled, or given to others."),
     "non_finite_requests": (
         "non_finite",
         "Requests that ended because the model's numbers were NaN or infinite.",
@@ -115,6 +120,15 @@ class _Models(Collector):
             for model, stats in running:
                 counter.add_metric([model], getattr(stats, attribute))
             yield counter
+        fallbacks = CounterMetricFamily(
+            "inferno_kv_link_fallbacks",
+            "Prompts computed here that were to be sent to a prefill instance.",
+            labels=[_MODEL, "cause"],
+        )
+        for model, stats in running:
+            for cause, count in stats.fallbacks.items():
+                fallbacks.add_metric([model, cause], count)
+        yield fallbacks
         sizes = HistogramMetricFamily(
             "inferno_iteration_tokens_total",
             "Tokens that a forward pass computes.",
