@@ -1,0 +1,106 @@
+"""Where a prefill instance listens, and the secret by which the two ends know each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+from attrs import frozen
+
+from inferno.contracts import Link, StoreNeed
+from inferno.errors import OptionError
+
+MOST_TOKEN = 4096
+LEAST_TOKEN = 16
+_FORMS = "shm://NAME, file:///PATH or tcp://HOST:PORT"
+
+
+@frozen
+class Address:
+    """An address as zmq has it."""
+
+    endpoint: str
+    path: Path | None
+    """The socket on this machine; None: it is on the network."""
+
+
+def parse(url: str) -> Address:
+    """Return the address that a URL names. Raises OptionError.
+
+    `shm://NAME` is a socket in a folder of the user's own, `file:///PATH` one at a path (`ipc:///PATH`
+    is the same): both ends are on one machine then, and share memory. `tcp://HOST:PORT` (or
+    `http://`) is on the network.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme in ("tcp", "http"):
+        host, _, port = rest.rstrip("/").rpartition(":")
+        known = re.fullmatch(r"\*|[\w.-]+|\[[0-9a-fA-F:.]+\]", host) and port.isascii()
+        if known and port.isdigit() and 0 < int(port) < 65536:
+            return Address(f"tcp://{host}:{port}", None)
+    elif scheme == "shm" and re.fullmatch(r"[\w.-]{1,40}", rest):
+        path = Path(tempfile.gettempdir(), f"inferno-{os.getuid()}", f"{rest}.socket")
+        return Address(f"ipc://{path}", path)
+    elif scheme in ("file", "ipc") and rest.startswith("/") and len(os.fsencode(rest)) <= 100:
+        return Address(f"ipc://{rest}", Path(rest))
+    raise OptionError(f"{url!r} is no address of a prefill instance", f"Write {_FORMS}.")
+
+
+def refuses(need: StoreNeed) -> str | None:
+    """Say why a link cannot be opened, or None."""
+    if need.link is None:
+        return "it links instances, and keeps no blocks"
+    try:
+        token_of(need.link, parse(need.link.url))
+    except OptionError as error:
+        return f"{error.cause}: {error.remedy.rstrip('.')}"
+    return None
+
+
+def token_of(link: Link, address: Address) -> bytes:
+    """Return the secret of both ends; empty where the socket's folder is secret enough. Raises
+    OptionError."""
+    file = link.token_file
+    if file is None:
+        if address.path is None:
+            raise OptionError(
+                f"{link.url} can be reached by others, and there is no token",
+                "Write one (openssl rand -hex 32 > FILE), copy it to both machines, and name it: "
+                "--pd-token-file FILE.",
+            )
+        return b""
+    try:
+        with file.open("rb") as stream:
+            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
+                raise OptionError(f"others may read {file}", f"chmod 600 {file}")
+            token = stream.read(MOST_TOKEN + 1).strip()
+    except OSError as error:
+        raise OptionError(
+            f"--pd-token-file {file}: {error.strerror or error}", "Name a file that can be read."
+        ) from error
+    if not LEAST_TOKEN <= len(token) <= MOST_TOKEN:
+        raise OptionError(
+            f"the token in {file} has {len(token)} bytes",
+            f"It needs {LEAST_TOKEN} to {MOST_TOKEN}: openssl rand -hex 32 > {file}",
+        )
+    return token
+
+
+def own_folder(path: Path) -> None:
+    """Make the folder of a socket, for this user only. Raises OptionError if it is another's."""
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise OptionError(
+            f"{folder}: {error.strerror or error}", "Name a socket elsewhere: file:///PATH."
+        ) from error
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not own or status.st_mode & 0o022:
+        raise OptionError(
+            f"others may write to {folder}, where the socket is to be",
+            "Name one in a folder of your own: file:///PATH.",
+        )
