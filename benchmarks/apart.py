@@ -1,0 +1,136 @@
+"""What running streams feel of a long prompt: one engine beside two, of which one computes prompts
+for the other.
+
+    python benchmarks/apart.py MODEL [--prompt 8000] [--streams 4] [--rounds 3]
+
+In each round the ways take turns: streams run, a prompt comes, and the gaps between the streams'
+tokens are taken from then until its first token, and as many seconds before it came. Both ways have
+the same cores: one engine has two threads, the two have one each. The answers to the prompt must be
+equal. On a machine that has other work, look at the ratio to the gaps before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from inferno import AsyncLLM, SamplingParams
+
+ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+ANSWER = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+WARM_TOKENS = 16
+
+
+@define
+class Seen:
+    """One way's figures of all rounds."""
+
+    before: list[float] = field(factory=list)
+    """Gaps between tokens before the prompt came, in seconds."""
+    during: list[float] = field(factory=list)
+    first: list[float] = field(factory=list)
+    """Seconds to the prompt's first token."""
+    cached: int = 0
+    answer: tuple[int, ...] = ()
+
+
+async def stream(llm: AsyncLLM, prompt: Sequence[int], times: list[float]) -> None:
+    async for deltas in llm.stream({"prompt_token_ids": list(prompt)}, ENDLESS):
+        times += [perf_counter()] * sum(len(delta.token_ids) for delta in deltas)
+
+
+async def measure(llm: AsyncLLM, prompt: Sequence[int], streams: int, seen: Seen) -> None:
+    times: list[list[float]] = [[] for _ in range(streams)]
+    starts = [[random.Random(i).randrange(1000) for _ in range(20)] for i in range(streams)]
+    tasks = [
+        asyncio.create_task(stream(llm, start, into))
+        for start, into in zip(starts, times, strict=True)
+    ]
+    while min(map(len, times)) < WARM_TOKENS:
+        await asyncio.sleep(0.01)
+    quiet = perf_counter()
+    await asyncio.sleep(5)
+    came, first, answer = perf_counter(), 0.0, list[int]()
+    async for deltas in llm.stream({"prompt_token_ids": list(prompt)}, ANSWER):
+        first = first or perf_counter()
+        answer += [token for delta in deltas for token in delta.token_ids]
+        seen.cached = max([seen.cached, *(delta.num_remote for delta in deltas)])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    seen.before += gaps(times, quiet, came)
+    seen.during += gaps(times, came, first)
+    seen.first.append(first - came)
+    seen.answer += tuple(answer)
+
+
+def gaps(times: Sequence[Sequence[float]], start: float, stop: float) -> list[float]:
+    """The gaps that end between two times, each stream's."""
+    return [
+        later - earlier
+        for each in times
+        for earlier, later in zip(each, each[1:], strict=False)
+        if start <= later <= stop
+    ]
+
+
+async def run(args: argparse.Namespace) -> None:
+    url = f"shm://bench-{secrets.token_hex(4)}"
+    given: dict[str, Any] = {"max_num_seqs": 8, "memory": args.memory, "seed": 0}
+    given |= {"max_num_batched_tokens": args.chunk}
+    seen = {"one engine": Seen(), "apart": Seen()}
+    draw = random.Random(1)
+    for _ in range(args.rounds):
+        prompt = [draw.randrange(1000) for _ in range(args.prompt)]
+        async with AsyncExitStack() as stack:
+            one = AsyncLLM(args.model, threads=2, **given)
+            await measure(
+                await stack.enter_async_context(one), prompt, args.streams, seen["one engine"]
+            )
+        async with AsyncExitStack() as stack:
+            there = AsyncLLM(args.model, threads=1, prefill_for=url, **given)
+            await stack.enter_async_context(there)
+            here = AsyncLLM(args.model, threads=1, decode_with=url, **given)
+            await stack.enter_async_context(here)
+            await asyncio.sleep(3)  # until they know each other
+            await measure(here, prompt, args.streams, seen["apart"])
+    report(args, seen)
+
+
+def report(args: argparse.Namespace, seen: dict[str, Seen]) -> None:
+    print(f"{args.streams} streams, a prompt of {args.prompt} tokens, {args.rounds} rounds")
+    gap = "median gap before, ms | p95 | during | p95 | p95 during / before"
+    print(f"| | {gap} | first token, s | remote tokens |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, each in seen.items():
+        before, during = (np.array(g) * 1000 for g in (each.before, each.during))
+        quantiles = [np.percentile(g, q) for g in (before, during) for q in (50, 95)]
+        figures = " | ".join(f"{value:.1f}" for value in quantiles)
+        ratio, first = quantiles[3] / quantiles[1], np.median(each.first)
+        print(f"| {name} | {figures} | {ratio:.2f} | {first:.2f} | {each.cached} |")
+    equal = seen["one engine"].answer == seen["apart"].answer
+    print("the answers are equal" if equal else "THE ANSWERS DIFFER")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--prompt", type=int, default=8000)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunk", type=int, default=512, help="Most tokens of a step.")
+    parser.add_argument("--memory", default="2GiB", help="Of each engine.")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
