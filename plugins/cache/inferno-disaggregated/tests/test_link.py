@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from inferno.contracts import Link
 from inferno.testing import LinkTests
-from inferno_disaggregated import server, shared_memory
+from inferno_disaggregated import pulling, shared_memory
 
 
 class TestSharedMemory(LinkTests):
@@ -34,11 +35,12 @@ class TestWithoutSharedMemory(TestSharedMemory):
 class TestWithoutAnyMemory(TestSharedMemory):
     @pytest.fixture(autouse=True)
     def none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server.Arena, "create", lambda nbytes: None)
+        monkeypatch.setattr(shared_memory.Arena, "create", lambda nbytes: None)
 
 
 class TestTcp(LinkTests):
     store = "disaggregated"
+    scheme = "tcp"
 
     @pytest.fixture
     def links(self, tmp_path: Path) -> tuple[Link, Link]:
@@ -48,5 +50,15 @@ class TestTcp(LinkTests):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        url = url.replace("tcp", self.scheme)
         link = Link(role="prefill", url=url, token_file=file, buffer=1 << 20)
         return link, evolve(link, role="decode")
+
+
+@pytest.mark.skipif(not pulling.is_installed(), reason="needs nixl, which is not installed")
+class TestNixl(TestTcp):
+    scheme = "nixl"
+
+    def test_it_is_nixl_that_reads(self, ends: Any) -> None:
+        ends.ask([b"k" * 16], [0b11])
+        assert ends.here.mover.client._agent is not None

@@ -12,10 +12,11 @@ from attrs import frozen
 
 from inferno.contracts import Link, StoreNeed
 from inferno.errors import OptionError
+from inferno_disaggregated.pulling import is_installed
 
 MOST_TOKEN = 4096
 LEAST_TOKEN = 16
-_FORMS = "shm://NAME, file:///PATH or tcp://HOST:PORT"
+_FORMS = "shm://NAME, file:///PATH, tcp://HOST:PORT or nixl://HOST:PORT"
 
 
 @frozen
@@ -25,21 +26,24 @@ class Address:
     endpoint: str
     path: Path | None
     """The socket on this machine; None: it is on the network."""
+    pulls: bool = False
+    """Whether blocks are read through nixl."""
 
 
 def parse(url: str) -> Address:
     """Return the address that a URL names. Raises OptionError.
 
-    `shm://NAME` is a socket in a folder of the user's own, `file:///PATH` one at a path (`ipc:///PATH`
-    is the same): both ends are on one machine then, and share memory. `tcp://HOST:PORT` (or
-    `http://`) is on the network.
+    `shm://NAME` is a socket in a folder of the user's own, `file:///PATH` one at a path (and so is
+    `ipc:///PATH`): both ends are on one machine then, and share memory. `tcp://HOST:PORT` (or
+    `http://`) is on the network; with `nixl://HOST:PORT` only messages go that way, and blocks are
+    read through nixl.
     """
     scheme, _, rest = url.partition("://")
-    if scheme in ("tcp", "http"):
+    if scheme in ("tcp", "http", "nixl"):
         host, _, port = rest.rstrip("/").rpartition(":")
         known = re.fullmatch(r"\*|[\w.-]+|\[[0-9a-fA-F:.]+\]", host) and port.isascii()
         if known and port.isdigit() and 0 < int(port) < 65536:
-            return Address(f"tcp://{host}:{port}", None)
+            return Address(f"tcp://{host}:{port}", None, scheme == "nixl")
     elif scheme == "shm" and re.fullmatch(r"[\w.-]{1,40}", rest):
         path = Path(tempfile.gettempdir(), f"inferno-{os.getuid()}", f"{rest}.socket")
         return Address(f"ipc://{path}", path)
@@ -53,9 +57,12 @@ def refuses(need: StoreNeed) -> str | None:
     if need.link is None:
         return "it links instances, and keeps no blocks"
     try:
-        token_of(need.link, parse(need.link.url))
+        address = parse(need.link.url)
+        token_of(need.link, address)
     except OptionError as error:
         return f"{error.cause}: {error.remedy.rstrip('.')}"
+    if address.pulls and not is_installed():
+        return "nixl is not installed: pip install 'inferno-disaggregated[nixl]'"
     return None
 
 

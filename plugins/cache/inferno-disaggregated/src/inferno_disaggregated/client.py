@@ -13,7 +13,7 @@ import zmq
 from attrs import define, field, frozen
 from zmq.utils.monitor import recv_monitor_message
 
-from inferno_disaggregated import messages, shared_memory
+from inferno_disaggregated import messages, pulling, shared_memory
 from inferno_disaggregated.address import Address
 from inferno_disaggregated.mailbox import Mailbox
 from inferno_disaggregated.messages import Foreign, Session
@@ -23,6 +23,7 @@ from inferno_disaggregated.server import SILENCE
 log = logging.getLogger("inferno.link")
 
 _TICK_MS = 500
+_PULLING_MS = 1
 _AGAIN = 2.0
 """Seconds after which an end that was not answered, or was refused, says hello again."""
 _PING = 1.0
@@ -75,6 +76,13 @@ class Client:
     _session: Session | None = None
     _nonce: bytes = b""
     _memory: Bytes | None = None
+    _pullable: int = 0
+    """Bytes of the memory that can be read through the agent."""
+    _agent: pulling.Agent | None = None
+    _pulls: list[tuple[messages.Blocks, pulling.Pull]] = field(factory=list)
+    """Parts that are being read."""
+    _done: list[messages.Done] = field(factory=list)
+    """Ends that wait for them."""
     _greeted: float = 0.0
     """When it last said hello."""
     _heard: float = 0.0
@@ -126,7 +134,7 @@ class Client:
             poller.register(each, zmq.POLLIN)
         try:
             while True:
-                poller.poll(_TICK_MS)
+                poller.poll(_PULLING_MS if self._pulls else _TICK_MS)
                 while self._monitor.poll(0):
                     self._connection(recv_monitor_message(self._monitor)["event"])
                 for work in self._todo.take():
@@ -134,6 +142,7 @@ class Client:
                         return
                     self._do(work)
                 self._receive()
+                self._pulled()
                 self._tick(time.monotonic())
         finally:
             self._lose("lost")
@@ -170,6 +179,11 @@ class Client:
         if self.joined:
             log.warning("the link to %s is gone: prompts are computed here", self.url)
         self.joined, self._session, self._memory = False, None, None
+        self._pulls.clear()
+        self._done.clear()
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
         for transfer in list(self._open):
             self._end(transfer, cause)
 
@@ -230,7 +244,10 @@ class Client:
         elif isinstance(message, messages.Done):
             if message.text:
                 self._complain(f"{self.url} did not compute a prompt: {message.text}")
-            self._end(message.transfer, message.cause)
+            if any(blocks.transfer == message.transfer for blocks, _ in self._pulls):
+                self._done.append(message)
+            else:
+                self._end(message.transfer, message.cause)
 
     def _begin(self, message: messages.ToDecode) -> None:
         if isinstance(message, messages.Unknown):
@@ -240,7 +257,8 @@ class Client:
         elif isinstance(message, messages.Challenge) and self._session is None and self._nonce:
             nonce, self._nonce = self._nonce, b""
             self._session = Session.of(self.token, nonce, message.nonce, is_prefill=False)
-            self._send(messages.Join(self.layout, shares=self.address.path is not None))
+            shares, pulls = self.address.path is not None, self.address.pulls
+            self._send(messages.Join(self.layout, shares, pulls))
         else:
             raise Foreign("a message that is not sealed")
 
@@ -248,8 +266,15 @@ class Client:
         if welcome.memory and self.address.path is not None:
             self._memory = shared_memory.attach(welcome.memory, welcome.nbytes)
             self._send(messages.Mapped(self._memory is not None))
+        elif welcome.agent and self.address.pulls:
+            agent = pulling.Agent.open()
+            if agent is not None and agent.meet(welcome.agent, welcome.address):
+                self._agent = agent
+            self._pullable = welcome.nbytes
+            self._send(messages.Mapped(self._agent is not None))
         self.joined, self._told = True, ""
         how = "over the socket" if self._memory is None else "through shared memory"
+        how = how if self._agent is None else "through nixl"
         log.info("prompts are computed by %s, their blocks come %s", self.url, how)
 
     def _blocks(self, blocks: messages.Blocks, frame: zmq.Frame | None) -> None:
@@ -264,6 +289,14 @@ class Client:
                 raise Foreign("parts that nobody asked for")
             wanted[i] ^= 1 << group  # each comes once
         nbytes = len(blocks.indices) * self.sizes[group]
+        if blocks.offset >= 0 and self._agent is not None:
+            if blocks.offset + nbytes > self._pullable:
+                raise Foreign("parts beyond the memory")
+            if (pull := self._agent.read(blocks.offset, nbytes)) is None:
+                self.news.put(Came(blocks.transfer, group, blocks.indices, None))
+            else:
+                self._pulls.append((blocks, pull))
+            return
         if blocks.offset < 0:
             body = np.frombuffer(frame.buffer, np.uint8) if frame is not None else None
         else:
@@ -271,9 +304,31 @@ class Client:
             body = None if memory is None else memory[blocks.offset : blocks.offset + nbytes]
         if body is None or body.nbytes != nbytes:
             raise Foreign("parts of another size")
+        self._came(blocks, body)
+
+    def _came(self, blocks: messages.Blocks, body: Bytes) -> None:
         right = xxhash.xxh3_64_intdigest(body.data) >> 1 == blocks.checksum
         parts = body.reshape(len(blocks.indices), -1) if right else None
-        self.news.put(Came(blocks.transfer, group, blocks.indices, parts))
+        self.news.put(Came(blocks.transfer, blocks.group, blocks.indices, parts))
+
+    def _pulled(self) -> None:
+        """Take note of the reads that have ended, and then of the prompts."""
+        if (agent := self._agent) is None or not self._pulls:
+            return
+        going = []
+        for blocks, pull in self._pulls:
+            if (well := agent.ended(pull)) is None:
+                going.append((blocks, pull))
+            elif well:
+                self._came(blocks, pull.into)
+            else:
+                self.news.put(Came(blocks.transfer, blocks.group, blocks.indices, None))
+        self._pulls = going
+        waiting = {blocks.transfer for blocks, _ in going}
+        for done in self._done:
+            if done.transfer not in waiting:
+                self._end(done.transfer, done.cause)
+        self._done = [done for done in self._done if done.transfer in waiting]
 
     def _complain(self, text: str) -> None:
         if text != self._told:

@@ -51,12 +51,18 @@ class Join(Struct, tag=True, frozen=True):
     layout: Text
     shares: bool
     """Whether it can map memory of the other's process."""
+    pulls: bool = False
+    """Whether it can read memory of the other's process through nixl."""
 
 
 class Welcome(Struct, tag=True, frozen=True):
     memory: Name
     """Name of the memory in which blocks will be; empty: they follow the headers."""
     nbytes: Number
+    agent: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    """What nixl needs to know, if blocks are to be read through it; else empty."""
+    address: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Where the memory is in the other's process, then."""
 
 
 class Refused(Struct, tag=True, frozen=True):

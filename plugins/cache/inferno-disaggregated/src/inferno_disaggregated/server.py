@@ -18,7 +18,7 @@ import zmq
 from attrs import define, field, frozen
 
 from inferno.errors import OptionError
-from inferno_disaggregated import messages, shared_memory
+from inferno_disaggregated import messages, pulling, shared_memory
 from inferno_disaggregated.address import Address, own_folder
 from inferno_disaggregated.layouts import differences
 from inferno_disaggregated.mailbox import Mailbox
@@ -73,7 +73,9 @@ class Peer:
     joined: bool = False
     arena: Arena | None = None
     maps: bool = False
-    """Whether it has mapped the arena."""
+    """Whether it reads the arena."""
+    agent: pulling.Agent | None = None
+    """Through which it does, if that is nixl."""
     transfers: dict[int, Transfer] = field(factory=dict)
     waiting: int = 0
     """Bytes that are to be sent, or that zmq has not sent yet."""
@@ -273,11 +275,25 @@ class Server:
             del self._peers[peer.identity]
             return
         peer.joined = True
-        if join.shares and self.address.path is not None:
-            peer.arena = Arena.create(self.buffer)
-        name, nbytes = ("", 0) if peer.arena is None else (peer.arena.name, peer.arena.nbytes)
-        self._tell(peer, messages.Welcome(name, nbytes))
+        self._tell(peer, self._welcome(peer, join))
         log.info("an instance has its prompts computed here")
+
+    def _welcome(self, peer: Peer, join: messages.Join) -> messages.Welcome:
+        """Say how blocks will come, and have the memory for it."""
+        shares = join.shares and self.address.path is not None
+        pulls = join.pulls and self.address.pulls
+        if (shares or pulls) and (arena := Arena.create(self.buffer)) is not None:
+            if shares:
+                peer.arena = arena
+                return messages.Welcome(arena.name, arena.nbytes)
+            arena.hide()
+            held = arena.reserve_all()
+            agent = pulling.Agent.offering(arena.address, arena.nbytes) if held else None
+            if agent is not None:
+                peer.arena, peer.agent = arena, agent
+                return messages.Welcome("", arena.nbytes, agent.metadata(), arena.address)
+            arena.close()
+        return messages.Welcome("", 0)
 
     def _ask(self, peer: Peer, ask: messages.Ask) -> None:
         if ask.transfer in peer.transfers or not ask.token_ids or len(ask.token_ids) % 4:
@@ -348,6 +364,8 @@ class Server:
         peer.gone = True
         for transfer in peer.transfers.values():
             self.news.put(Unwanted(transfer))
+        if peer.agent is not None:
+            peer.agent.close()
         if peer.arena is not None:
             peer.arena.close()
         if peer.joined:

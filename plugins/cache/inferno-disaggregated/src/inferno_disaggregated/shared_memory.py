@@ -101,6 +101,16 @@ class Arena:
                     free.append((start, size))
             self._free = free
 
+    @property
+    def address(self) -> int:
+        """Where it is in this process."""
+        return int(self.view(0, 1).ctypes.data)
+
+    def reserve_all(self) -> bool:
+        """Have the system promise all of it. Returns whether it does."""
+        with self._lock:
+            return self._reserve(self.nbytes)
+
     def view(self, offset: int, nbytes: int) -> Bytes:
         return np.frombuffer(self._map, np.uint8, nbytes, offset)
 
