@@ -25,9 +25,9 @@ from inferno.contracts import QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import InfernoError
 from inferno.nn import Weight
 from inferno.plan.schemes import choose_schemes
+from inferno.testing.adapted_matrix import AdaptedMatrixTests
 from inferno.testing.damage import changed, damages
 from inferno.testing.draws import random
-from inferno.testing.installed import Installed
 from inferno.testing.kernels import assert_close
 from inferno.testing.tiny import run_python
 
@@ -40,7 +40,7 @@ _RELATIVE = 2e-3
 """Largest error of many products, relative to their norm."""
 
 
-class QuantSchemeTests(Installed):
+class QuantSchemeTests(AdaptedMatrixTests):
     """Set `scheme` to its registered name, `quant_config` if it needs one, and implement `parts`
     and `dense`. The latter is the reference: take it from the format's authors, or compute it value
     by value, not with the plugin's code. Set `shapes` if not every shape can be stored, or to test
