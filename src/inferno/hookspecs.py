@@ -121,7 +121,7 @@ class ProvidesAttentionBackends(Protocol):
 
 
 class ProvidesCachePolicies(Protocol):
-    @_hook("cache policy", hinted="cache policy")
+    @_hook("cache policy", hinted="cache policy", versions=(1, 2))
     def inferno_cache_policies(self) -> list[CachePolicy]:
         """Prefix caches, which decide which full blocks to cache and evict: none, LRU."""
         ...

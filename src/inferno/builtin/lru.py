@@ -33,7 +33,7 @@ class LRUPrefixCache:
             blocks.append(block)
         return blocks
 
-    def insert(self, key: bytes, block_id: int) -> int:
+    def insert(self, key: bytes, block_id: int, parent: bytes | None = None) -> int:
         known = self._block_of.setdefault(key, block_id)
         if known == block_id:
             self._key_of[block_id] = key
@@ -49,11 +49,13 @@ class LRUPrefixCache:
         self._idle[block_id] = None
 
     def evict(self, count: int) -> list[int]:
-        blocks = [block for block, _ in zip(self._idle, range(count), strict=False)]
-        for block in blocks:
+        return self.drop([block for block, _ in zip(self._idle, range(count), strict=False)])
+
+    def drop(self, block_ids: Sequence[int]) -> list[int]:
+        for block in block_ids:
             del self._idle[block]
             del self._block_of[self._key_of.pop(block)]
-        return blocks
+        return list(block_ids)
 
     def clear(self) -> list[int]:
         return self.evict(self.num_idle)

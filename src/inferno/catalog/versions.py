@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from inferno import contracts
 from inferno.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
+    from inferno.contracts import CachePolicy, HeldMatrix, PrefixCache, QuantScheme, StoredMatrix
     from inferno.nn.weight import Weight
 
 
@@ -25,7 +25,54 @@ def current(item: Any) -> Any:
         item, contracts.QuantScheme
     ):  # stated or not, it is version 1
         return _scheme(item)
+    if isinstance(item, contracts.CachePolicy):
+        return _policy(item)
     return item
+
+
+def _policy(given: CachePolicy) -> CachePolicy:
+    """Stated or not, a policy is of version 1 if its cache cannot drop blocks."""
+
+    def build(num_blocks: int) -> PrefixCache | None:
+        cache = given.build(num_blocks)
+        return cache if cache is None or hasattr(cache, "drop") else _Version1(cache)
+
+    return evolve(given, build=build)
+
+
+@frozen(eq=False)
+class _Version1:
+    """A prefix cache of version 1. It drops nothing: dropped blocks stay until they are evicted."""
+
+    cache: PrefixCache
+
+    @property
+    def num_idle(self) -> int:
+        return self.cache.num_idle
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        return self.cache.match(keys)
+
+    def insert(self, key: bytes, block_id: int, parent: bytes | None = None) -> int:
+        return self.cache.insert(key, block_id)
+
+    def contains(self, block_id: int) -> bool:
+        return self.cache.contains(block_id)
+
+    def touch(self, block_id: int) -> None:
+        self.cache.touch(block_id)
+
+    def release(self, block_id: int) -> None:
+        self.cache.release(block_id)
+
+    def evict(self, count: int) -> list[int]:
+        return self.cache.evict(count)
+
+    def drop(self, block_ids: Sequence[int]) -> list[int]:
+        return []
+
+    def clear(self) -> list[int]:
+        return self.cache.clear()
 
 
 def _scheme(old: QuantScheme) -> QuantScheme:

@@ -29,9 +29,10 @@ class PrefixCache(Protocol):
         the next `evict`."""
         ...
 
-    def insert(self, key: bytes, block_id: int) -> int:
-        """Cache a full, used block. Returns the block that is now cached under the key: `block_id`,
-        or the one that already was; then nothing changes and the caller uses that one."""
+    def insert(self, key: bytes, block_id: int, parent: bytes | None = None) -> int:
+        """Cache a full, used block. `parent` is the key of the block that it continues; None: it is
+        the first. Returns the block that is now cached under the key: `block_id`, or the one that
+        already was; then nothing changes and the caller uses that one."""
         ...
 
     def contains(self, block_id: int) -> bool:
@@ -52,6 +53,11 @@ class PrefixCache(Protocol):
         never one whose continuation is still cached."""
         ...
 
+    def drop(self, block_ids: Sequence[int]) -> list[int]:
+        """Remove these idle blocks, whose content is to be forgotten, even if a continuation is
+        still cached: it is found again once they are computed again. Returns those removed."""
+        ...
+
     def clear(self) -> list[int]:
         """Remove and return every idle block."""
         ...
@@ -65,4 +71,5 @@ class CachePolicy:
     build: Callable[[int], PrefixCache | None] = field(converter=lazy.function)
     """build(num_blocks) -> the cache, or None to cache nothing. Imports no torch."""
     priority: int = 0
-    api_version: int = 1
+    api_version: int = 2
+    """Version 1 had no `drop`, and `insert` no `parent`: its caches are adapted."""

@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -98,12 +99,8 @@ class CachePolicyTests(Installed):
 
     def test_a_new_policy_has_nothing_to_give_back(self, item: CachePolicy) -> None:
         prefix = _built(item.build)
-        assert (prefix.num_idle, prefix.match([b"key"]), prefix.evict(3), prefix.clear()) == (
-            0,
-            [],
-            [],
-            [],
-        )
+        assert prefix.num_idle == 0 and prefix.match([b"key"]) == []
+        assert prefix.evict(3) == prefix.drop([]) == prefix.clear() == []
         assert not any(prefix.contains(block) for block in range(NUM_BLOCKS))
 
     def test_clearing_gives_every_idle_block_back(self, item: CachePolicy) -> None:
@@ -115,6 +112,20 @@ class CachePolicyTests(Installed):
         machine.groups.check()
         assert machine.groups.available() == NUM_BLOCKS
 
+    def test_a_dropped_block_is_found_no_more_and_is_free(self, item: CachePolicy) -> None:
+        machine = CacheMachine(item.build)
+        machine.add(prompt := [0, 1, 1, 0, 1, 0, 0], 1, 0, "")
+        machine.drain()
+        prefix, keys = machine.watched, list[bytes]()
+        extend_keys(keys, prompt, BLOCK_SIZE)
+        blocks = prefix.match(keys)
+        machine.groups.drop(blocks[1:2])
+        if len(prefix.cached) < len(blocks):  # else it is of version 1, or remembers nothing
+            assert prefix.match(keys) == blocks[:1]
+        machine.groups.reset()
+        machine.groups.check()
+        assert machine.groups.available() == NUM_BLOCKS
+
 
 def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
     prefix = build(NUM_BLOCKS)
@@ -123,7 +134,7 @@ def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
 
 
 @define(eq=False)
-class _Watched:
+class Watched:
     """Wraps a prefix cache and checks its answers against its inputs. See
     `contracts.PrefixCache`."""
 
@@ -147,9 +158,10 @@ class _Watched:
         )
         return blocks
 
-    def insert(self, key: bytes, block_id: int) -> int:
-        self.parents[key] = self._parent(key, block_id)
-        known = self.cache.insert(key, block_id)
+    def insert(self, key: bytes, block_id: int, parent: bytes | None = None) -> int:
+        assert parent == self._parent(key, block_id), "it is told of another parent"
+        self.parents[key] = parent
+        known = self.cache.insert(key, block_id, parent)
         if known != block_id:
             assert self.cached.get(known) == key, "the block it returns does not hold the key"
         elif self.cache.contains(block_id):
@@ -186,18 +198,28 @@ class _Watched:
     def evict(self, count: int) -> list[int]:
         return self._forgotten(self.cache.evict(count), min(count, len(self.idle)))
 
+    def drop(self, block_ids: Sequence[int]) -> list[int]:
+        assert set(block_ids) <= self.idle, "a block that is in use cannot be dropped"
+        gone = self.cache.drop(block_ids)
+        assert gone in (list(block_ids), []), "it drops all of them, or in version 1 none"
+        self._forget(gone)
+        return gone
+
     def clear(self) -> list[int]:
         return self._forgotten(self.cache.clear(), len(self.idle))
 
     def _forgotten(self, blocks: list[int], wanted: int) -> list[int]:
         assert len(blocks) == len(set(blocks)) == wanted, "it returns the wrong number of blocks"
         assert set(blocks) <= self.idle, "it evicts a block that is in use"
-        self.idle -= set(blocks)
-        gone = {self.cached.pop(block) for block in blocks}
+        gone = self._forget(blocks)
         assert not gone & {self.parents[key] for key in self.cached.values()}, (
             "it evicts the predecessor of a cached block"
         )
         return blocks
+
+    def _forget(self, blocks: Sequence[int]) -> set[bytes]:
+        self.idle -= set(blocks)
+        return {self.cached.pop(block) for block in blocks}
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -220,12 +242,8 @@ class CacheMachine(RuleBasedStateMachine):
         self, build: Callable[[int], PrefixCache | None], groups: Sequence[CacheGroup]
     ) -> None:
         self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, *views_of(groups))
-        self.groups = CacheGroups(
-            NUM_BLOCKS,
-            BLOCK_SIZE,
-            _Watched(_built(build), self.runner, groups[0]),
-            groups,
-        )
+        self.watched = Watched(_built(build), self.runner, groups[0])
+        self.groups = CacheGroups(NUM_BLOCKS, BLOCK_SIZE, self.around(self.watched), groups)
         self.store = self.open_store()
         self.scheduler = Scheduler(
             self.groups,
@@ -234,6 +252,10 @@ class CacheMachine(RuleBasedStateMachine):
             max_num_batched_tokens=BUDGET,
             store=self.store,
         )
+
+    def around(self, prefix: PrefixCache) -> PrefixCache:
+        """Return the prefix cache of the machine, made of a policy's."""
+        return prefix
 
     def open_store(self) -> NoStore:
         return NO_STORE
@@ -294,6 +316,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.groups.reset()
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def forget(self, pick: Random) -> None:
+        """Forget some idle blocks, wherever in a prefix they are."""
+        idle = self.watched.idle
+        self.groups.drop(pick.sample(sorted(idle), pick.randint(0, len(idle))))
 
     @rule()
     def drain(self) -> None:

@@ -178,8 +178,9 @@ class CacheGroups:
         if self.prefix is not None:
             self._extend_keys(sequence)
             for index in range(first, num_full):
-                block_id = sequence.block_ids[index]
-                known = self.prefix.insert(sequence.keys[index], block_id)
+                block_id, keys = sequence.block_ids[index], sequence.keys
+                parent = keys[index - 1] if index else None
+                known = self.prefix.insert(keys[index], block_id, parent)
                 if known == block_id:
                     self._presence.name(block_id, sequence, index)
                 else:
@@ -243,6 +244,11 @@ class CacheGroups:
         if not self._is_cached(block):
             return 0
         return sum(1 << group.index for group in self.groups if group.part(block) is not None)
+
+    def drop(self, block_ids: list[int]) -> None:
+        """Drop these idle blocks from the prefix cache."""
+        if self.prefix is not None:
+            self._evicted(self.prefix.drop(block_ids))
 
     def _extend_keys(self, sequence: Sequence) -> None:
         adapter, salt = sequence.request.content
