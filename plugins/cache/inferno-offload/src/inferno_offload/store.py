@@ -13,7 +13,11 @@ from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage, 
 from inferno_offload.copying import GroupCopies
 from inferno_offload.files import Files, Read, Written
 from inferno_offload.folder import Folder, Part
+from inferno_offload.pins import Pins
 from inferno_offload.slots import SPARE, Buffer, Slots
+
+MOST_LOOKS = 4096
+"""Pinned parts that are passed over, as if they were used now, before one of them makes room."""
 
 
 def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
@@ -55,7 +59,7 @@ class Store:
     _ended: list[str] = field(factory=list)
     _holders: Counter[Part] = field(factory=Counter)
     _held: dict[str, list[Part]] = field(factory=dict)
-    _pins: dict[str, tuple[float, frozenset[bytes]]] = field(factory=dict)
+    _pins: Pins = field(factory=Pins)
     _copies: list[GroupCopies] = field(factory=list)
     _slots: list[Slots] = field(init=False)
     _lent: set[Buffer] = field(factory=set)
@@ -123,11 +127,11 @@ class Store:
 
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
         count = next((i for i, key in enumerate(keys) if key not in self._groups), len(keys))
-        self._pins[owner] = until, frozenset(keys[:count])
+        self._pins.set(owner, keys[:count], until)
         return count
 
     def release(self, owner: str) -> None:
-        self._pins.pop(owner, None)
+        self._pins.end(owner)
         self._waiting.pop(owner, None)
         for part in self._held.pop(owner, ()):
             self._holders[part] -= 1
@@ -302,13 +306,12 @@ class Store:
                 self._forget(part)
 
     def _least_useful(self, parts: dict[Part, None] | dict[Part, int]) -> Part:
-        if self._pins:
-            now = time.time()
-            self._pins = {owner: pin for owner, pin in self._pins.items() if pin[0] > now}
-            pinned = frozenset[bytes]().union(*(keys for _, keys in self._pins.values()))
-            unpinned = next((part for part in parts if part[0] not in pinned), None)
-            if unpinned is not None:
-                return unpinned
+        self._pins.expire()
+        for _ in range(min(len(parts), MOST_LOOKS)):
+            part = next(iter(parts))
+            if part[0] not in self._pins.counts:
+                return part
+            parts[part] = parts.pop(part)  # type: ignore[assignment]  # its own value
         return next(iter(parts))
 
 
