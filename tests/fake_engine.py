@@ -19,6 +19,8 @@ from inferno.plan import Plan
 from inferno.process.client import TokenStream
 from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
+from inferno.request.sessions import SessionView
+from inferno.stores import NoSessions
 from inferno.text import ChatTemplate, Tokenizer
 
 END = 256
@@ -85,6 +87,7 @@ class FakeEngine:
         self.steps = 0
         self.fails: BaseException | None = None
         self.closed = False
+        self.sessions = NoSessions()
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request)
@@ -166,6 +169,11 @@ class FakeClient:
         self.alive, self.closed = False, True
         if self._task is not None:
             self._task.cancel()
+
+    async def sessions(
+        self, owner: str, name: str | None = None, *, limit: int = 1, ends: bool = False
+    ) -> list[SessionView]:
+        return []
 
     def dies(self) -> None:
         self.engine._running.clear()

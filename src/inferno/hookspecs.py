@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Proposer,
         QuantScheme,
         RequestField,
+        SessionKeeper,
         Source,
         Writer,
     )
@@ -138,6 +139,13 @@ class ProvidesEventSinks(Protocol):
     @_hook("event sink")
     def inferno_event_sinks(self) -> list[EventSink]:
         """Where events of the cache are published: over ZeroMQ, to a file."""
+        ...
+
+
+class ProvidesSessionKeepers(Protocol):
+    @_hook("session keeper")
+    def inferno_session_keepers(self) -> list[SessionKeeper]:
+        """Keepers of sessions, which pin the blocks that a conversation may come back to."""
         ...
 
 

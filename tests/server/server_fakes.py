@@ -22,6 +22,7 @@ from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
 from inferno.request.requests import EngineStats, Logprobs, Reduction
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionHint
 from inferno.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
@@ -62,6 +63,7 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    sessions=None,
     ref="models/fake",
     path="/models/fake",
     num_parameters=134_515_008,
@@ -123,6 +125,7 @@ class FakeLLM:
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
     prompts: list[str] = field(factory=list)
+    sessions_seen: list[SessionHint | None] = field(factory=list)
     pooling: PoolingConfig = PoolingConfig()
     poolings: list[Reduction] = field(factory=list)
     """Of the requests for embeddings."""
@@ -187,7 +190,9 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Reduction | None = None,
         lora: str | None = None,
+        session: SessionHint | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.sessions_seen.append(session)
         self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         if pooling is not None:

@@ -201,6 +201,19 @@ engine_options = together(
         ),
         *LINK_OPTIONS,
         _engine(
+            "--session-ttl",
+            type=float,
+            metavar="SECONDS",
+            help="How long a session's blocks are kept after its last use, before those of others. "
+            "[default: 3600]",
+        ),
+        _engine(
+            "--session-quota",
+            type=int,
+            metavar="TOKENS",
+            help="The most tokens that are kept of a session. [default: the longest context]",
+        ),
+        _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
         _engine(

@@ -109,6 +109,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         *_store_rows(plan),
         *_event_rows(plan),
+        *_session_rows(plan),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
@@ -147,6 +148,12 @@ def _linked(link: Link, name: str, plan: Plan) -> str:
         f"them or all but {link.min_uncached} tokens or more are cached; {token}, "
         f"{link.timeout:g} s at most"
     )
+
+
+def _session_rows(plan: Plan) -> Iterable[Row]:
+    if (use := plan.sessions) is not None:
+        kept = f"{use.name}: up to {use.quota} tokens of each, {use.ttl:g} s after its last use"
+        yield "sessions", kept, _origin(plan, "session keeper")
 
 
 def _source(plan: Plan) -> str:

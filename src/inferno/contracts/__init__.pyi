@@ -109,6 +109,7 @@ from inferno.contracts.proposers import (
 )
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
+from inferno.contracts.sessions import SessionKeeper, SessionNeed, Sessions, Unpinned
 from inferno.contracts.sources import FetchOptions, Origin, Source
 from inferno.contracts.states import StateSpec
 from inferno.contracts.stores import (
@@ -131,9 +132,16 @@ from inferno.contracts.writers import (
     Writer,
     WrittenFile,
 )
+from inferno.request.sessions import SessionHint, SessionView
 from inferno.request.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "Unpinned",
+    "Sessions",
+    "SessionView",
+    "SessionNeed",
+    "SessionKeeper",
+    "SessionHint",
     "ADAPTER_OPS",
     "AdapterBase",
     "AdapterFile",

@@ -28,7 +28,8 @@ from inferno.request.requests import (
     sleep_level,
 )
 from inferno.request.validation import validate_request
-from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoStore, open_presence
+from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoSessions, NoStore
+from inferno.stores.opening import open_prefix, open_presence
 from inferno.weights.packing import PackedWeights
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ class Engine:
         before = free() if free is not None else 0
 
         def start(plan: Plan, *, trial: bool = False) -> tuple[Engine, ModelRunner]:
-            prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
+            prefix, sessions = (None, None) if trial else open_prefix(opened, plan)
             groups = CacheGroups.of_plan(plan, prefix)
-            runner, store = home.run(plan, groups, trial=trial)
-            home.again = partial(home.rerun, plan, groups)
+            runner, store = home.run(plan, groups, sessions, trial=trial)
+            home.again = partial(home.rerun, plan, groups, sessions)
             engine = cls(
                 plan,
                 scheduler_of(plan, groups, runner.verify_cost(), store, streams and not trial),
@@ -370,6 +371,11 @@ class Engine:
         self._runner, self.asleep = runner, False
         self._drop_in_flight(self._store)
         self._presence.follow(self._store.watch)
+
+    @property
+    def sessions(self) -> NoSessions:
+        """What is kept of sessions."""
+        return self._store.sessions
 
     def stats(self) -> EngineStats:
         self._presence.gauge(self._scheduler.stats)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from attrs import define
 
 from inferno.constraints import Constraint, Grammars
+from inferno.contracts import Sessions
 from inferno.core.kvcache import CacheGroups
 from inferno.plan import Opened, Plan
 from inferno.request.requests import Request
@@ -40,9 +41,9 @@ class Home:
         return cls(Resident.load(opened, packed), again, Grammars.of(opened))
 
     def run(
-        self, plan: Plan, groups: CacheGroups, *, trial: bool = False
+        self, plan: Plan, groups: CacheGroups, sessions: Sessions | None, *, trial: bool = False
     ) -> tuple[ModelRunner, NoStore]:
-        """Allocate the cache, and open the store of its blocks."""
+        """Allocate the cache, and open the store of its blocks, which are kept for sessions."""
         from inferno.core.runner import ModelRunner
 
         opened, loaded = self.resident.opened, self.resident.present
@@ -53,13 +54,16 @@ class Home:
         others = begin_of(opened, plan), opened.parts.logits_processors
         given = loaded.model, plan, loaded.ops, capture, *drafts, *others
         runner = ModelRunner(*given, adapters=loaded.adapters)
-        store = NO_STORE if trial else open_store(opened, plan, groups, runner.cache.places)
+        places = runner.cache.places
+        store = NO_STORE if trial else open_store(opened, plan, groups, places, sessions)
         runner.mover = store.mover
         return runner, store
 
-    def rerun(self, plan: Plan, groups: CacheGroups) -> tuple[ModelRunner, NoStore]:
+    def rerun(
+        self, plan: Plan, groups: CacheGroups, sessions: Sessions | None
+    ) -> tuple[ModelRunner, NoStore]:
         """The same for weights that came back, with the steps that are captured ahead."""
-        runner, store = self.run(plan, groups)
+        runner, store = self.run(plan, groups, sessions)
         runner.capture_ahead()
         return runner, store
 

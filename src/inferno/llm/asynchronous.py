@@ -17,8 +17,8 @@ from inferno.contracts import GrammarSpec, RequestField
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.adapters import reading
 from inferno.llm.grammars import refused_grammar
-from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
+from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
+from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.llm.weights import Weights, send_update, woken_wholly
 from inferno.plan import AdapterUse, Opened, Plan
@@ -34,6 +34,7 @@ from inferno.request.requests import (
     sleep_level,
 )
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionHint, SessionView, hint_of, short_name
 
 _ONE = SamplingParams(max_tokens=1)
 
@@ -52,6 +53,9 @@ class _Client(Protocol):
     def submit(self, request: Request, news: asyncio.Event) -> _Tokens: ...
     def abort(self, request_id: str) -> None: ...
     async def check(self, spec: GrammarSpec) -> None: ...
+    async def sessions(
+        self, owner: str, name: str | None = None, *, limit: int = 1, ends: bool = False
+    ) -> list[SessionView]: ...
     @property
     def plan(self) -> Plan: ...
     @property
@@ -202,6 +206,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        session: str | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answer, its `n` outputs interleaved. A slow reader gets longer lists, not more
         of them.
@@ -209,7 +214,8 @@ class AsyncLLM:
         Raises RequestError immediately, EngineDeadError during iteration. Closing the iterator or
         cancelling the task that reads it aborts the request in the engine.
         """
-        parent = self._prepare(prompt, params, request_id, priority, cache_salt, lora=lora)
+        hint = hint_of(session)
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt, None, lora, hint)
         return self._run(parent.id, parent.builders)
 
     def stream_all(
@@ -222,14 +228,17 @@ class AsyncLLM:
         cache_salt: str = "",
         pooling: Reduction | None = None,
         lora: str | None = None,
+        session: SessionHint | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
         has index i * n + j. With `pooling`, an output is the prompt's embedding,
-        or by "score" the logits of its labels. `lora` names an adapter."""
+        or by "score" the logits of its labels. `lora` names an adapter; the blocks of a `session`
+        are kept, if anything keeps sessions."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
+        others = cache_salt, pooling, lora, session
         parents = [
-            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt, pooling, lora)
+            self._prepare(prompt, params, f"{request_id}-{i}", priority, *others)
             for i, prompt in enumerate(prompts)
         ]
         builders = [builder for parent in parents for builder in parent.builders]
@@ -253,9 +262,11 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        session: str | None = None,
     ) -> RequestOutput:
         """Return the whole answer. Cancelling the call aborts the request."""
-        parent = self._prepare(prompt, params, request_id, priority, cache_salt, lora=lora)
+        hint = hint_of(session)
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt, None, lora, hint)
         async with aclosing(self._run(parent.id, parent.builders)) as stream:
             deltas = [d async for some in stream for d in some]
         return parent.output(deltas)
@@ -295,6 +306,7 @@ class AsyncLLM:
         cache_salt: str,
         pooling: Reduction | None = None,
         lora: str | None = None,
+        session: SessionHint | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(
@@ -305,6 +317,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
             pooling=pooling,
             lora=lora,
+            session=session,
         )
 
     async def load_lora(self, name: str, ref: str) -> AdapterUse:
@@ -348,6 +361,16 @@ class AsyncLLM:
         """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
         await send_update(self._client.control, weights, version, mode)
         return self._client.weight_version
+
+    async def sessions(
+        self, name: str | None = None, *, owner: str = "", limit: int = 100
+    ) -> list[SessionView]:
+        """Return what is kept of an owner's sessions, used last first, or of one."""
+        return await self._client.sessions(owner, name and short_name(name), limit=limit)
+
+    async def end_session(self, name: str, *, owner: str = "") -> bool:
+        """Forget a session, and what is cached for it alone. Returns whether there was one."""
+        return bool(await self._client.sessions(owner, short_name(name), ends=True))
 
     def _check_unused(self, request_id: str | None) -> None:
         if request_id in self._live:

@@ -235,6 +235,21 @@ def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
     )
 
 
+@frozen
+class ParentRequest:
+    """One call: a prompt and its `n` outputs, each a separate engine request."""
+
+    id: str
+    prompt: str | None
+    """None when token ids were given."""
+    builders: tuple[OutputBuilder, ...]
+    tokenizer: Tokenizer | None
+
+    def output(self, deltas: Iterable[TextDelta]) -> RequestOutput:
+        """Combine all of its deltas into one result."""
+        return collect(self.id, self.prompt, self.builders, deltas, self.tokenizer)
+
+
 def collect(
     request_id: str,
     prompt: str | None,

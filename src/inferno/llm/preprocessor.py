@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -22,13 +22,14 @@ from inferno.contracts import (
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
 from inferno.llm.adapters import AdapterNames
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
-from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
+from inferno.llm.outputs import OutputBuilder, ParentRequest
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.request.processor_calls import ProcessorCall
 from inferno.request.requests import Reduction, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionHint
 from inferno.text import (
     ChatTemplate,
     Tokenizer,
@@ -54,21 +55,6 @@ def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
             hint = f"Did you mean {near}?" if near else f"Options: {', '.join(known)}"
             raise OptionError(f"unknown option {name!r}", hint)
     return open_model(ref, Options(**options))
-
-
-@frozen
-class ParentRequest:
-    """One call: a prompt and its `n` outputs, each a separate engine request."""
-
-    id: str
-    prompt: str | None
-    """None when token ids were given."""
-    builders: tuple[OutputBuilder, ...]
-    tokenizer: Tokenizer | None
-
-    def output(self, deltas: Iterable[TextDelta]) -> RequestOutput:
-        """Combine all of its deltas into one result."""
-        return collect(self.id, self.prompt, self.builders, deltas, self.tokenizer)
 
 
 @frozen(kw_only=True)
@@ -238,6 +224,7 @@ class Preprocessor:
         cache_salt: str = "",
         pooling: Reduction | None = None,
         lora: str | None = None,
+        session: SessionHint | None = None,
     ) -> ParentRequest:
         """Validate a prompt and build its requests. `lora`: an adapter. Raises RequestError."""
         self._check_head(pooling)
@@ -258,6 +245,7 @@ class Preprocessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 adapter=self.adapters.named(lora),
+                session=session,
                 bad_words=bad_words,
                 pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from numbers import Integral
+from typing import Any, TypeAlias, cast
 
 from inferno.errors import RequestError
+from inferno.request.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
+
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+"""For all prompts of a call, or for each."""
 
 
 def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
@@ -39,3 +44,36 @@ def integers(ids: Any) -> tuple[int, ...]:
             "Give a string or a list of token ids.",
             param="prompt",
         ) from error
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """List the prompts: a list of integers is a single one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    many = list(prompts)
+    return (
+        [cast(Prompt, many)] if many and isinstance(many[0], Integral) else cast(list[Prompt], many)
+    )
+
+
+def params_of(params: Params, count: int) -> list[SamplingParams | None]:
+    """List one set of parameters per prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not all(each is None or isinstance(each, SamplingParams) for each in params):
+        raise RequestError(
+            "the sampling params are not SamplingParams",
+            "Give SamplingParams(...), or a list of them.",
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"there are {count} prompts, but {len(params)} sampling params",
+            "Give one for all prompts, or one for each.",
+            param="sampling_params",
+        )
+    return list(params)
+
+
+def is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:
+    """Whether these are the messages of one conversation, and not several."""
+    return not messages or isinstance(messages[0], Mapping)

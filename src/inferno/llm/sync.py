@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Integral
 from pathlib import Path
 from threading import Event, get_ident
 from types import TracebackType
@@ -14,16 +13,29 @@ from inferno.errors import GrammarError, OptionError, RequestError
 from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.llm.adapters import reading
 from inferno.llm.grammars import refused_grammar
-from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
-from inferno.llm.prompts import Messages, Prompt
+from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
+from inferno.llm.preprocessor import Preprocessor, open_for
+from inferno.llm.prompts import (
+    Messages,
+    Params,
+    Prompt,
+    is_one_conversation,
+    params_of,
+    prompts_of,
+)
 from inferno.llm.turns import Turns
 from inferno.llm.weights import Weights, weights_file, woken_wholly
 from inferno.process.prepare import prepared
 from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request, pause_mode
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionView, hint_of, short_name
 
-Params = SamplingParams | Sequence[SamplingParams] | None
+
+class _Sessions(Protocol):
+    """What `LLM` needs of `inferno.stores.NoSessions`."""
+
+    def views(self, owner: str, name: str | None = None, limit: int = 1) -> list[SessionView]: ...
+    def end(self, owner: str, name: str) -> list[SessionView]: ...
 
 
 class _Engine(Protocol):
@@ -34,6 +46,8 @@ class _Engine(Protocol):
     def step(self) -> list[EngineOutput]: ...
     @property
     def busy(self) -> bool: ...
+    @property
+    def sessions(self) -> _Sessions: ...
     def close(self) -> None: ...
 
 
@@ -113,18 +127,20 @@ class LLM:
         sampling_params: Params = None,
         *,
         lora: str | None = None,
+        session: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Return the answers in the order of the prompts, computed with the adapter `lora`, if it
-        is named. One invalid prompt fails the call before anything runs; any exception, Ctrl-C
-        included, aborts the call's requests. `use_tqdm` is not supported."""
+        is named. The blocks of a `session` are kept, if anything keeps sessions. One invalid prompt
+        fails the call before anything runs; any exception, Ctrl-C included, aborts the call's
+        requests. `use_tqdm` is not supported."""
         if use_tqdm:
             raise RequestError("use_tqdm is not supported", "Leave it out.", param="use_tqdm")
-        many = _prompts(prompts)
+        many = prompts_of(prompts)
         return self._run(
             [
-                self._preprocessor.prepare(p, s, lora=lora)
-                for p, s in zip(many, _each(sampling_params, len(many)), strict=True)
+                self._preprocessor.prepare(p, s, lora=lora, session=hint_of(session))
+                for p, s in zip(many, params_of(sampling_params, len(many)), strict=True)
             ]
         )
 
@@ -138,10 +154,11 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: str | None = None,
+        session: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Run `generate` on one conversation or several, rendered by the chat template."""
-        conversations = [messages] if _one_conversation(messages) else messages
+        conversations = [messages] if is_one_conversation(messages) else messages
         options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
         if continue_final_message:
             options["continue_final_message"] = True
@@ -149,12 +166,14 @@ class LLM:
             self._preprocessor.encode_chat(cast(Messages, c), tools=tools, **options)
             for c in conversations
         ]
-        each = _each(sampling_params, len(prompts))
+        each = params_of(sampling_params, len(prompts))
         params = [
             self._preprocessor.chat_params(p or self._preprocessor.default_params, ids)
             for p, ids in zip(each, prompts, strict=True)
         ]
-        return self.generate(prompts, cast(Params, params), lora=lora, use_tqdm=use_tqdm)
+        return self.generate(
+            prompts, cast(Params, params), lora=lora, session=session, use_tqdm=use_tqdm
+        )
 
     def embed(
         self,
@@ -174,7 +193,8 @@ class LLM:
         recipe = config.recipe(pooling=pooling, normalize=normalize, dimensions=dimensions)
         params = SamplingParams(max_tokens=1)
         parents = [
-            self._preprocessor.prepare(p, params, pooling=recipe.pooling) for p in _prompts(prompts)
+            self._preprocessor.prepare(p, params, pooling=recipe.pooling)
+            for p in prompts_of(prompts)
         ]
         builders = [parent.builders[0] for parent in parents]
         self._run(parents)
@@ -186,10 +206,24 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         lora: str | None = None,
+        session: str | None = None,
     ) -> Generator[TextDelta, None, None]:
         """Stream the answer, its `n` outputs interleaved. Leaving the loop aborts the request.
         Several streams may be open at once: a step of one advances all."""
-        return self._deltas(self._preprocessor.prepare(prompt, sampling_params, lora=lora))
+        hint = hint_of(session)
+        return self._deltas(
+            self._preprocessor.prepare(prompt, sampling_params, lora=lora, session=hint)
+        )
+
+    def sessions(self, name: str | None = None, *, limit: int = 100) -> list[SessionView]:
+        """Return what is kept of sessions, used last first, or of one."""
+        with self._turns:
+            return self._engine.sessions.views("", name and short_name(name), limit)
+
+    def end_session(self, name: str) -> bool:
+        """Forget a session, and what is cached for it alone. Returns whether there was one."""
+        with self._turns:
+            return bool(self._engine.sessions.end("", short_name(name)))
 
     def load_lora(self, name: str, ref: str) -> None:
         """Let requests name an adapter: a folder or a hub id. Another adapter of that name is
@@ -363,35 +397,3 @@ def _raise_first(builders: Sequence[OutputBuilder]) -> None:
     for builder in builders:
         if builder.error is not None:
             raise builder.error
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """List the prompts: a list of integers is a single one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    many = list(prompts)
-    return (
-        [cast(Prompt, many)] if many and isinstance(many[0], Integral) else cast(list[Prompt], many)
-    )
-
-
-def _each(params: Params, count: int) -> list[SamplingParams | None]:
-    """List one set of parameters per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not all(each is None or isinstance(each, SamplingParams) for each in params):
-        raise RequestError(
-            "the sampling params are not SamplingParams",
-            "Give SamplingParams(...), or a list of them.",
-        )
-    if len(params) != count:
-        raise RequestError(
-            f"there are {count} prompts, but {len(params)} sampling params",
-            "Give one for all prompts, or one for each.",
-            param="sampling_params",
-        )
-    return list(params)
-
-
-def _one_conversation(messages: Messages | Sequence[Messages]) -> bool:
-    return not messages or isinstance(messages[0], Mapping)

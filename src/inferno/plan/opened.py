@@ -30,6 +30,7 @@ from inferno.contracts import (
     Proposer,
     QuantScheme,
     RequestField,
+    SessionKeeper,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
@@ -56,6 +57,8 @@ class Parts:
     """Where blocks are kept beside the cache's memory, if the plan keeps any."""
     event_sink: EventSink | None = None
     """Where events of the cache are published, if they are."""
+    session_keeper: SessionKeeper | None = None
+    """What keeps the blocks of sessions, if anything does."""
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
     chat_format: ChatFormat | None = None
@@ -92,6 +95,7 @@ class Parts:
             kernels=chosen(KernelProvider, "kernels"),
             block_store=next(iter(chosen(BlockStore, "block store").values()), None),
             event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
+            session_keeper=next(iter(chosen(SessionKeeper, "session keeper").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,

@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from inferno.contracts import COMPUTE_DTYPES, CacheDType
 from inferno.errors import OptionError
+from inferno.request.sessions import MOST_TTL
 
 MOST_FOLD = 1000
 """The most that `cpu_mem_fold` may be: more is a slip."""
@@ -87,6 +88,11 @@ class Options:
     """Seconds after which a prompt that was sent out is computed here."""
     pd_buffer: str = "1GiB"
     """Limit of the blocks that are on their way."""
+    session_ttl: float | None = None
+    """Seconds that a session's blocks are kept after its last use, before those of others, if its
+    requests do not say; None: 3600."""
+    session_quota: int | None = None
+    """The most tokens that are kept of a session; None: those of the longest context."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
@@ -145,6 +151,7 @@ class Options:
             "max_lora_rank",
             "pd_min_tokens",
             "pd_min_uncached",
+            "session_quota",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -179,6 +186,11 @@ class Options:
         if not 0 < self.pd_timeout < float("inf"):
             raise OptionError(
                 f"pd_timeout is {self.pd_timeout!r}", "It is a number of seconds above 0."
+            )
+        if self.session_ttl is not None and not 0 < self.session_ttl <= MOST_TTL:
+            raise OptionError(
+                f"session_ttl is {self.session_ttl!r}",
+                f"It is in seconds, above 0 and at most {MOST_TTL}.",
             )
         if self.imatrix is not None and self.isq is None:
             raise OptionError(

@@ -17,6 +17,7 @@ from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.event_use import EventUse
+from inferno.plan.session_use import SessionUse
 from inferno.plan.store_use import StoreUse
 
 
@@ -270,6 +271,8 @@ class Plan:
     """Where blocks are kept beside the cache's memory; None: nowhere."""
     events: EventUse | None = None
     """Where events of the cache are published; None: nowhere."""
+    sessions: SessionUse | None = None
+    """What keeps the blocks of sessions, and how long; None: nothing."""
     dtype: str
     device: Device
     threads: int

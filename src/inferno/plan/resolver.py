@@ -20,6 +20,7 @@ from inferno.plan.opened import Opened, Parts
 from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
 from inferno.plan.plan import Plan
+from inferno.plan.sessions import choose_sessions
 from inferno.plan.speculation import Drafting
 from inferno.plan.stores import choose_store
 
@@ -87,11 +88,13 @@ def _decide(given: stages.Given) -> Opened:
     policy, environ = attention.policy.value.name, (given.machine or Machine()).environ
     store = choose_store(given.catalog, given.options, policy, environ)
     events = choose_sink(given.catalog, given.options, policy)
+    longest = cache.size.value.max_model_len
+    sessions = choose_sessions(given.catalog, given.options, policy, longest)
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
     decisions = [
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
-        *(each for each in (weights.isq, drafts, store, events) if each is not None),
+        *(each for each in (weights.isq, drafts, store, events, sessions) if each is not None),
         *(weights.adapters, weights.kernels, steps.capture, serving.chat_format),
         *(cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
@@ -100,7 +103,7 @@ def _decide(given: stages.Given) -> Opened:
         *notes_of_model(given, model),
         *(note for decision in decisions for note in decision.notes),
         *weights.matrices.notes,
-        *notes_of_positions(model.config, cache.size.value.max_model_len),
+        *notes_of_positions(model.config, longest),
     ]
     plan = Plan(
         chosen=chosen_of(decisions, given.catalog.plugins),
@@ -111,6 +114,7 @@ def _decide(given: stages.Given) -> Opened:
         **_cached(given, attention, drafting, cache),
         store=store.value if store is not None else None,
         events=events.value if events is not None else None,
+        sessions=sessions.value if sessions is not None else None,
         adapters=weights.adapters.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,

@@ -7,12 +7,28 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from attrs import frozen
+
 from inferno.plan import Plan
 from inferno.process.client import EngineClient, TokenStream
 from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineOutput, Request
+from inferno.request.sessions import SessionView
 
 _Result = TypeVar("_Result")
+
+
+@frozen
+class _Sessions:
+    """The sessions of an engine, asked for as `inferno.stores.NoSessions` is."""
+
+    client: BlockingClient
+
+    def views(self, owner: str, name: str | None = None, limit: int = 1) -> list[SessionView]:
+        return self.client.ask_sessions(owner, name, limit=limit)
+
+    def end(self, owner: str, name: str) -> list[SessionView]:
+        return self.client.ask_sessions(owner, name, ends=True)
 
 
 class BlockingClient:
@@ -57,6 +73,11 @@ class BlockingClient:
         self._streams.pop(request_id, None)
         self._loop.call_soon_threadsafe(self._client.abort, request_id)
 
+    @property
+    def sessions(self) -> _Sessions:
+        """What is kept of sessions."""
+        return _Sessions(self)
+
     def close(self) -> None:
         """Stop the engine process, once it has written packed weights for the next start."""
         if self._loop.is_closed():
@@ -68,6 +89,12 @@ class BlockingClient:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def ask_sessions(
+        self, owner: str, name: str | None, *, limit: int = 1, ends: bool = False
+    ) -> list[SessionView]:
+        """Return what is kept of sessions, like `EngineClient.sessions`."""
+        return self._call(self._client.sessions(owner, name, limit=limit, ends=ends))
 
     async def _submit(self, request: Request) -> None:
         if (spec := request.params.structured_outputs) is not None:

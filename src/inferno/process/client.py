@@ -26,6 +26,7 @@ from inferno.request.requests import (
     FinishReason,
     Request,
 )
+from inferno.request.sessions import SessionView
 
 
 @define(eq=False)
@@ -97,6 +98,7 @@ class EngineClient:
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
+        self._calls: dict[int, asyncio.Future[list[SessionView]]] = {}
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where it was started."""
@@ -203,6 +205,21 @@ class EngineClient:
         else:
             done.set_exception(answer.failure.error())
 
+    async def sessions(
+        self, owner: str, name: str | None = None, *, limit: int = 1, ends: bool = False
+    ) -> list[SessionView]:
+        """Return what is kept of an owner's sessions, used last first, or of one. `ends`: and end
+        it. Raises EngineDeadError."""
+        self._check_caller()
+        call = next(self._numbers)
+        wanted = protocol.SessionsWanted(call, owner, name, limit, ends)
+        self._engine.send(protocol.SESSIONS, protocol.encode(wanted))
+        self._calls[call] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._calls[call]
+        finally:
+            del self._calls[call]
+
     def _check_caller(self) -> None:
         """Raise InfernoError in a child of fork and in another event loop than the one that started
         it: only that one reads what the process sends."""
@@ -227,6 +244,10 @@ class EngineClient:
             self.stats = protocol.decode_stats(body)
         elif kind == protocol.CONTROLLED:
             self._controlled(protocol.decode_controlled(body))
+        elif kind == protocol.SESSIONS:
+            found: protocol.SessionsFound = protocol.decode_found(body)
+            if (call := self._calls.get(found.call)) is not None and not call.done():
+                call.set_result(found.views)
 
     def _hand_out(self, token: EngineOutput) -> None:
         if token.request_id in self._aborting:
@@ -250,6 +271,9 @@ class EngineClient:
         for done in controls.values():
             if not done.cancelled():
                 done.set_exception(error)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -3,9 +3,9 @@ socket.
 
 engine -> client   ready Plan (first; empty if it is the one that was given), tokens [EngineOutput],
                    stats EngineStats, log LogLine, failed Failure (then it ends),
-                   controlled Controlled
+                   controlled Controlled, sessions SessionsFound
 client -> engine   add Request, abort id, stop (at once, or after writing packed weights),
-                   control Control
+                   control Control, sessions SessionsWanted
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from attrs import frozen
 from inferno.errors import ERRORS, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
 from inferno.request.requests import EngineOutput, EngineStats, PauseMode, Request
+from inferno.request.sessions import SessionView
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 PATIENTLY = b"patiently"
 CONTROL, CONTROLLED = b"control", b"controlled"
+SESSIONS = b"sessions"
 READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"
 
 
@@ -89,6 +91,28 @@ class Controlled:
     failure: Failure | None = None
 
 
+@frozen
+class SessionsWanted:
+    """Asks what is kept of an owner's sessions, or ends one."""
+
+    call: int
+    """By which the answer is known."""
+    owner: str
+    name: str | None
+    """One session; None: those that were used last, at most `limit`."""
+    limit: int = 1
+    ends: bool = False
+    """Whether to end the session, once it is seen."""
+
+
+@frozen
+class SessionsFound:
+    """The answer."""
+
+    call: int
+    views: list[SessionView]
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Any = msgspec.msgpack.Decoder(Request).decode
 decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
@@ -97,6 +121,8 @@ decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
 decode_log: Any = msgspec.msgpack.Decoder(LogLine).decode
 decode_control: Any = msgspec.msgpack.Decoder(Control).decode
 decode_controlled: Any = msgspec.msgpack.Decoder(Controlled).decode
+decode_wanted: Any = msgspec.msgpack.Decoder(SessionsWanted).decode
+decode_found: Any = msgspec.msgpack.Decoder(SessionsFound).decode
 decode_text: Any = msgspec.msgpack.Decoder(str).decode
 
 

@@ -110,6 +110,13 @@ class Worker:
             self._send(
                 protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
             )
+        elif kind == protocol.SESSIONS:
+            wanted: protocol.SessionsWanted = protocol.decode_wanted(body)
+            kept, owner, name = self._engine.sessions, wanted.owner, wanted.name
+            ends = wanted.ends and name is not None
+            views = kept.end(owner, name or "") if ends else kept.views(owner, name, wanted.limit)
+            found = protocol.SessionsFound(wanted.call, views)
+            self._send(protocol.SESSIONS, protocol.encode(found))
         elif kind == protocol.STOP:
             self._patient = body == protocol.PATIENTLY
             return False

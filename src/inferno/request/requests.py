@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from inferno.errors import ERRORS, InfernoError, RequestError
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionHint
 
 Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
 """How a prompt becomes one embedding: a token's hidden state, or of all the mean, the maximum, the
@@ -77,6 +78,8 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: AdapterRef | None = None
     """What it is computed with besides the model."""
+    session: SessionHint | None = None
+    """Whose blocks are kept, where anything keeps sessions. It decides nothing that is computed."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The tokens of `params.bad_words`."""
     pooling: Reduction | None = None
@@ -219,6 +222,10 @@ class EngineStats:
     """Bytes of blocks that came from another instance, or went to one."""
     fallbacks: dict[str, int] = field(factory=dict)
     """By cause, prompts that were to be sent out and were computed here."""
+    sessions: int = 0
+    """Sessions whose blocks are kept."""
+    session_blocks: int = 0
+    """Blocks that are pinned for them, counted once for each session."""
     non_finite: int = 0
     """Requests that ended because the model's numbers were not finite."""
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from inferno.contracts import PrefixCache, Sessions
 from inferno.errors import OptionError
 from inferno.plan import Opened, Plan
 from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
+from inferno.stores.sessions import KeptSessions
 from inferno.stores.storing import NO_STORE, NoStore, Storing
 from inferno.weights.packed.digest import computed, state
 
@@ -28,11 +30,34 @@ MADE_BY = ("architecture", "attention", "format", "in-situ scheme", "kernels", "
 """Kinds of choices on which the bytes of blocks depend."""
 
 
+def open_prefix(opened: Opened, plan: Plan) -> tuple[PrefixCache | None, Sessions | None]:
+    """Return the plan's prefix cache, and the sessions that it is kept for."""
+    prefix, keeper = opened.parts.cache_policy.build(plan.num_blocks), opened.parts.session_keeper
+    if prefix is None or keeper is None or plan.sessions is None:
+        return prefix, None
+    sessions = keeper.build(plan.sessions.need(plan.block_size, plan.num_blocks), prefix)
+    return sessions.cache, sessions
+
+
 def open_store(
+    opened: Opened,
+    plan: Plan,
+    groups: CacheGroups,
+    places: Sequence[Places],
+    sessions: Sessions | None = None,
+) -> NoStore:
+    """Return the plan's store, with its mover at these places, and with the sessions whose blocks
+    it keeps. Raises OptionError if its folder cannot be used."""
+    store = _open_store(opened, plan, groups, places)
+    if sessions is not None:
+        store = NoStore() if store is NO_STORE else store
+        store.sessions = KeptSessions(sessions, groups, store)
+    return store
+
+
+def _open_store(
     opened: Opened, plan: Plan, groups: CacheGroups, places: Sequence[Places]
 ) -> NoStore:
-    """Return the plan's store, with its mover at these places. Raises OptionError if its folder
-    cannot be used."""
     store = opened.parts.block_store
     if store is None or plan.store is None:
         return NO_STORE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from select import POLLIN, poll
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from attrs import define, field
 
 from inferno.contracts import Mover, Placed, StoreIndex, TieredIndex
 from inferno.request.requests import EngineOutput, EngineStats, Request
+from inferno.stores.sessions import NO_SESSIONS, NoSessions
 from inferno.stores.speeds import Speeds
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class NoStore:
     """Whether there is anything to save or to load."""
     fetching: Mapping[str, Sequence_] = MappingProxyType({})
     """By request, sequences that wait for parts to come near."""
+    index: StoreIndex | None = None
     mover: Mover | None = None
+    sessions: NoSessions = NO_SESSIONS
 
     @property
     def is_asked(self) -> bool:
@@ -89,8 +92,11 @@ class NoStore:
     def watch(self, presence: Presence) -> None:
         return None
 
-    def gauge(self, stats: EngineStats) -> None:
+    def drop(self, keys: Collection[bytes]) -> None:
         return None
+
+    def gauge(self, stats: EngineStats) -> None:
+        self.sessions.gauge(stats)
 
     @property
     def waits_for(self) -> int | None:
@@ -303,10 +309,13 @@ class Storing(NoStore):
 
     def forget(self, sequence: Sequence_) -> None:
         """Let the store have nothing of a sequence whose numbers are none."""
-        keys = set(sequence.keys)
-        self.saves = [placed for placed in self.saves if placed.key not in keys]
         # So that `vacate` saves nothing of it either.
         self._saved[sequence.held_row] = len(sequence.keys)
+        self.drop(set(sequence.keys))
+
+    def drop(self, keys: Collection[bytes]) -> None:
+        """Let the store have nothing of these blocks."""
+        self.saves = [placed for placed in self.saves if placed.key not in keys]
         for key in keys:
             self.index.drop(key)
 
@@ -324,6 +333,7 @@ class Storing(NoStore):
 
     def gauge(self, stats: EngineStats) -> None:
         """Write what the store holds and has done."""
+        super().gauge(stats)
         usage = self.index.usage
         stats.store_host_bytes, stats.store_folder_bytes = usage.host_bytes, usage.folder_bytes
         stats.store_saved_bytes = usage.saved_bytes

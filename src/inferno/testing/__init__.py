@@ -47,6 +47,7 @@ from inferno.testing.quant_twins import (
     write_twins,
 )
 from inferno.testing.reference import transformers_model
+from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
 from inferno.testing.tiny import (
     Outcome,
@@ -94,6 +95,7 @@ __all__ = [
     "MTPTests",
     "Outcome",
     "QuantSchemeTests",
+    "SessionKeeperTests",
     "SourceTests",
     "StoreTests",
     "Tokenizer",

@@ -91,6 +91,7 @@ class Rows:
         row = sequence.held_row
         # First: it saves blocks of the row, and `groups.release` forgets both.
         self.store.vacate(sequence)
+        self.store.sessions.note(sequence)
         for members in self.in_flight:
             if sequence in members:
                 members[members.index(sequence)] = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 
 from attrs import asdict, define
+
+from inferno.request.sessions import short_name
 
 MAX_SESSIONS = 10_000
 """Sessions of all keys that are remembered; the least recently used is forgotten."""
@@ -42,7 +43,7 @@ class UsageBook:
         """Count a request that has ended."""
         self._owners.setdefault(owner, Used()).add(used)
         if session is not None:
-            key = owner, _short(session)
+            key = owner, short_name(session)
             self._sessions.setdefault(key, Used()).add(used)
             self._sessions.move_to_end(key)
             if len(self._sessions) > MAX_SESSIONS:
@@ -52,9 +53,4 @@ class UsageBook:
         """Return what an owner has used, in total or in one session; None for nothing."""
         if session is None:
             return self._owners.get(owner)
-        return self._sessions.get((owner, _short(session)))
-
-
-def _short(session: str) -> str:
-    """Clients choose the name, and may choose megabytes."""
-    return session if len(session) <= 128 else hashlib.sha256(session.encode()).hexdigest()
+        return self._sessions.get((owner, short_name(session)))

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
 from inferno.errors import RequestError
 from inferno.server.chat.conversation import Conversation, prepare
-from inferno.server.fields.schema import ChatRequest
+from inferno.server.fields.schema import ChatRequest, GenerationRequest
 from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.parsing import Parsed, read
 
+B = TypeVar("B", bound=GenerationRequest)
 _SESSION_HEADERS = ("session-id", "session_id", "x-session-id", "x-claude-code-session-id")
 
 
@@ -74,6 +75,11 @@ class Translation:
             return error
         cause = error.cause.replace(error.param, name)
         return RequestError(cause, error.remedy, param=name, code=error.code, detail=error.detail)
+
+
+def in_session(parsed: Parsed[B], headers: Mapping[str, str]) -> Parsed[B]:
+    """Return a body with the session that its request names, in the body or in a header."""
+    return evolve(parsed, body=evolve(parsed.body, session_id=session_of(parsed.body, headers)))
 
 
 def session_of(body: Any, headers: Mapping[str, str]) -> str | None:

@@ -52,6 +52,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
     cache_salt: str | None = None
     request_id: str | None = None
     session_id: str | None = None
+    prompt_cache_key: str | None = None
+    session_ttl: float | None = None
     timeout: float | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

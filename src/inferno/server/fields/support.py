@@ -46,6 +46,16 @@ def _limits(parameter: Parameter) -> str:
     return f"{parameter.limits[:1].upper()}{parameter.limits[1:]}." if parameter.limits else ""
 
 
+SESSION_ID = (
+    "Counts the request in `GET /v1/usage?session_id=...`; without it, `prompt_cache_key` does, or "
+    "the header `session-id`. Where a plugin keeps sessions, the blocks of its latest prompt and "
+    "answer leave the cache last. Shared prefixes are found by content, session or not."
+)
+PROMPT_CACHE_KEY = "A session, if there is no session_id."
+SESSION_TTL = (
+    "Seconds that the session's blocks are kept after this request; those of `--session-ttl` "
+    "unless said. Without a plugin that keeps sessions, it has no effect."
+)
 _GENERATION = (
     *honoured(model="A served name; the served model when left out."),
     *sampling_rows(parameters()),
@@ -55,8 +65,9 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
-        session_id="Counts the request in `GET /v1/usage?session_id=...`. Shared prefixes are "
-        "found by content, without a session.",
+        session_id=SESSION_ID,
+        prompt_cache_key=PROMPT_CACHE_KEY,
+        session_ttl=SESSION_TTL,
         timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
         return_tokens_as_token_ids="Writes the tokens of `logprobs` as `token_id:ID`, and in "
@@ -81,11 +92,6 @@ _NO_EFFECT = (
     Field("store", "accepted", "Nothing is stored.", harmless=(False,)),
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "default")),
     Field("safety_identifier", "accepted", "The end user's name is not used."),
-    Field(
-        "prompt_cache_key",
-        "accepted",
-        "Shared prefixes are found by content, without a key.",
-    ),
     Field(
         "prompt_cache_retention",
         "accepted",

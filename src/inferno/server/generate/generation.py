@@ -22,6 +22,7 @@ from inferno.errors import (
 )
 from inferno.request.requests import Reduction
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import MOST_TTL, SessionHint, hint_of
 from inferno.server.access.limiter import Ending, Limiter
 from inferno.server.chat.rendered import Rendered
 from inferno.server.fields.schema import GenerationRequest, StreamOptions
@@ -63,7 +64,9 @@ class Prepared:
     rendered: Rendered | None = None
     """The conversation that the prompt was made from, if there is one."""
     session: str | None = None
-    """The session in whose usage the request counts."""
+    """The session in whose usage the request counts, and whose blocks are kept."""
+    session_ttl: float | None = None
+    """Seconds that they are; None: as long as any session's."""
     timeout: float | None = None
     """Seconds that the answer may take."""
 
@@ -93,7 +96,8 @@ class Prepared:
             ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
             prompt_only=prompt_only,
             rendered=rendered,
-            session=data.session_id,
+            session=data.session_id or data.prompt_cache_key,
+            session_ttl=_checked_ttl(data.session_ttl),
             timeout=_positive(data.timeout),
         )
 
@@ -166,6 +170,7 @@ class Generation:
             cache_salt=prepared.cache_salt,
             pooling=prepared.pooling,
             lora=self.llm.preprocessor.adapters.known(prepared.model),
+            session=self._session(),
         )
         if not self.llm.alive:
             raise EngineDeadError(
@@ -184,6 +189,13 @@ class Generation:
         if limits:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(min(limits), self.abort, "timeout")
+
+    def _session(self) -> SessionHint | None:
+        """Return the session whose blocks are kept, where anything keeps them."""
+        if self.llm.plan.sessions is None:
+            return None
+        owner = self.record.owner if self.record is not None else ""
+        return hint_of(self.prepared.session, owner, self.prepared.session_ttl)
 
     async def check(self) -> None:
         """Check the grammar, which may wait for those of other requests: so the request must be
@@ -368,6 +380,16 @@ def checked_salt(salt: str | None) -> str:
             param="cache_salt",
         )
     return salt
+
+
+def _checked_ttl(seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds <= MOST_TTL:
+        raise RequestError(
+            f"session_ttl is {seconds:g}",
+            f"Give seconds, above 0 and at most {MOST_TTL}.",
+            param="session_ttl",
+        )
+    return seconds
 
 
 def _positive(seconds: float | None) -> float | None:

@@ -30,6 +30,8 @@ _GAUGES = {
     "kv_cache_usage_perc": ("kv_usage", "Fraction of the KV cache in use, 0 to 1."),
     "kv_store_host_bytes": ("store_host_bytes", "Blocks that a store holds in host memory."),
     "kv_store_disk_bytes": ("store_folder_bytes", "Files of blocks on disk."),
+    "sessions": ("sessions", "Sessions whose blocks are kept."),
+    "session_blocks": ("session_blocks", "Blocks pinned for sessions, once for each session."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),

@@ -40,6 +40,7 @@ class ResponsesRequest(ResponseSampling):
     request_id: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    session_ttl: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: str | None = None
 

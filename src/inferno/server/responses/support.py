@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from inferno.request.sampling_params import parameters
-from inferno.server.fields.support import Field, honoured, sampling_rows
+from inferno.server.fields.support import (
+    PROMPT_CACHE_KEY,
+    SESSION_ID,
+    SESSION_TTL,
+    Field,
+    honoured,
+    sampling_rows,
+)
 
 NOT_OFFERED = ("max_tokens", "n", "prompt_logprobs", "best_of")
 """Sampling parameters that a response does not have, or has under other names."""
@@ -43,10 +50,9 @@ RESPONSES = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
-        session_id="Counts the request in `GET /v1/usage?session_id=...`; without it, "
-        "`prompt_cache_key` does, or the header `session-id`.",
-        prompt_cache_key="A session, if there is no session_id. Shared prefixes are found by "
-        "content.",
+        session_id=SESSION_ID,
+        prompt_cache_key=PROMPT_CACHE_KEY,
+        session_ttl=SESSION_TTL,
         chat_template_kwargs="Variables for the chat template, as in chat.",
         truncation="auto drops the oldest turns of a conversation that does not fit, as in chat; "
         "disabled: a 400.",

@@ -31,6 +31,7 @@ _SAME = (
     "parallel_tool_calls",
     "priority",
     "cache_salt",
+    "session_ttl",
     "request_id",
     "chat_template_kwargs",
     "truncation",

@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.server.api import Models, Parsed, post_body, request_id_of, session_of
+from inferno_anthropic.caching import session_for
 from inferno_anthropic.errors import RESPONSES
 from inferno_anthropic.schema import CountTokensRequest, MessagesRequest
 from inferno_anthropic.shape import MessageShape
@@ -24,7 +25,7 @@ async def create_message(
     """Generate the next message of a conversation, in Anthropic's format."""
     body, id = data.body, request_id_of(request)
     model = await models.find(body.model)
-    translation = translate(data, model, session_of(body, request.headers))
+    translation = translate(data, model, session_for(body, session_of(body, request.headers)))
     conversation = await translation.prepare(model)
     shape = MessageShape(model, conversation, bool(body.stream), id)
     with translation.naming():

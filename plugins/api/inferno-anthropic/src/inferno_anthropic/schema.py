@@ -43,3 +43,5 @@ class MessagesRequest(MessageSampling, CountTokensRequest):
     request_id: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    session_ttl: float | None = None
+    cache_control: dict[str, Any] | None = None

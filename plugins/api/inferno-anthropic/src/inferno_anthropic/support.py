@@ -14,7 +14,7 @@ _CONTENT = (
         messages="Roles user, assistant and system; content is a string, or blocks `text`, "
         "`thinking`, `tool_use`, `tool_result`, and `document` with text. `redacted_thinking` and "
         "blocks of Anthropic's own tools are listed in `x_inferno.ignored`; images get a 400. "
-        "`cache_control` needs no action: shared prefixes are cached.",
+        "`cache_control` as in the field of that name.",
         model="A served name; the served model when left out.",
         system="A string, or text blocks.",
         tools="Tools with an `input_schema`. Anthropic's own tools (`bash`, `web_search` ...) are "
@@ -27,7 +27,6 @@ _CONTENT = (
         "`format`, as `response_format`.",
         chat_template_kwargs="Variables for the chat template, as in chat.",
     ),
-    Field("cache_control", "accepted", _CACHE),
     Field("mcp_servers", "accepted", "The server calls no tools.", harmless=([],)),
     Field("context_management", "accepted", "Nothing is left out.", harmless=({},)),
     Field("speed", "accepted", "There is one speed.", harmless=("standard",)),
@@ -35,6 +34,8 @@ _CONTENT = (
     Field("workspace_id", "accepted", "There are no workspaces."),
 )
 _SESSION = (
+    Field("cache_control", "accepted", _CACHE),
+    Field("session_ttl", "accepted", _CACHE),
     Field("prompt_cache_key", "accepted", _CACHE),
     Field("session_id", "accepted", _CACHE),
 )
@@ -53,8 +54,15 @@ MESSAGES = (
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
         session_id="Counts the request in `GET /v1/usage?session_id=...`; without it, "
-        "`prompt_cache_key` does, or the header `x-claude-code-session-id` or `session-id`.",
+        "`prompt_cache_key` does, or the header `x-claude-code-session-id` or `session-id`. With "
+        "`inferno-session`, the blocks of its latest prompt and answer leave the cache last.",
         prompt_cache_key="A session, if there is no session_id.",
+        session_ttl="Seconds that the session's blocks are kept after this request; without it, "
+        "those of `cache_control`.",
+        cache_control="Here or in any block, with a `ttl` of 5m or 1h. With `inferno-session`, the "
+        "blocks of the prompt and the answer leave the cache last for that long; a request without "
+        "a session is in that of its tools, system prompt and first message. Without it, nothing: "
+        "shared prefixes are cached without marks.",
     ),
     Field("metadata", "accepted", "The end user is not used.", harmless=({},)),
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "standard_only")),

@@ -18,6 +18,7 @@ from inferno.server.api import (
     shorten,
     text_of,
 )
+from inferno_anthropic.caching import Session
 from inferno_anthropic.sampling import SAMPLING
 from inferno_anthropic.schema import CountTokensRequest, MessagesRequest
 
@@ -41,7 +42,7 @@ _SERVER_BLOCKS = ("server_tool_use", "container_upload", "mcp_tool_use")
 def translate(
     parsed: Parsed[MessagesRequest] | Parsed[CountTokensRequest],
     model: ServedModel,
-    session: str | None = None,
+    session: Session | None = None,
 ) -> Translation:
     """Make a chat request. Raises RequestError."""
     body = parsed.body
@@ -61,7 +62,9 @@ def translate(
     }
     if isinstance(body, MessagesRequest):
         chat |= {name: getattr(body, name) for name in (*_SAME, *(p.name for p in SAMPLING))}
-        chat |= {"stop": body.stop_sequences, "session_id": session}
+        chat |= {"stop": body.stop_sequences}
+        if session is not None:
+            chat |= {"session_id": session.name, "session_ttl": session.ttl}
     else:
         chat["model"] = body.model
     ignored = [*parsed.ignored, *ignored, *ignored_tools, *ignored_thinking]
