@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self) -> None:
         self.plan = PLAN
-        self.alive = True
+        self.alive, self.stalled = True, False
         self.stats = EngineStats()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}
         self._task: asyncio.Task[None] | None = None

@@ -92,7 +92,7 @@ class Link:
 
     def __init__(self, on_message: Any, pace: float, times: str) -> None:
         self.plan = PLAN
-        self.alive, self.running, self.pid = True, True, None
+        self.alive, self.running, self.stalled, self.pid = True, True, False, None
         self._on_message, self._pace, self._times = on_message, pace, times
 
     async def start(self) -> None:
@@ -186,7 +186,8 @@ class Local:
 
     def __init__(self, pace: float) -> None:
         self.plan = PLAN
-        self.alive, self.stats, self.engine = True, EngineStats(), Paced(pace)
+        self.alive, self.stalled = True, False
+        self.stats, self.engine = EngineStats(), Paced(pace)
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from time import perf_counter, process_time
 
 from attrs import define, field
@@ -140,6 +141,7 @@ def main() -> None:
             if args.streams:
                 one = bench.gap(args.streams, args.prompt)
                 found.setdefault((f"{args.streams} streams", seconds), []).append(one)
+                print(".", end="", file=sys.stderr, flush=True)
             for clients in args.clients:
                 one = bench.rate(clients, args.requests * clients)
                 found.setdefault((f"{clients} clients", seconds), []).append(one)

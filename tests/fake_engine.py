@@ -154,7 +154,7 @@ class FakeClient:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
-        self.alive = self.closed = False
+        self.alive = self.closed = self.stalled = False
         self.checked: list[GrammarSpec] = []
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))

@@ -191,7 +191,7 @@ def test_every_probe_is_a_path_that_needs_no_key() -> None:
             if name.endswith("Probe") and "httpGet" in probe
         }
     found |= set(re.findall(r":8000(/[a-z]+)", (DEPLOY / "Containerfile").read_text()))
-    assert found == {"/health"}
+    assert found == {"/health", "/livez", "/readyz", "/startupz"}
     assert found <= set(OPEN_PATHS) & paths()
     config = tomllib.loads((DEPLOY / "inferno.toml").read_text())
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())

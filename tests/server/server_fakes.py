@@ -111,6 +111,7 @@ class FakeLLM:
     alive: bool = True
     is_sleeping: bool = False
     weight_version: str = "0"
+    stalled: bool = False
     response_template: Mapping[str, Any] | None = None
     output_format: OutputFormat | None = None
     """Instead of a response template's."""

@@ -183,6 +183,18 @@ def test_health_follows_the_engine(client: Any) -> None:
     response = http.get("/health")
     assert (response.status_code, response.json()) == (503, {"status": "restarting"})
     assert int(response.headers["retry-after"]) > 0
+    llm.stalled = True
+    assert http.get("/health").json() == {"status": "stalled"}
+    assert 'state="stalled"} 1.0' in http.get("/metrics").text
+
+
+def test_probes_tell_a_server_that_lives_from_one_that_can_answer(client: Any) -> None:
+    llm = FakeLLM()
+    http = client(llm)
+    probes = ("/livez", "/startupz", "/readyz")
+    assert [http.get(path).status_code for path in probes] == [200, 200, 200]
+    llm.alive = False
+    assert [http.get(path).status_code for path in probes] == [200, 200, 503]
 
 
 def test_the_version_is_told(client: Any) -> None:

@@ -73,8 +73,8 @@ network_options = together(
             "--engine-timeout",
             type=click.FloatRange(0),
             default=120,
-            help="Seconds without a sign of life after which the engine process is replaced, or "
-            "one tenth of those that a single step may take; 0 for never.",
+            help="Seconds after which an engine process is replaced that gives no sign of life, or "
+            "whose step takes over 20 times what it should; 0 for never.",
         ),
     ]
 )

@@ -38,6 +38,12 @@ class Constraints:
     _masker: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "masks"))
     """The threads start with their first work. Masks do not wait for grammars."""
 
+    def start_threads(self) -> None:
+        """Start the threads now: a thread that dies for want of memory while it starts is waited
+        for without end, and in a step that would hold up every request."""
+        for pool in (self._compiler, self._masker):
+            pool.submit(lambda: None).result()
+
     def start(self, request_id: str, compile: Callable[[], Constraint | None]) -> None:
         """Compile a request's constraint in a thread."""
         self._compiling[request_id] = self._compiler.submit(compile)

@@ -79,6 +79,8 @@ class Engine:
         """Outputs that the next step returns."""
         self._told: set[str] = set()
         """Requests whose outputs have told the version of the weights."""
+        self._planned: Step | None = None
+        """The step being computed."""
 
     @classmethod
     def load(
@@ -124,6 +126,7 @@ class Engine:
                 models = home.resident.present.models
                 plan = measure(plan, models, partial(start, trial=True), free, before)
             engine, runner = start(plan)
+            engine._constraints.start_threads()
             runner.capture_ahead()
             return engine
 
@@ -186,6 +189,18 @@ class Engine:
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
             self._drop_in_flight()
             raise
+        finally:
+            self._planned = None
+
+    def expected(self) -> float | None:
+        """Return the seconds that the step in progress should take. None if that is not known yet,
+        or between steps, where weights may be loaded. Another thread may call it."""
+        if (planned := self._planned) is None:
+            return None
+        steps = [planned, *(step for step, _, _ in [*self._in_flight] if step is not planned)]
+        works = [step.work for step in steps]
+        times = [self._scheduler.budget.expected(work, alone=alone) for work, alone in works]
+        return None if None in times else sum(filter(None, times))
 
     def _drop_in_flight(self, store: NoStore | None = None) -> None:
         self._constraints.settle()
@@ -206,7 +221,8 @@ class Engine:
     def _step(self) -> list[EngineOutput]:
         self._store.serve(partial(self.submit, wait=False), self.abort)
         outputs, self._late = [*self._late, *self._add_compiled()], []
-        step, constraints = self._scheduler.plan(), self._constraints.held
+        self._planned = step = self._scheduler.plan()
+        constraints = self._constraints.held
         if not step.is_empty:
             if constraints:
                 outputs += self._launch_constrained(step)

@@ -61,6 +61,8 @@ class _Client(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
+    def stalled(self) -> bool: ...
+    @property
     def stats(self) -> EngineStats: ...
     @property
     def asleep(self) -> bool: ...
@@ -192,6 +194,11 @@ class AsyncLLM:
     def alive(self) -> bool:
         """Whether the engine process is running."""
         return self._client.alive
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine runs a step that takes far longer than it should."""
+        return self._client.stalled
 
     @property
     def stats(self) -> EngineStats:

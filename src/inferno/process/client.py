@@ -41,8 +41,11 @@ class TokenStream:
     _tokens: list[EngineOutput] = field(factory=list, init=False)
     _error: InfernoError | None = field(default=None, init=False)
     _done: bool = field(default=False, init=False)
+    has_begun: bool = field(default=False, init=False)
+    """Whether a token has come."""
 
     def feed(self, token: EngineOutput) -> None:
+        self.has_begun = True
         self._tokens.append(token)
         self._done = token.finish is not None
         self.news.set()
@@ -90,7 +93,7 @@ class EngineClient:
         `beat` the time between its signs of life. With `expect_grammars`, the process that checks
         grammars is started once the engine is ready, instead of with the first grammar. `early`
         is an engine process that was launched before (`launch_early`)."""
-        self.stats = EngineStats()
+        self._stats = EngineStats()
         self._engine = Supervisor(
             plan, self._take, self._fail_all, timeout=timeout, beat=beat, early=early
         )
@@ -120,6 +123,20 @@ class EngineClient:
     def alive(self) -> bool:
         """Whether the engine takes requests and gives signs of life."""
         return self._engine.alive
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine runs a step that takes far longer than it should."""
+        return self._engine.stalled
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine counts. The requests are counted here while it says nothing: those that
+        have had a token run, the others wait."""
+        if self._engine.alive:
+            return self._stats
+        begun = sum(stream.has_begun for stream in self._streams.values())
+        return evolve(self._stats, num_running=begun, num_waiting=len(self._streams) - begun)
 
     @property
     def restarts(self) -> int:
@@ -167,7 +184,8 @@ class EngineClient:
         EngineDeadError while the engine is not running or gives no sign of life."""
         self._check_caller()
         if self._engine.running and not self._engine.alive:
-            raise EngineDeadError("the engine does not respond", "Try again in a moment.")
+            why = "is stalled: one step takes far too long" if self.stalled else "does not respond"
+            raise EngineDeadError(f"the engine {why}", "Try again in a moment.")
         if self.asleep:
             raise AsleepError()
         self._engine.send(protocol.ADD, protocol.encode(request))
@@ -241,7 +259,7 @@ class EngineClient:
             for token in protocol.decode_tokens(body):
                 self._hand_out(token)
         elif kind == protocol.STATS:
-            self.stats = protocol.decode_stats(body)
+            self._stats = protocol.decode_stats(body)
         elif kind == protocol.CONTROLLED:
             self._controlled(protocol.decode_controlled(body))
         elif kind == protocol.SESSIONS:

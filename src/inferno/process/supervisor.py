@@ -71,6 +71,11 @@ class Supervisor:
         return self.running and self._watchdog is not None and self._watchdog.responsive
 
     @property
+    def stalled(self) -> bool:
+        """Whether the process runs a step that takes far longer than it should."""
+        return self.running and self._watchdog is not None and self._watchdog.stalled
+
+    @property
     def pid(self) -> int | None:
         """The engine process's id, or None while there is none."""
         return self._process.pid if self._process is not None else None

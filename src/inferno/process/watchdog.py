@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
-from inferno.process.heartbeat import BEAT_SECONDS, MOVED
+from inferno.process.heartbeat import BEAT_SECONDS, LATE, LATE_FACTOR, MOVED
+
+log = logging.getLogger("inferno.process")
 
 UNRESPONSIVE_AFTER = 30
 """Beats missed before the engine counts as unresponsive: a plugin's native code may hold the
@@ -14,7 +17,8 @@ interpreter's lock for seconds."""
 ENGINE_TIMEOUT = 120.0
 """Seconds of silence after which the process is replaced."""
 STEP_FACTOR = 10
-"""A single step may take this many timeouts: a chunk of a prompt on a slow CPU takes minutes."""
+"""A step whose usual time is not known may take this many timeouts: a prompt on a slow CPU takes
+minutes. One that is late (`heartbeat.is_late`) may take one."""
 
 
 class Watchdog:
@@ -36,6 +40,8 @@ class Watchdog:
         self.timeout, self.beat = timeout, beat
         self.verdict: str | None = None
         """Why the process was killed."""
+        self.stalled = False
+        """Whether the engine's step takes far longer than it should."""
         self._silent = self._still = 0
         self._stopped = False
         self._pipe = pipe
@@ -49,21 +55,36 @@ class Watchdog:
 
     @property
     def responsive(self) -> bool:
-        return not self._stopped and self._silent < UNRESPONSIVE_AFTER
+        quiet = self._stopped or self.stalled
+        return not quiet and self._silent < UNRESPONSIVE_AFTER
+
+    @property
+    def busy_for(self) -> float:
+        """Seconds since the engine's loop came round."""
+        return self._still * self.beat
 
     async def watch(self, pid: int, kill: Callable[[], object]) -> None:
         """Watch a child process. Kill it when it has been silent for too long, and return. Without
         a timeout (0), never."""
         self._silent = self._still = 0
+        told = False
         while True:
             await asyncio.sleep(self.beat)
             self._silent += 1
             self._still += 1
             self._stopped = _is_stopped(pid)
+            if self.stalled != told:
+                told = self.stalled
+                self._tell(pid)
             if self.timeout and self.silence >= self.timeout:
                 self.verdict = f"gave no sign of life for {self.silence:g} s"
-            elif self.timeout and self._still * self.beat >= STEP_FACTOR * self.timeout:
-                self.verdict = f"was busy with one step for {self._still * self.beat:g} s"
+            elif self.timeout and self.stalled and self.busy_for >= self.timeout:
+                self.verdict = (
+                    f"was busy with one step for {self.busy_for:g} s, over {LATE_FACTOR:g} times "
+                    "what it should take"
+                )
+            elif self.timeout and self.busy_for >= STEP_FACTOR * self.timeout:
+                self.verdict = f"was busy with one step for {self.busy_for:g} s"
             if self.verdict:
                 kill()
                 return
@@ -72,12 +93,27 @@ class Watchdog:
         asyncio.get_running_loop().remove_reader(self._pipe)
         os.close(self._pipe)
 
+    def _tell(self, pid: int) -> None:
+        """Log that the engine stalls, or goes on."""
+        if not self.stalled:
+            log.warning("engine process %d goes on", pid)
+            return
+        log.error(
+            "engine process %d is stalled: one step has taken %g s, over %g times what it should; "
+            "it takes no requests until the step ends%s",
+            pid,
+            self.busy_for,
+            LATE_FACTOR,
+            f", and is replaced after {self.timeout:g} s" if self.timeout else "",
+        )
+
     def _read(self) -> None:
         beats = os.read(self._pipe, 4096)
         if not beats:  # the process has ended
             asyncio.get_running_loop().remove_reader(self._pipe)
             return
         self._silent = 0
+        self.stalled = beats.endswith(LATE)
         if MOVED in beats:
             self._still = 0
 

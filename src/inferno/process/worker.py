@@ -50,6 +50,7 @@ class Worker:
             from inferno.core.engine import Engine
 
             self._engine = Engine.load(opened, packed=packed, streams=True)
+        self._heart.expected = self._engine.expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
         measured = self._engine.plan

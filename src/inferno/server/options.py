@@ -15,7 +15,7 @@ from inferno.server.responses.store import Store
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_WAITING = 1024
-OPEN_PATHS = ("/health", "/ping")
+OPEN_PATHS = ("/health", "/ping", "/livez", "/readyz", "/startupz")
 """Routes that need no key."""
 
 

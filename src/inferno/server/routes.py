@@ -61,10 +61,10 @@ def get_model(
     return card
 
 
-@get(["/health", "/ping"], sync_to_thread=False)
+@get(["/health", "/ping", "/readyz"], sync_to_thread=False)
 def health(models: NamedDependency[Models]) -> Response[Any]:
-    """Report 200 while requests can be served, else 503: the only model's engine is restarting,
-    models are loaded at the start, or the server is shutting down."""
+    """Report 200 while requests can be served, else 503: the only model's engine is restarting, or
+    stalled in a step, models are loaded at the start, or the server is shutting down."""
     state = _health(models)
     content: dict[str, Any] = {"status": state}
     if len(models.hosted) > 1:
@@ -73,6 +73,23 @@ def health(models: NamedDependency[Models]) -> Response[Any]:
         return Response(content, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}
     return Response(content, status_code=503, headers=headers, media_type="application/json")
+
+
+@get("/livez", sync_to_thread=False)
+def live() -> dict[str, str]:
+    """Report 200 as long as the server answers at all: it restarts its engines itself."""
+    return {"status": "ok"}
+
+
+@get("/startupz", sync_to_thread=False)
+def started(models: NamedDependency[Models]) -> Response[Any]:
+    """Report 200 once the models that are loaded at the start are loaded, else 503."""
+    state = "loading" if models.starting else "ok"
+    return Response(
+        {"status": state},
+        status_code=503 if models.starting else 200,
+        media_type="application/json",
+    )
 
 
 @get("/version", sync_to_thread=False)
@@ -151,8 +168,8 @@ def _health(models: Models) -> str:
         return "shutting down"
     if models.starting:
         return "loading"
-    only = len(models.hosted) == 1
-    return "restarting" if only and models.hosted[0].status == "restarting" else "ok"
+    only = models.hosted[0].status if len(models.hosted) == 1 else ""
+    return only if only in ("restarting", "stalled") else "ok"
 
 
 def usable_models(request: Request[Any, Any, Any], models: Models) -> list[HostedModel]:
@@ -194,5 +211,5 @@ def _answer(body: dict[str, Any], ignored: Sequence[str]) -> Response[Any]:
     return Response(body, media_type="application/json")
 
 
-HANDLERS = (list_models, get_model, health, version, metrics, tokenize, detokenize)
+HANDLERS = (list_models, get_model, health, live, started, version, metrics, tokenize, detokenize)
 BODIES: tuple[type[Any], ...] = (TokenizeRequest, DetokenizeRequest)

@@ -110,10 +110,10 @@ class HostedModel:
 
     @property
     def status(self) -> str:
-        """The state for people: a loaded model's engine may be restarting, or asleep."""
+        """The state for people: a loaded model's engine may be restarting, stalled or asleep."""
         if self.state is LoadState.LOADED and self.served is not None:
             if not self.served.llm.alive:
-                return "restarting"
+                return "stalled" if self.served.llm.stalled else "restarting"
             if self.served.llm.is_sleeping:
                 return "asleep"
         return str(self.state)

@@ -17,7 +17,7 @@ LogFormat = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 
 _access = logging.getLogger("inferno.access")
-QUIET_PATHS = ("/health", "/ping", "/metrics")
+QUIET_PATHS = ("/health", "/ping", "/livez", "/readyz", "/startupz", "/metrics")
 """Paths that probes request every few seconds: their successes are logged at level debug."""
 _MAX_PATH = 1000
 _MAX_PROMPT = 10_000

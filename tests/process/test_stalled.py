@@ -1,0 +1,159 @@
+"""A step that takes far longer than it should, seen from both ends of the heartbeat's pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any, cast
+
+import pytest
+from attrs import define
+
+from inferno.constraints import Constraints
+from inferno.core.engine import Engine, scheduler_of
+from inferno.core.kvcache import CacheGroups
+from inferno.core.types import Step
+from inferno.errors import EngineDeadError
+from inferno.plan import Options, Plan, resolve
+from inferno.plan.step_cost import Work
+from inferno.process.client import EngineClient
+from inferno.process.heartbeat import LATE, LATE_AFTER, LATE_FACTOR, MOVED, STILL, Heart, is_late
+from inferno.process.watchdog import Watchdog
+from inferno.request.requests import EngineOutput, EngineStats, Request
+from inferno.testing import FakeRunner
+
+pytest.importorskip("inferno_demo")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve("demo", Options(device="cpu", max_num_seqs=4, max_num_batched_tokens=64))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected", "late"),
+    [
+        (60.0, 60.0, False),  # a chunk of a prompt on a slow CPU
+        (60.0, None, False),  # the first step of its kind
+        (LATE_AFTER - 1, 0.001, False),
+        (LATE_AFTER, 0.001, True),
+        (LATE_FACTOR * 5 - 1, 5.0, False),
+        (LATE_FACTOR * 5, 5.0, True),
+    ],
+)
+def test_a_step_is_late_far_beyond_its_usual_time_and_never_at_once(
+    seconds: float, expected: float | None, late: bool
+) -> None:
+    assert is_late(seconds, expected) is late
+
+
+def test_beats_say_whether_the_loop_moved_and_whether_its_step_is_late() -> None:
+    read, write = os.pipe()
+    heart = Heart(write, 3600)  # its thread sends one beat, the others are asked for
+    assert os.read(read, 1) == MOVED
+    heart.expected = lambda: 200.0
+    assert heart.beat() == STILL
+    heart.expected = lambda: 0.1
+    assert heart.beat() == LATE
+    heart.moved()
+    assert heart.beat() == MOVED
+    os.close(read)
+
+
+def watched(beats: list[bytes], timeout: float) -> tuple[Watchdog, list[bool], bool]:
+    """Send beats; return the watchdog, whether it found the engine stalled after each, and whether
+    it killed it."""
+    stalled = list[bool]()
+
+    async def run() -> tuple[Watchdog, bool]:
+        pipe, pipe_of_process = os.pipe()
+        watchdog = Watchdog(pipe, timeout=timeout, beat=0.01)
+        killed = asyncio.Event()
+        watching = asyncio.create_task(watchdog.watch(os.getpid(), killed.set))
+        for beat in beats:
+            if killed.is_set():
+                break
+            os.write(pipe_of_process, beat)
+            await asyncio.sleep(0.02)
+            stalled.append(watchdog.stalled)
+            assert not (watchdog.stalled and watchdog.responsive)
+        watching.cancel()
+        os.close(pipe_of_process)
+        watchdog.close()
+        return watchdog, killed.is_set()
+
+    watchdog, killed = asyncio.run(run())
+    return watchdog, stalled, killed
+
+
+def test_a_stalled_engine_is_told_in_the_log_and_may_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "inferno.process")
+    _, stalled, killed = watched([MOVED, STILL, LATE, LATE, MOVED, STILL], timeout=0)
+    assert stalled == [False, False, True, True, False, False] and not killed
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "is stalled: one step has taken" in first and "goes on" in second
+
+
+def test_a_stalled_engine_is_killed_after_the_timeout_and_a_slow_one_is_not() -> None:
+    watchdog, _, killed = watched([LATE] * 100, timeout=0.1)
+    assert killed and "20 times what it should take" in (watchdog.verdict or "")
+    _, _, killed = watched([STILL] * 20, timeout=0.1)
+    assert not killed
+
+
+def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
+    asked = list[float | None]()
+
+    class Asking(FakeRunner):
+        def launch(self, step: Step, cut: Any = None) -> Any:
+            asked.append(engine.expected())
+            return super().launch(step, cut)
+
+    scheduler = scheduler_of(plan, CacheGroups(512, plan.block_size, None))
+    engine = Engine(plan, scheduler, Asking(plan.block_size), clock=lambda: 0.0)
+    scheduler.budget.record(Work(1, 1), 3.0, alone=True)
+    engine.submit(Request(id="a", token_ids=(1, 2, 3)))
+    for _ in range(3):
+        engine.step()
+    assert asked == [None, pytest.approx(3.0, rel=0.1), pytest.approx(3.0, rel=0.1)]
+    assert engine.expected() is None, "between steps, weights may be loaded"
+
+
+@define
+class Silent:
+    """A supervisor of an engine that says nothing more."""
+
+    plan: Plan
+    alive: bool = False
+    running: bool = True
+    stalled: bool = True
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        pass
+
+
+def test_requests_are_counted_without_the_engine(plan: Plan) -> None:
+    async def run() -> None:
+        client = EngineClient(plan)
+        silent = Silent(plan, alive=True, stalled=False)
+        client._engine = cast(Any, silent)
+        for name in "abc":
+            client.submit(Request(id=name, token_ids=(1,)))
+        client._hand_out(EngineOutput("b", 7))
+        assert client.stats == EngineStats(), "as long as it answers, it says"
+        silent.alive, silent.stalled = False, True
+        assert (client.stats.num_running, client.stats.num_waiting) == (1, 2)
+        with pytest.raises(EngineDeadError, match="is stalled: one step takes far too long"):
+            client.submit(Request(id="d", token_ids=(1,)))
+
+    asyncio.run(run())
+
+
+def test_threads_for_grammars_are_there_before_the_first_step() -> None:
+    constraints = Constraints(64)
+    constraints.start_threads()
+    pools = constraints._compiler, constraints._masker
+    assert all(len(pool._threads) == 1 for pool in pools)
