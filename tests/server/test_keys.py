@@ -75,6 +75,8 @@ def test_a_key_that_no_client_can_send_is_refused_at_the_start(key: str) -> None
         ('[keys.a]\nkey="x"\nconcurrency=true', "not an integer"),
         ('[keys.a]\nkey="x"\nadmin=1', "not true or false"),
         ('[keys.a]\nkey="x"\nmodels="m"', "not a list of names"),
+        ('[keys.a]\nkey="x"\ncache_group=""', "not a name"),
+        ('[keys.a]\nkey="x"\ncache_group=1', "not a name"),
         ('[keys.a]\nkey="x"\n[keys.b]\nkey="x"', "the same API key"),
         ("limits = 1", "more than keys"),
         ("[keys", "cannot read the keys"),

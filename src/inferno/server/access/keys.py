@@ -224,6 +224,8 @@ class KeyFields:
     """The models that it may use, by any of their names. [default: all]"""
     admin: bool = False
     """Whether it may load and unload models."""
+    cache_group: str | None = None
+    """Keys with the same group share cached prefixes. [default: with no other key]"""
 
     @classmethod
     def of(cls, name: str, table: Mapping[str, Any]) -> Self:
@@ -245,6 +247,8 @@ class KeyFields:
 def _problem(name: str, value: Any) -> str | None:
     if name in ("key", "sha256"):
         return None if isinstance(value, str) else "is not a string"
+    if name == "cache_group":
+        return None if isinstance(value, str) and value else "is not a name"
     if name == "admin":
         return None if isinstance(value, bool) else "is not true or false"
     if name == "models":
@@ -266,6 +270,7 @@ def _parse(name: str, table: Mapping[str, Any]) -> Key:
         models=fields.models,
         priority=fields.priority,
         admin=fields.admin,
+        cache_group=fields.cache_group or "",
         account=Account(
             name,
             fields.concurrency,

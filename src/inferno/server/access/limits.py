@@ -155,7 +155,15 @@ class Key:
     """The best priority of its requests: the lowest number. None: any."""
     admin: bool = False
     """Whether it may load and unload models."""
+    cache_group: str = ""
+    """Keys of one group share cached prefixes; empty: it shares with no other key."""
     account: Account
+
+    def cache_salt(self, salt: str) -> str:
+        """Return the salt with which the engine computes a request of this key that has this salt
+        of its own: who can reach a prefix would learn from `cached_tokens` what others asked."""
+        group = f"group:{self.cache_group}" if self.cache_group else f"key:{self.digest.hex()}"
+        return f"{group}@{salt}"  # a request's own salt has no @
 
     def may_use(self, names: Sequence[str]) -> bool:
         """Whether the key may use the model of these names."""

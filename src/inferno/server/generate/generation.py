@@ -157,6 +157,12 @@ class Generation:
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
+    @property
+    def cache_salt(self) -> str:
+        """The salt that the engine is given: requests of different keys share nothing."""
+        salt = self.prepared.cache_salt
+        return salt if self.record is None else self.record.cache_salt(salt)
+
     def open(self, timeout: float | None = None) -> None:
         """Check the request and admit it. It is aborted after `timeout` seconds, or fewer if the
         request says so. Raises errors that become a status code: an invalid parameter, a full
@@ -167,7 +173,7 @@ class Generation:
             prepared.params,
             request_id=self.id,
             priority=prepared.priority if record is None else record.priority(prepared.priority),
-            cache_salt=prepared.cache_salt,
+            cache_salt=self.cache_salt,
             pooling=prepared.pooling,
             lora=self.llm.preprocessor.adapters.known(prepared.model),
             session=self._session(),

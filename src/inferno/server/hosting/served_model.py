@@ -17,6 +17,7 @@ from inferno.server.chat.rendered import Rendered
 from inferno.server.chat.thinking import Thinking
 from inferno.server.fields.schema import ChatRequest, Message, TokenizeRequest
 from inferno.server.http.errors import log
+from inferno.server.observe.record import current
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputFormat
@@ -112,6 +113,9 @@ class ServedModel:
 
         characters = sum(len(str(m.get("content"))) for m in messages)
         preprocessor.check_characters(characters, "messages", least)
+        record, salt = current(), ""
+        if isinstance(data, ChatRequest):
+            salt = data.cache_salt or ""
         rest = [tools, [{k: v for k, v in m.items() if k != "content"} for m in messages]]
         characters += len(msgspec.json.encode(rest))
 
@@ -121,8 +125,8 @@ class ServedModel:
             rendered = Rendered.of(text, messages)
             if isinstance(data, TokenizeRequest):
                 return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
-            turns, salt = self.pipeline.memory.turns, data.cache_salt or ""
-            return rendered, tuple(turns.encode(tokenizer, text, salt))
+            turns, whole = self.pipeline.memory.turns, record.cache_salt(salt) if record else salt
+            return rendered, tuple(turns.encode(tokenizer, text, whole))
 
         rendered, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]

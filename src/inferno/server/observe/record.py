@@ -75,6 +75,10 @@ class Record:
         it has; empty without keys."""
         return self.key.digest.hex() if self.key is not None else ""
 
+    def cache_salt(self, salt: str) -> str:
+        """Return the salt of what is computed for the request, if its own is `salt`."""
+        return salt if self.key is None else self.key.cache_salt(salt)
+
     @property
     def key_name(self) -> str:
         """The key's name for logs and metrics; empty without keys."""

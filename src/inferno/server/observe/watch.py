@@ -42,7 +42,7 @@ class _Watch:
             id=generation.id,
             request_id=record.id if record is not None else "",
             owner=self._owner,
-            salt=prepared.cache_salt,
+            salt=generation.cache_salt,
             prompt_len=len(prompt),
             token_ids=array("I", prompt),
             rendered=prepared.rendered,
@@ -91,5 +91,5 @@ class _Watch:
             prepared.rendered.text,
             prepared.prompts[index // prepared.params.n],
             self._outputs[index],
-            prepared.cache_salt,
+            self._generation.cache_salt,
         )
