@@ -165,6 +165,9 @@ class FakeClient:
     async def start(self) -> None:
         self.alive = True
 
+    async def revive(self) -> None:
+        self.alive = True
+
     async def close(self) -> None:
         self.alive, self.closed = False, True
         if self._task is not None:

@@ -112,6 +112,8 @@ class FakeLLM:
     is_sleeping: bool = False
     weight_version: str = "0"
     stalled: bool = False
+    refuses: Exception | None = None
+    """Of `revive`."""
     response_template: Mapping[str, Any] | None = None
     output_format: OutputFormat | None = None
     """Instead of a response template's."""
@@ -180,6 +182,11 @@ class FakeLLM:
                 grammars().compile(spec)
             except GrammarError as error:
                 raise refused_grammar(spec, error) from error
+
+    async def revive(self) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.alive, self.stalled = True, False
 
     def stream_all(
         self,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.server.test_schema import JSON
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.request.requests import EngineStats
 from inferno.server import ServerOptions, create_app
+from inferno.server.access.keys import Keys
 from inferno.server.app import models_of
 from inferno.server.generate import pipeline
 from inferno.server.options import MAX_WAITING
@@ -195,6 +197,34 @@ def test_probes_tell_a_server_that_lives_from_one_that_can_answer(client: Any) -
     assert [http.get(path).status_code for path in probes] == [200, 200, 200]
     llm.alive = False
     assert [http.get(path).status_code for path in probes] == [200, 200, 503]
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+def test_the_only_model_is_loaded_again_when_its_engine_does_not_run(
+    client: Any, stalled: bool, tmp_path: Path
+) -> None:
+    llm, file = FakeLLM(alive=False, stalled=stalled), tmp_path / "keys.toml"
+    file.write_text('[keys.operator]\nkey = "k"\nadmin = true')
+    http = client(llm, api_keys=Keys((), file))
+    http.headers["Authorization"] = "Bearer k"
+    answer = http.post("/v1/models/load", json={"model": "fake"})
+    assert (answer.status_code, answer.json()["status"]) == (200, "loaded")
+    assert http.get("/readyz").status_code == 200
+    llm.alive, llm.refuses = False, EngineDeadError("the engine does not start: no room", "Wait.")
+    answer = http.post("/v1/models/load", json={"model": "fake"})
+    assert answer.status_code == 503 and "no room" in answer.json()["error"]["message"]
+
+
+def test_a_prober_leaves_a_server_alone_whose_engine_comes_back(client: Any) -> None:
+    """What Kubernetes does with the manifest's probes: it kills for liveness only."""
+    llm = FakeLLM()
+    http = client(llm)
+    killed = routed = 0
+    for alive in (True, False, False, False, True):
+        llm.alive = alive
+        killed += http.get("/livez").status_code != 200
+        routed += http.get("/readyz").status_code == 200
+    assert (killed, routed) == (0, 2)
 
 
 def test_the_version_is_told(client: Any) -> None:

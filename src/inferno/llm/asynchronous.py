@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from attrs import evolve
 
-from inferno.contracts import GrammarSpec, RequestField
+from inferno.contracts import RequestField
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.adapters import reading
+from inferno.llm.client import Client
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
@@ -25,11 +26,9 @@ from inferno.plan import AdapterUse, Opened, Plan
 from inferno.process.launch import EngineProcess
 from inferno.process.protocol import Control
 from inferno.request.requests import (
-    EngineOutput,
     EngineStats,
     Pooling,
     Reduction,
-    Request,
     pause_mode,
     sleep_level,
 )
@@ -37,38 +36,6 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint, SessionView, hint_of, short_name
 
 _ONE = SamplingParams(max_tokens=1)
-
-
-class _Tokens(Protocol):
-    """What `AsyncLLM` needs of `inferno.process.client.TokenStream`."""
-
-    def take(self) -> list[EngineOutput]: ...
-
-
-class _Client(Protocol):
-    """What `AsyncLLM` needs of `inferno.process.EngineClient`."""
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def submit(self, request: Request, news: asyncio.Event) -> _Tokens: ...
-    def abort(self, request_id: str) -> None: ...
-    async def check(self, spec: GrammarSpec) -> None: ...
-    async def sessions(
-        self, owner: str, name: str | None = None, *, limit: int = 1, ends: bool = False
-    ) -> list[SessionView]: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def alive(self) -> bool: ...
-    @property
-    def stalled(self) -> bool: ...
-    @property
-    def stats(self) -> EngineStats: ...
-    @property
-    def asleep(self) -> bool: ...
-    @property
-    def weight_version(self) -> str: ...
-    async def control(self, control: Control) -> None: ...
 
 
 class AsyncLLM:
@@ -109,7 +76,7 @@ class AsyncLLM:
         return self
 
     @classmethod
-    def of(cls, client: _Client, preprocessor: Preprocessor) -> Self:
+    def of(cls, client: Client, preprocessor: Preprocessor) -> Self:
         """An AsyncLLM around an existing client."""
         self = cls.__new__(cls)
         self._client, self._opened, self._live = client, None, {}
@@ -128,7 +95,7 @@ class AsyncLLM:
         from inferno.process.watchdog import ENGINE_TIMEOUT
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
-        self._client: _Client = EngineClient(
+        self._client: Client = EngineClient(
             opened.plan, timeout=timeout, expect_grammars=expect_grammars, early=early
         )
         self._opened: Opened | None = opened
@@ -158,6 +125,11 @@ class AsyncLLM:
     async def close(self) -> None:
         """Stop the engine process."""
         await self._client.close()
+
+    async def revive(self) -> None:
+        """Start the engine process now if it has ended, or is stalled, instead of at its next
+        attempt. Raises the error with which that fails."""
+        await self._client.revive()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -399,7 +371,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Follow all outputs of a call concurrently; the first error aborts the others."""
         news = asyncio.Event()
-        running: dict[OutputBuilder, _Tokens] = {}
+        running: dict[OutputBuilder, Tokens] = {}
         self._live[request_id] = builders
         try:
             for builder in builders[:1]:

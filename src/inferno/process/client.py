@@ -168,6 +168,12 @@ class EngineClient:
         await self._checker.close()
         await self._engine.close(patient=patient)
 
+    async def revive(self) -> None:
+        """Start the process now if it ended, or has stalled. Raises the error with which that
+        fails."""
+        self._check_caller()
+        await self._engine.revive()
+
     async def check(self, spec: GrammarSpec) -> None:
         """Raise GrammarError if a grammar cannot be compiled, in another process than the
         engine's."""

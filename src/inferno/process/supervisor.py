@@ -7,7 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import zmq
@@ -22,8 +22,9 @@ from inferno.process.watchdog import ENGINE_TIMEOUT, Watchdog
 
 log = logging.getLogger("inferno.process")
 
-_GIVE_UP_AFTER = 3
-"""Failed starts in a row after which the engine stays down."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two starts that failed, at most: 1, then twice as long each time. What was in
+their way (memory, files, a disk that is full) may be gone at any time, so they go on."""
 
 
 class Supervisor:
@@ -64,6 +65,10 @@ class Supervisor:
         self._closing = False
         self._failure: EngineDeadError | None = None
         """Why the last start failed."""
+        self._awaited: asyncio.Future[None] | None = None
+        """Ends with the next start, if somebody waits for it (`revive`)."""
+        self._hurry = asyncio.Event()
+        """Ends the pause between two starts."""
 
     @property
     def alive(self) -> bool:
@@ -89,6 +94,7 @@ class Supervisor:
         """Stop the process. Kill it if it has not ended after 5 s, or is just being started. If
         `patient`, wait until it has written its packed weights."""
         self._closing = True
+        self._hurry.set()
         if self._early is not None:  # it was never started
             self._early.discard()
             self._early = None
@@ -107,6 +113,20 @@ class Supervisor:
         self._on_end(EngineDeadError("the engine was closed", "Start another."))
         async with self._spawning:  # a start that failed has closed its socket
             self._context.destroy(linger=0)
+
+    async def revive(self) -> None:
+        """Start the process now if it ended, or has stalled, and wait until it runs. Raises the
+        error with which that start fails."""
+        if self._closing or self._watcher is None:
+            raise self._absence()
+        if self.running and not self.stalled:
+            return
+        if self._awaited is None:
+            self._awaited = asyncio.get_running_loop().create_future()
+        if self.stalled and self._process is not None:
+            self._process.kill()
+        self._hurry.set()
+        await asyncio.shield(self._awaited)
 
     def send(self, kind: bytes, body: bytes) -> None:
         """Send a message to the process. Raises EngineDeadError while there is none."""
@@ -186,29 +206,44 @@ class Supervisor:
                 return
 
     async def _respawn(self) -> bool:
-        for attempt in range(_GIVE_UP_AFTER):
-            if self._closing:
-                return False
+        """Start another process, and go on until one runs. Returns False if it is to be closed."""
+        attempt = 0
+        while not self._closing:
+            self._hurry.clear()
             try:
                 start = time.perf_counter()
                 await self._spawn()
-                log.warning(
-                    "%s: engine process %s is ready after %.1f s",
-                    self.plan.model_id,
-                    self.pid,
-                    time.perf_counter() - start,
-                )
-                return True
             except (InfernoError, OSError) as error:  # OSError: no room for its files, no process
                 if not self._tries_again(error):
-                    return False
-                await asyncio.sleep(2**attempt)
-        log.critical(
-            "%s: the engine failed to start %d times in a row; giving up",
-            self.plan.model_id,
-            _GIVE_UP_AFTER,
-        )
+                    break
+                pause = min(2.0**attempt, LONGEST_PAUSE)
+                attempt = min(attempt + 1, 10)
+                log.error("%s: the next start is in %g s", self.plan.model_id, pause)
+                self._tell(self._failure)
+                await self._pause(pause)
+            else:
+                seconds = time.perf_counter() - start
+                name, pid = self.plan.model_id, self.pid
+                log.warning("%s: engine process %s is ready after %.1f s", name, pid, seconds)
+                self._tell(None)
+                return True
+        self._tell(self._absence())
         return False
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long, or until somebody is in a hurry."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+
+    def _tell(self, error: EngineDeadError | None) -> None:
+        """Tell those who wait for the start how it ended."""
+        waiting, self._awaited = self._awaited, None
+        if waiting is None or waiting.done():
+            return
+        if error is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(error)
 
     def _tries_again(self, error: InfernoError | OSError) -> bool:
         """Note that the engine did not start. Returns whether to start another."""

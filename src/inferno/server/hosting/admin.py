@@ -125,8 +125,11 @@ async def load_model(
     """Load a model, and answer once it is loaded. One that is loaded stays as it is, unless its
     engine does not run: then it is loaded again."""
     hosted = models.get(data.body.model)
-    if hosted.status == "restarting":
-        await models.unload(hosted, 0)
+    if hosted.status in ("restarting", "stalled"):
+        if hosted.spec.make is None and hosted.served is not None:  # it cannot be unloaded
+            await hosted.served.llm.revive()
+        else:
+            await models.unload(hosted, 0)
     await models.load(hosted)
     return _status(hosted)
 
