@@ -152,11 +152,12 @@ def main() -> None:
             for rows in given.rows:
                 found: dict[str, float] = {}
                 tokens = (given.rounds + 3) * STEPS
-                for name, refs in {
+                cases: dict[str, list[Any]] = {
                     "none": [None],
                     "one": named[:1],
                     "mixed": [None, *named],
-                }.items():
+                }
+                for name, refs in cases.items():
                     each = [refs[i % len(refs)] for i in range(rows)]
                     start(engines[0], [None] * rows, tokens, given.context)
                     start(engines[1], each, tokens, given.context)

@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from time import process_time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self) -> None:
         self.plan = PLAN
-        self.alive, self.stalled = True, False
+        self.alive, self.stalled, self.asleep, self.weight_version = True, False, False, "0"
         self.stats = EngineStats()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ def _app() -> Any:
         max_model_len=100_000,
         vocab_size=256,
     )
-    return create_app(AsyncLLM.of(Client(), preprocessor))
+    return create_app(AsyncLLM.of(cast(Any, Client()), preprocessor))
 
 
 async def _post(app: Any, path: str, body: bytes) -> int:

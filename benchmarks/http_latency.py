@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from http_cost import PLAN, TOKENIZER
@@ -186,7 +186,7 @@ class Local:
 
     def __init__(self, pace: float) -> None:
         self.plan = PLAN
-        self.alive, self.stalled = True, False
+        self.alive, self.stalled, self.asleep, self.weight_version = True, False, False, "0"
         self.stats, self.engine = EngineStats(), Paced(pace)
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
@@ -218,7 +218,7 @@ async def in_process(pace: float, streams: int, tokens: int) -> list[float]:
     """Seconds from draw to reader of every token."""
     client = Local(pace)
     text = Preprocessor(tokenizer=TOKENIZER, max_model_len=100_000, vocab_size=256)
-    llm = AsyncLLM.of(client, text)
+    llm = AsyncLLM.of(cast(Any, client), text)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     read: dict[str, list[float]] = {}
 

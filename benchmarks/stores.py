@@ -218,8 +218,7 @@ def while_loading(engine: Engine, prompt: list[int]) -> tuple[float, list[float]
         first = any(output.request_id == "late" for output in outputs)
     waited = time.perf_counter() - start
     engine.abort("running")
-    while engine.busy:
-        engine.step()
+    drain(engine)
     engine._scheduler._groups.reset()
     store: Any = engine._store
     ask(engine, "again", prompt, 1)
@@ -229,9 +228,13 @@ def while_loading(engine: Engine, prompt: list[int]) -> tuple[float, list[float]
         engine.step()
     wall = time.perf_counter() - begun
     cpu = (time.process_time() - used) / wall if wall > 1e-3 else 0.0
+    drain(engine)
+    return statistics.median(alone), loading[:-1] or loading, waited, cpu
+
+
+def drain(engine: Engine) -> None:
     while engine.busy:
         engine.step()
-    return statistics.median(alone), loading[:-1] or loading, waited, cpu
 
 
 def ask(engine: Engine, id: str, prompt: list[int], most: int) -> None:

@@ -9,13 +9,15 @@ from inferno.device.offload import Offloaded
 
 
 class Model(nn.Module):
+    table: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(30, 20))
         self.register_buffer("table", torch.arange(12))
         self.view = self.weight.detach()[5:, ::2]
         self.inner = nn.Linear(4, 4)
-        self.tied = self.inner.weight
+        self.tied: torch.Tensor = self.inner.weight
 
 
 def test_tensors_views_and_attributes_come_back() -> None:

@@ -152,8 +152,12 @@ def test_trainers_are_answered_as_by_vllm(server: httpx.Client) -> None:
                 assert token == f"token_id:{drawn}" and top[token] == logprob
                 assert max(count, 1) <= len(top) <= count + 1
                 assert all(name.startswith("token_id:") for name in top)
-    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 0}
-    answered = server.post("/v1/chat/completions", json={**body, **as_ids, **sampling})
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "logprobs": True,
+        "top_logprobs": 0,
+    }
+    answered = server.post("/v1/chat/completions", json={**asked, **as_ids, **sampling})
     for choice in answered.json()["choices"]:
         tokens = [entry["token"] for entry in choice["logprobs"]["content"]]
         assert tokens == [f"token_id:{i}" for i in choice["token_ids"]]

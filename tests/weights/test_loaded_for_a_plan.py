@@ -40,7 +40,7 @@ def test_a_proposer_is_built_with_the_model_and_the_context_of_the_plan() -> Non
         model = load_model(demo)
         load_drafter(evolve(demo, parts=evolve(demo.parts, proposer=proposer)), model, None)
     [parts] = built
-    assert parts.model is model and parts.max_model_len == CONTEXT
+    assert cast(object, parts.model) is model and parts.max_model_len == CONTEXT
     assert parts.draft is None and parts.mtp is None
 
 

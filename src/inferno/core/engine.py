@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, follow
 from inferno.core.kvcache import CacheGroups
-from inferno.core.launches import Closed, Runner, Ticket
+from inferno.core.launches import Closed, InFlight, Runner
 from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
+from inferno.core.versions import Versions
 from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
@@ -72,13 +72,9 @@ class Engine:
         self._constrain, self._forget = constrain, forget
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
-        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()
-        """Steps with their tickets and the times at which they were launched."""
-        self._committed = 0.0
+        self._in_flight, self._versions = InFlight(clock), Versions()
         self._late: list[EngineOutput] = []
         """Outputs that the next step returns."""
-        self._told: set[str] = set()
-        """Requests whose outputs have told the version of the weights."""
         self._planned: Step | None = None
         """The step being computed."""
 
@@ -173,7 +169,7 @@ class Engine:
         self._scheduler.abort(request_id)
         self._constraints.drop(request_id)
         self._compiling.pop(request_id, None)
-        self._told.discard(request_id)
+        self._versions.forget(request_id)
 
     def step(self) -> list[EngineOutput]:
         """Launch the next step, and return the outputs of the one `lag` steps before it. Raises
@@ -183,7 +179,8 @@ class Engine:
         self.check_awake()
         try:
             with device_errors(self.plan.device, "compute a step"):
-                outputs = self._versioned(self._store.answered(self._step()))
+                outputs = self._store.answered(self._step())
+                self._versions.note(outputs, self.weight_version)
             self._presence.publish()
             return outputs
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
@@ -197,7 +194,7 @@ class Engine:
         or between steps, where weights may be loaded. Another thread may call it."""
         if (planned := self._planned) is None:
             return None
-        steps = [planned, *(step for step, _, _ in [*self._in_flight] if step is not planned)]
+        steps = [planned, *(step for step in self._in_flight.steps() if step is not planned)]
         works = [step.work for step in steps]
         times = [self._scheduler.budget.expected(work, alone=alone) for work, alone in works]
         return None if None in times else sum(filter(None, times))
@@ -206,17 +203,6 @@ class Engine:
         self._constraints.settle()
         self._in_flight.clear()
         self._scheduler.drop_in_flight(store)
-
-    def _versioned(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
-        """Note the weights' version in the first output of each request that they compute."""
-        told = self._told
-        for output in outputs:
-            if output.request_id not in told:
-                output.weight_version = self.weight_version
-                told.add(output.request_id)
-            if output.finish is not None:
-                told.discard(output.request_id)
-        return outputs
 
     def _step(self) -> list[EngineOutput]:
         self._store.serve(partial(self.submit, wait=False), self.abort)
@@ -229,7 +215,7 @@ class Engine:
             else:
                 launched, ticket = self.clock(), self._runner.launch(step)
                 ticket.draw(NO_MASKS)
-                self._in_flight.append((step, ticket, launched))
+                self._in_flight.add(step, ticket, launched)
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
         elif step.is_empty and self.waits_for is not None:
@@ -284,17 +270,15 @@ class Engine:
         while masks.rows and self._in_flight:
             outputs += self._commit()
         ticket.draw(masks.result())
-        self._in_flight.append((step, ticket, launched))
+        self._in_flight.add(step, ticket, launched)
         return outputs
 
     def _commit(self) -> list[EngineOutput]:
-        step, ticket, launched = self._in_flight.popleft()
-        sampled = ticket.result()
-        began, self._committed = max(launched, self._committed), self.clock()
-        if step.slices:  # the device computes one step after the other
+        step, sampled, seconds = self._in_flight.result()
+        if step.slices:
             work, alone = step.work
-            self._scheduler.budget.record(work, self._committed - began, alone=alone)
-            self._store.computed(step.num_tokens, self._committed - began)
+            self._scheduler.budget.record(work, seconds, alone=alone)
+            self._store.computed(step.num_tokens, seconds)
         outputs = self._scheduler.commit(step, sampled)
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
@@ -365,7 +349,7 @@ class Engine:
         finally:
             if home.resident.loaded is not None:
                 self._rise(home)
-        self._told.clear()
+        self._versions = Versions()
         return self.weight_version
 
     def _needed_home(self) -> Home:

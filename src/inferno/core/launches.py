@@ -1,9 +1,12 @@
-"""What an engine launches its steps on."""
+"""What an engine launches its steps on, and those that it has launched."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+from attrs import define, field
 
 from inferno.constraints import Drafts, Masks
 from inferno.core.types import Sampled, Step
@@ -37,3 +40,35 @@ class Closed:
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
         raise RequestError("the engine is closed", "Load another one.")
+
+
+@define(eq=False)
+class InFlight:
+    """The steps that were launched and not yet committed, and how long they take: a device computes
+    one after the other."""
+
+    clock: Callable[[], float]
+    _launched: deque[tuple[Step, Ticket, float]] = field(factory=deque)
+    """With the times at which they were."""
+    _ended: float = 0.0
+    """When the last one that was committed had its results."""
+
+    def __len__(self) -> int:
+        return len(self._launched)
+
+    def add(self, step: Step, ticket: Ticket, launched: float) -> None:
+        self._launched.append((step, ticket, launched))
+
+    def steps(self) -> list[Step]:
+        """Return them, launched first to last. Another thread may call it."""
+        return [step for step, _, _ in [*self._launched]]
+
+    def result(self) -> tuple[Step, Sampled, float]:
+        """Wait for the results of the first one. Returns it, these, and the seconds it took."""
+        step, ticket, launched = self._launched.popleft()
+        sampled = ticket.result()
+        began, self._ended = max(launched, self._ended), self.clock()
+        return step, sampled, self._ended - began
+
+    def clear(self) -> None:
+        self._launched.clear()

@@ -16,7 +16,7 @@ from attrs import evolve
 from inferno.contracts import RequestField
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.adapters import reading
-from inferno.llm.client import Client
+from inferno.llm.client import Client, Tokens
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
@@ -331,11 +331,7 @@ class AsyncLLM:
         await self._client.control(Control(action="wake_up", cache=woken_wholly(tags)))
 
     async def update_weights(
-        self,
-        weights: Weights,
-        *,
-        version: str | None = None,
-        mode: str = "wait",
+        self, weights: Weights, *, version: str | None = None, mode: str = "wait"
     ) -> str:
         """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
         await send_update(self._client.control, weights, version, mode)

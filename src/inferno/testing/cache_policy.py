@@ -281,7 +281,7 @@ class CacheMachine(RuleBasedStateMachine):
         return request.id
 
     @rule(target=requests, request_id=requests, max_tokens=st.integers(1, 12))
-    def fork(self, request_id: str, max_tokens: int) -> str:
+    def fork(self, request_id: str, max_tokens: int) -> Any:
         """Ask again what is being answered, or was."""
         request = self.asked[request_id]
         salt, priority = request.cache_salt, request.priority

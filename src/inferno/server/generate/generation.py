@@ -16,16 +16,16 @@ from inferno.errors import (
     EngineDeadError,
     InfernoError,
     ModelUnavailableError,
-    RequestError,
     RequestTimeoutError,
     ShuttingDownError,
 )
 from inferno.request.requests import Reduction
 from inferno.request.sampling_params import SamplingParams
-from inferno.request.sessions import MOST_TTL, SessionHint, hint_of
+from inferno.request.sessions import SessionHint, hint_of
 from inferno.server.access.limiter import Ending, Limiter
 from inferno.server.chat.rendered import Rendered
 from inferno.server.fields.schema import GenerationRequest, StreamOptions
+from inferno.server.generate.checks import checked_salt, checked_timeout, checked_ttl
 from inferno.server.http.parsing import Parsed
 from inferno.server.observe.record import Record, current
 
@@ -97,8 +97,8 @@ class Prepared:
             prompt_only=prompt_only,
             rendered=rendered,
             session=data.session_id or data.prompt_cache_key,
-            session_ttl=_checked_ttl(data.session_ttl),
-            timeout=_positive(data.timeout),
+            session_ttl=checked_ttl(data.session_ttl),
+            timeout=checked_timeout(data.timeout),
         )
 
     @property
@@ -373,34 +373,3 @@ class Generation:
 def _without_output(delta: TextDelta) -> TextDelta:
     finish = delta.finish_reason if delta.finish_reason is None else "length"
     return evolve(delta, text="", token_ids=(), logprobs=None, finish_reason=finish)
-
-
-def checked_salt(salt: str | None) -> str:
-    """Return the `cache_salt` of a body. Raises RequestError."""
-    if salt is None:
-        return ""
-    if not 0 < len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
-        raise RequestError(
-            "invalid cache_salt",
-            "Give 1 to 128 characters without @, / and \\.",
-            param="cache_salt",
-        )
-    return salt
-
-
-def _checked_ttl(seconds: float | None) -> float | None:
-    if seconds is not None and not 0 < seconds <= MOST_TTL:
-        raise RequestError(
-            f"session_ttl is {seconds:g}",
-            f"Give seconds, above 0 and at most {MOST_TTL}.",
-            param="session_ttl",
-        )
-    return seconds
-
-
-def _positive(seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise RequestError(
-            f"timeout is {seconds:g}", "Give a positive number of seconds.", param="timeout"
-        )
-    return seconds

@@ -11,7 +11,8 @@ from attrs import define
 
 from inferno.errors import RequestError
 from inferno.llm import TextDelta
-from inferno.server.generate.generation import Prepared, checked_salt
+from inferno.server.generate.checks import checked_salt
+from inferno.server.generate.generation import Prepared
 from inferno.server.generate.shape import Choice, Shape
 from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.parsing import Parsed
