@@ -247,7 +247,8 @@ class SessionMachine(CacheMachine):
             params=SamplingParams(max_tokens=max_tokens),
             session=SessionHint(name, owner, ttl),
         )
-        self.open[request.id], self.output[request.id] = request, []
+        self.open[request.id] = self.asked[request.id] = request
+        self.output[request.id] = []
         self.scheduler.add(request)
         return request.id
 
