@@ -34,13 +34,12 @@ LINK_OPTIONS = [
     _engine(
         "--pd-min-tokens",
         type=int,
-        help="Send out prompts of at least so many tokens. [default: 128]",
+        help="Least tokens of a prompt that is sent out. [default: 128]",
     ),
     _engine(
         "--pd-min-uncached",
         type=int,
-        help="Send out a prompt whose beginning is cached if so many tokens are not. "
-        "[default: 1024]",
+        help="Least tokens to compute of one whose beginning is cached. [default: 1024]",
     ),
     _engine(
         "--pd-timeout",

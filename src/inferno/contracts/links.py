@@ -25,7 +25,7 @@ class Link:
     token_file: Path | None = None
     """File with the secret that both ends know; None: there is none."""
     min_tokens: int = 128
-    """What the engine goes by: a prompt is sent out if it has at least so many tokens, and either
+    """What the engine goes by: a prompt is sent out if it has at least this many tokens, and either
     nothing of it is cached or at least `min_uncached` tokens are not."""
     min_uncached: int = 1024
     """See there."""

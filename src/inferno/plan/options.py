@@ -81,8 +81,8 @@ class Options:
     pd_token_file: str | None = None
     """File with the secret that both instances know; tcp needs one."""
     pd_min_tokens: int = 128
-    """A prompt is sent out if it has at least so many tokens, and either nothing of it is cached or
-    at least `pd_min_uncached` tokens are not."""
+    """A prompt is sent out if it has at least this many tokens, and either nothing of it is cached,
+    or at least `pd_min_uncached` tokens are not."""
     pd_min_uncached: int = 1024
     pd_timeout: float = 120.0
     """Seconds after which a prompt that was sent out is computed here."""

@@ -69,7 +69,7 @@ def _open_store(
     if link is None:
         return Storing(groups, index, mover, need.sizes)
     if link.role == "decode":
-        return Decoding(groups, index, mover, terms=link)
+        return Decoding(groups, index, mover, need.sizes, terms=link)
     loaded = plan.adapters.loaded if plan.adapters is not None else ()
     refs = {use.adapter.digest: use.adapter for use in loaded}
     return Prefilling(groups, index, mover, adapters=refs)

@@ -12,7 +12,8 @@ from attrs import evolve
 
 from inferno.contracts import Link
 from inferno.testing import LinkTests
-from inferno_disaggregated import pulling, shared_memory
+from inferno_disaggregated import shared_memory
+from inferno_disaggregated.address import nixl_package
 
 
 class TestSharedMemory(LinkTests):
@@ -55,7 +56,7 @@ class TestTcp(LinkTests):
         return link, evolve(link, role="decode")
 
 
-@pytest.mark.skipif(not pulling.is_installed(), reason="needs nixl, which is not installed")
+@pytest.mark.skipif(nixl_package() is None, reason="needs nixl, which is not installed")
 class TestNixl(TestTcp):
     scheme = "nixl"
 

@@ -6,13 +6,13 @@ import os
 import re
 import stat
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from attrs import frozen
 
 from inferno.contracts import Link, StoreNeed
 from inferno.errors import OptionError
-from inferno_disaggregated.pulling import is_installed
 
 MOST_TOKEN = 4096
 LEAST_TOKEN = 16
@@ -61,9 +61,15 @@ def refuses(need: StoreNeed) -> str | None:
         token_of(need.link, address)
     except OptionError as error:
         return f"{error.cause}: {error.remedy.rstrip('.')}"
-    if address.pulls and not is_installed():
+    if address.pulls and nixl_package() is None:
         return "nixl is not installed: pip install 'inferno-disaggregated[nixl]'"
     return None
+
+
+def nixl_package() -> str | None:
+    """Return the package that has nixl, if one is installed."""
+    names = ("nixl", "nixl_cu13", "nixl_cu12")
+    return next((name for name in names if find_spec(name) is not None), None)
 
 
 def token_of(link: Link, address: Address) -> bytes:

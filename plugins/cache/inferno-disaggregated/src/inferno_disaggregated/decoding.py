@@ -103,13 +103,14 @@ class Decoding:
         return None
 
     def drop(self, key: bytes) -> None:
-        self._near.pop(key, None)
+        """Do nothing: what has come is one prompt's, which may be about to load it, and goes with
+        that."""
 
     def touch(self, keys: Sequence[bytes]) -> None:
         return None
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
-        self._ended.append(owner)
+        self._ended.append(owner)  # what has come for it stays until `release`
 
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
         return 0

@@ -5,20 +5,15 @@ from __future__ import annotations
 import importlib
 import logging
 import secrets
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
+from inferno_disaggregated.address import nixl_package
 from inferno_disaggregated.pieces import Bytes
 
 log = logging.getLogger("inferno.link")
-_PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
-
-
-def is_installed() -> bool:
-    return any(find_spec(name) is not None for name in _PACKAGES)
 
 
 @define(eq=False)
@@ -43,9 +38,8 @@ class Agent:
     @classmethod
     def open(cls) -> Agent | None:
         """Start an agent. Returns None if that fails."""
-        name = next((name for name in _PACKAGES if find_spec(name) is not None), _PACKAGES[0])
         try:
-            api = importlib.import_module(f"{name}._api")
+            api = importlib.import_module(f"{nixl_package()}._api")
             config = api.nixl_agent_config(backends=["UCX"])
             return cls(api.nixl_agent(f"inferno-{secrets.token_hex(8)}", config))
         except Exception as error:  # nixl has errors of its own
