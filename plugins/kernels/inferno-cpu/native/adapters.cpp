@@ -1,7 +1,12 @@
 // Low-rank adapters beside any matrix. Compiled once for each instruction set.
+//
+// Decode steps read more of adapters than they compute with them, from memory that no loop has
+// touched since the last step. So tokens are grouped by slot, each tile of a slot's matrix is read
+// once for up to four of them, and the next tile is prefetched meanwhile.
 #include "adapters.hpp"
 
 #include "parallel.hpp"
+#include "scratch.hpp"
 #include "simd.hpp"
 
 namespace {
@@ -9,122 +14,206 @@ namespace {
 constexpr int64_t kGrain = 65536;  // minimum products per thread
 INL int64_t min_tokens(int64_t products) { return (kGrain + products - 1) / products; }
 
+constexpr int64_t kMost = 128;  // tokens that are grouped at once
+constexpr int kTile = 4;        // tokens that are multiplied at once
+
+// Tokens by slot, in their order within a slot; those without a slot come first.
+struct Grouped {
+  int32_t token[kMost];
+  int64_t slot[kMost];
+  int64_t count;
+
+  Grouped(const int64_t* slots_T, int64_t first, int64_t end) : count(end - first) {
+    for (int64_t i = 0; i < count; i++) {  // prompts are sorted already
+      const int64_t own = slots_T[first + i];
+      int64_t at = i;
+      for (; at > 0 && slot[at - 1] > own; at--) {
+        slot[at] = slot[at - 1];
+        token[at] = token[at - 1];
+      }
+      slot[at] = own;
+      token[at] = int32_t(first + i);
+    }
+  }
+
+  // Tokens of one slot from `at`, before `end`: at most a tile, and one, two or four.
+  int tile(int64_t at, int64_t end) const {
+    int n = 1;
+    while (n < kTile && at + n < end && slot[at + n] == slot[at]) n++;
+    return n == 3 ? 2 : n;
+  }
+};
+
+// Call body(grouped, begin, end) on ranges of grouped tokens, in parallel.
+template <class Body>
+INL void by_slot(const int64_t* slots_T, int64_t T, int64_t products, const Body& body) {
+  for (int64_t first = 0; first < T; first += kMost) {
+    const Grouped grouped(slots_T, first, first + kMost < T ? first + kMost : T);
+    parallel_for(grouped.count, min_tokens(products),
+                 [&](int64_t begin, int64_t end) { body(grouped, begin, end); });
+  }
+}
+
+template <class A>
+INL void prefetch(const A* p) { __builtin_prefetch(p, 0, 2); }
+
 // The products of TOKENS tokens of one slot with ROWS rows. A product is one sum over I in order,
-// whatever the tile: a token's result does not depend on its neighbours.
+// whatever the tile: a token's result does not depend on its neighbours. `ahead`: ROWS rows that
+// are read next.
 template <int TOKENS, int ROWS, class A>
-INL void products(const A* x, int64_t x_stride, const A* down, float* h, int64_t R, int64_t I) {
+INL void products(const float* const* x, const A* down, const A* ahead, float* const* h, int64_t r,
+                  int64_t I) {
   F32 sums[TOKENS][ROWS];
   UNROLL_FOR (int t = 0; t < TOKENS; t++)
-    UNROLL_FOR (int r = 0; r < ROWS; r++) sums[t][r] = splat(0.0f);
+    UNROLL_FOR (int k = 0; k < ROWS; k++) sums[t][k] = splat(0.0f);
   int64_t i = 0;
   for (; i + 16 <= I; i += 16) {
-    F32 v[TOKENS];
-    UNROLL_FOR (int t = 0; t < TOKENS; t++) v[t] = load(x + t * x_stride + i);
-    UNROLL_FOR (int r = 0; r < ROWS; r++) {
-      const F32 w = load(down + r * I + i);
-      UNROLL_FOR (int t = 0; t < TOKENS; t++) sums[t][r] = fma(w, v[t], sums[t][r]);
+    UNROLL_FOR (int k = 0; k < ROWS; k++) {
+      if (sizeof(A) == 4 || i % 32 == 0) prefetch(ahead + k * I + i);
+      const F32 w = load(down + k * I + i);
+      UNROLL_FOR (int t = 0; t < TOKENS; t++) sums[t][k] = fma(w, load(x[t] + i), sums[t][k]);
     }
   }
   UNROLL_FOR (int t = 0; t < TOKENS; t++)
-    UNROLL_FOR (int r = 0; r < ROWS; r++) {
-      float total = sum(sums[t][r]);
-      for (int64_t k = i; k < I; k++)
-        total = __builtin_fmaf(to_float(x[t * x_stride + k]), to_float(down[r * I + k]), total);
-      h[t * R + r] = total;
+    UNROLL_FOR (int k = 0; k < ROWS; k++) {
+      float total = sum(sums[t][k]);
+      for (int64_t j = i; j < I; j++)
+        total = __builtin_fmaf(x[t][j], to_float(down[k * I + j]), total);
+      h[t][r + k] = total;
     }
 }
 
+// `next`: the matrix that is read after this one.
 template <int TOKENS, class A>
-void shrink_tile(const A* x, int64_t x_stride, const A* down, float* h, int64_t R, int64_t I) {
-  constexpr int kRows = TOKENS == 1 ? 8 : 4;
+void shrink_tile(const float* const* x, const A* down, const A* next, float* const* h, int64_t R,
+                 int64_t I) {
+  constexpr int kRows = kTile / TOKENS;
   int64_t r = 0;
-  for (; r + kRows <= R; r += kRows)
-    products<TOKENS, kRows>(x, x_stride, down + r * I, h + r, R, I);
-  for (; r < R; r++) products<TOKENS, 1>(x, x_stride, down + r * I, h + r, R, I);
+  for (; r + kRows <= R; r += kRows) {
+    const A* ahead = r + 2 * kRows <= R ? down + (r + kRows) * I : next;
+    products<TOKENS, kRows>(x, down + r * I, ahead, h, r, I);
+  }
+  for (; r < R; r++) products<TOKENS, 1>(x, down + r * I, next, h, r, I);
+}
+
+INL const float* in_float(const float* x, float*, int64_t) { return x; }
+template <class A>
+INL const float* in_float(const A* x, float* to, int64_t I) {
+  int64_t i = 0;
+  for (; i + 16 <= I; i += 16) store(to + i, load(x + i));
+  for (; i < I; i++) to[i] = to_float(x[i]);
+  return to;
+}
+
+template <class A>
+void shrink_range(const Grouped& tokens, int64_t begin, int64_t end, const A* x, int64_t x_stride,
+                  const A* down, float* h, int64_t R, int64_t I) {
+  float* floats = (float*)scratch<0>(size_t(kTile) * size_t(I) * sizeof(float));
+  const float* in[kTile];
+  float* out[kTile];
+  for (int64_t at = begin; at < end;) {
+    const int64_t slot = tokens.slot[at];
+    if (slot < 0) {
+      memset(h + tokens.token[at++] * R, 0, size_t(R) * sizeof(float));
+      continue;
+    }
+    const int count = tokens.tile(at, end);
+    for (int t = 0; t < count; t++) {
+      in[t] = in_float(x + tokens.token[at + t] * x_stride, floats + t * I, I);
+      out[t] = h + tokens.token[at + t] * R;
+    }
+    at += count;
+    const A* own = down + slot * R * I;
+    const A* next = at < end ? down + tokens.slot[at] * R * I : own;
+    if (count == 4)
+      shrink_tile<4>(in, own, next, out, R, I);
+    else if (count == 2)
+      shrink_tile<2>(in, own, next, out, R, I);
+    else
+      shrink_tile<1>(in, own, next, out, R, I);
+  }
 }
 
 void shrink(int dtype, const void* x, int64_t x_stride, const void* down, const int64_t* slots_T,
             float* h_TR, int64_t T, int64_t I, int64_t R) {
   with_type(dtype, [&](auto element) {
     using A = decltype(element);
-    parallel_for(T, min_tokens(R * I), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end;) {
-        const A* row = (const A*)x + t * x_stride;
-        float* h = h_TR + t * R;
-        const int64_t slot = slots_T[t];
-        if (slot < 0) {
-          memset(h, 0, size_t(R) * sizeof(float));
-          t++;
-        } else if (t + 1 < end && slots_T[t + 1] == slot) {
-          shrink_tile<2>(row, x_stride, (const A*)down + slot * R * I, h, R, I);
-          t += 2;
-        } else {
-          shrink_tile<1>(row, x_stride, (const A*)down + slot * R * I, h, R, I);
-          t++;
-        }
-      }
+    by_slot(slots_T, T, R * I, [&](const Grouped& tokens, int64_t begin, int64_t end) {
+      shrink_range(tokens, begin, end, (const A*)x, x_stride, (const A*)down, h_TR, R, I);
     });
   });
 }
 
 // Add a slot's products to LANES * 16 outputs of TOKENS tokens.
 template <int TOKENS, int LANES, class A>
-INL void add_products(const float* h, int64_t h_stride, const A* up, A* y, int64_t y_stride,
-                      int64_t N, int64_t O) {
+INL void add_products(const float* const* h, const A* up, A* const* y, int64_t o, int64_t N,
+                      int64_t O) {
   F32 sums[TOKENS][LANES];
   UNROLL_FOR (int t = 0; t < TOKENS; t++)
     UNROLL_FOR (int j = 0; j < LANES; j++) sums[t][j] = splat(0.0f);
-  for (int64_t n = 0; n < N; n++)
+  for (int64_t n = 0; n < N; n++) {
+    const A* row = up + n * O + o;
+    // Tiles two further; past the last one these are the next row's.
+    UNROLL_FOR (int j = 0; j < LANES; j += int(4 / sizeof(A)))
+      prefetch(row + (2 * LANES + j) * 16);
     UNROLL_FOR (int j = 0; j < LANES; j++) {
-      const F32 w = load(up + n * O + 16 * j);
-      UNROLL_FOR (int t = 0; t < TOKENS; t++)
-        sums[t][j] = fma(w, splat(h[t * h_stride + n]), sums[t][j]);
+      const F32 w = load(row + 16 * j);
+      UNROLL_FOR (int t = 0; t < TOKENS; t++) sums[t][j] = fma(w, splat(h[t][n]), sums[t][j]);
     }
+  }
   UNROLL_FOR (int t = 0; t < TOKENS; t++)
     UNROLL_FOR (int j = 0; j < LANES; j++) {
-      A* to = y + t * y_stride + 16 * j;
+      A* to = y[t] + o + 16 * j;
       store(to, load(to) + sums[t][j]);
     }
 }
 
 template <int TOKENS, class A>
-void expand_tile(const float* h, int64_t h_stride, const A* up, A* y, int64_t y_stride, int64_t N,
-                 int64_t O) {
-  constexpr int kLanes = TOKENS == 1 ? 4 : 2;
+void expand_tile(const float* const* h, const A* up, A* const* y, int64_t N, int64_t O) {
+  constexpr int kLanes = kTile / TOKENS;
   int64_t o = 0;
   for (; o + 16 * kLanes <= O; o += 16 * kLanes)
-    add_products<TOKENS, kLanes>(h, h_stride, up + o, y + o, y_stride, N, O);
-  for (; o + 16 <= O; o += 16)
-    add_products<TOKENS, 1>(h, h_stride, up + o, y + o, y_stride, N, O);
+    add_products<TOKENS, kLanes>(h, up, y, o, N, O);
+  for (; o + 16 <= O; o += 16) add_products<TOKENS, 1>(h, up, y, o, N, O);
   for (; o < O; o++)
     for (int t = 0; t < TOKENS; t++) {
       float total = 0;
       for (int64_t n = 0; n < N; n++)
-        total = __builtin_fmaf(to_float(up[n * O + o]), h[t * h_stride + n], total);
-      A* to = y + t * y_stride + o;
-      from_float(to, to_float(*to) + total);
+        total = __builtin_fmaf(to_float(up[n * O + o]), h[t][n], total);
+      from_float(y[t] + o, to_float(y[t][o]) + total);
     }
+}
+
+template <class A>
+void expand_range(const Grouped& tokens, int64_t begin, int64_t end, const float* h,
+                  int64_t h_stride, const A* up, A* y, int64_t y_stride, int64_t N, int64_t O) {
+  const float* in[kTile];
+  A* out[kTile];
+  for (int64_t at = begin; at < end;) {
+    const int64_t slot = tokens.slot[at];
+    const int count = tokens.tile(at, end);
+    for (int t = 0; t < count; t++) {
+      in[t] = h + tokens.token[at + t] * h_stride;
+      out[t] = y + tokens.token[at + t] * y_stride;
+    }
+    at += count;
+    const A* own = up + slot * N * O;
+    if (slot < 0) continue;
+    if (count == 4)
+      expand_tile<4>(in, own, out, N, O);
+    else if (count == 2)
+      expand_tile<2>(in, own, out, N, O);
+    else
+      expand_tile<1>(in, own, out, N, O);
+  }
 }
 
 void expand(int dtype, const float* h, int64_t h_stride, const void* up, const int64_t* slots_T,
             void* y, int64_t y_stride, int64_t T, int64_t N, int64_t O) {
   with_type(dtype, [&](auto element) {
     using A = decltype(element);
-    parallel_for(T, min_tokens(N * O), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end;) {
-        const int64_t slot = slots_T[t];
-        const A* own = (const A*)up + slot * N * O;
-        A* row = (A*)y + t * y_stride;
-        if (slot < 0) {
-          t++;
-        } else if (t + 1 < end && slots_T[t + 1] == slot) {
-          expand_tile<2>(h + t * h_stride, h_stride, own, row, y_stride, N, O);
-          t += 2;
-        } else {
-          expand_tile<1>(h + t * h_stride, h_stride, own, row, y_stride, N, O);
-          t++;
-        }
-      }
+    by_slot(slots_T, T, N * O, [&](const Grouped& tokens, int64_t begin, int64_t end) {
+      expand_range(tokens, begin, end, h, h_stride, (const A*)up, (A*)y, y_stride, N, O);
     });
   });
 }
