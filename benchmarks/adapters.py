@@ -147,12 +147,14 @@ def main() -> None:
             shapes = shapes_of(llm)
             for i in range(given.adapters):
                 llm.load_lora(str(i), write_adapter(Path(folder) / str(i), shapes, given.rank, i))
-            named = [llm.preprocessor.adapters.named(str(i)) for i in range(given.adapters)]
+            named: list[AdapterRef | None] = [
+                llm.preprocessor.adapters.named(str(i)) for i in range(given.adapters)
+            ]
             engines = [engine_of(plain), engine_of(llm)]
             for rows in given.rows:
                 found: dict[str, float] = {}
                 tokens = (given.rounds + 3) * STEPS
-                cases: dict[str, list[Any]] = {
+                cases: dict[str, list[AdapterRef | None]] = {
                     "none": [None],
                     "one": named[:1],
                     "mixed": [None, *named],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from inferno.contracts import AdapterBase, Architecture, RowsView, expert_rows
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno.testing import run_python
 from inferno_peft import matches
 from inferno_peft.adapter import PeftAdapter, open_adapter
@@ -281,3 +282,24 @@ def test_opening_imports_no_torch(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from inferno_peft.adapter import open_adapter; "
         f"open_adapter(Path({str(tmp_path)!r}), None); assert 'torch' not in sys.modules"
     )
+
+
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    """Bytes changed at random, and the file cut anywhere."""
+    written(tmp_path, {**pair(Q, 4), **pair(DOWN, 4, 3, 5)})
+    draw, refused = random.Random(7), 0
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(150):
+            data = bytearray(whole[: draw.choice([len(whole), draw.randrange(len(whole))])])
+            for _ in range(draw.randint(0, 4) if data else 0):
+                data[draw.randrange(min(len(data), 500))] = draw.randrange(256)
+            (tmp_path / name).write_bytes(data)
+            try:
+                adapter = open_adapter(tmp_path, base())
+                assert adapter.read().keys() == adapter.pairs.keys()
+            except InfernoError as error:
+                refused += 1
+                assert error.remedy and len(str(error)) < 800
+        (tmp_path / name).write_bytes(whole)
+    assert refused > 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,20 @@ def test_what_is_no_adapter_of_the_model_is_refused_by_name(tmp_path: Path) -> N
         GgufAdapter.open(raw(tmp_path), base())
     with pytest.raises(CheckpointError, match="2 GGUF files"):
         GgufAdapter.open(tmp_path, base())
+
+
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    whole = written(tmp_path / "a.gguf", pairs()).read_bytes()
+    draw, refused = random.Random(7), 0
+    for _ in range(200):
+        data = bytearray(whole[: draw.choice([len(whole), draw.randrange(len(whole))])])
+        for _ in range(draw.randint(0, 4) if data else 0):
+            data[draw.randrange(min(len(data), 900))] = draw.randrange(256)
+        (tmp_path / "a.gguf").write_bytes(data)
+        try:
+            adapter = GgufAdapter.open(tmp_path / "a.gguf", base())
+            assert adapter.read().keys() == adapter.pairs.keys()
+        except InfernoError as error:
+            refused += 1
+            assert error.remedy and len(str(error)) < 800
+    assert refused > 50
