@@ -268,6 +268,9 @@ class CacheMachine(RuleBasedStateMachine):
         salt=st.sampled_from(SALTS),
     )
     def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> str:
+        return self._ask(prompt, max_tokens, priority, salt)
+
+    def _ask(self, prompt: Sequence[int], max_tokens: int, priority: int, salt: str) -> str:
         request = Request(
             id=str(len(self.output)),
             token_ids=tuple(prompt),
@@ -285,7 +288,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Ask again what is being answered, or was."""
         request = self.asked[request_id]
         salt, priority = request.cache_salt, request.priority
-        return self.add(list(request.token_ids), max_tokens, priority, salt)
+        return self._ask(request.token_ids, max_tokens, priority, salt)
 
     @rule(request_id=consumes(requests))
     def abort(self, request_id: str) -> None:

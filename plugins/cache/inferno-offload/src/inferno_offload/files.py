@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from attrs import define, field
 
@@ -15,6 +15,11 @@ from inferno_offload.slots import Buffer
 
 MOST_QUEUED = 1 << 30
 """Bytes that wait to be written. Where a disk cannot follow, further blocks are not kept on it."""
+
+
+PAUSE = 0.05
+"""Seconds between two signals while more is on its way: who waits for a hundred files looks at a
+few of them at once."""
 
 
 @define(eq=False)
@@ -37,7 +42,7 @@ class Read:
 @define(eq=False)
 class Files:
     """Hands work to threads: one writes and removes, in order; others read. `descriptor` is
-    readable while `take` has something."""
+    readable once `take` has all that was asked for, or something for a while."""
 
     folder: Folder
     queued: int = 0
@@ -46,6 +51,10 @@ class Files:
     _writer: ThreadPoolExecutor = field(init=False)
     _reports: deque[Written | Read] = field(factory=deque, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _left: int = 0
+    """Reads and writes that were not reported yet."""
+    _told: float = 0.0
+    """When the last signal was (`monotonic`)."""
     descriptor: int = field(init=False)
     _signal: int = field(init=False)
 
@@ -61,6 +70,7 @@ class Files:
         if self.queued + data.nbytes > MOST_QUEUED:
             return False
         self.queued += data.nbytes
+        self._begin()
         self._writer.submit(self._write, part, data)
         return True
 
@@ -76,6 +86,7 @@ class Files:
 
     def read(self, part: Part, buffer: Buffer) -> None:
         """Read a part into a buffer."""
+        self._begin()
         self._readers.submit(self._read, part, buffer)
 
     def _read(self, part: Part, buffer: Buffer) -> None:
@@ -83,10 +94,18 @@ class Files:
         whole = self.folder.read(part, buffer.data.numpy().data)
         self._report(Read(part, buffer, whole, perf_counter() - started))
 
+    def _begin(self) -> None:
+        with self._lock:
+            self._left += 1
+
     def _report(self, report: Written | Read) -> None:
         with self._lock:
             self._reports.append(report)
-            self.signal()
+            self._left -= 1
+            now = monotonic()
+            if not self._left or now - self._told > PAUSE:
+                self._told = now
+                self.signal()
 
     def signal(self) -> None:
         """Make the descriptor readable."""
