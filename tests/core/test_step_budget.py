@@ -42,8 +42,9 @@ def test_a_long_prompt_is_computed_in_parts_that_leave_streams_their_time() -> N
         harness.step()
     steps = harness.steps[first:]
     assert all(len(step.slices) == 3 for step in steps), "no stream misses a step"
-    assert {prompts_in(step) for step in steps[3:-1]} <= {20, 21}, "1 + 2 + 21 s"
-    assert all(harness.cost(step.work[0]) <= 24 for step in steps[3:])
+    usual = [step for step in steps[3:-1] if prompts_in(step) in (20, 21)]
+    assert len(usual) >= 0.8 * len(steps[3:-1]), "1 + 2 + 21 s; one in eight tries twice as many"
+    assert all(harness.cost(step.work[0]) <= 48 for step in steps[3:])
 
 
 def test_without_a_stream_a_prompt_takes_whole_steps() -> None:

@@ -171,3 +171,18 @@ def test_prompts_get_as_much_time_as_streams_that_take_more_than_the_limit() -> 
     steps.begin()
     count = steps.give(2000, 0)
     assert seconds_of(streams.plus(0, count)) == pytest.approx(2 * seconds_of(streams), rel=0.02)
+
+
+def test_a_constant_is_found_though_steps_begin_small() -> None:
+    """All steps of one size are explained by their tokens alone, so that prompts would get the
+    least for ever, where most of a step's time is a constant."""
+    streams, given = Work(8, 800), list[int]()
+    steps = budget(streams)
+    steps.record(Work(512, 16_384), 7.0, alone=False)  # the first step, which captured
+    for _ in range(120):
+        steps.begin()
+        given.append(steps.give(2000, 0))
+        work = streams.plus(0, given[-1])
+        steps.record(work, 0.15 + 0.001 * work.tokens, alone=False)
+        assert 0.15 + 0.001 * work.tokens <= 0.42
+    assert min(given[60:]) > 4 * LEAST_TOKENS

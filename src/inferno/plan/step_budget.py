@@ -10,6 +10,9 @@ from inferno.plan.step_cost import StepCost, Work
 
 FIRST_TOKENS = 64
 """Tokens of prompts in a step beside streams, as long as nothing is known of such steps."""
+TRY_EVERY = 8
+"""After so many steps one has twice the tokens of prompts: from steps of one size nobody learns
+which part of their time is a constant."""
 LEAST_TOKENS = 16
 """However long steps take, prompts go on by so many tokens in each."""
 
@@ -65,9 +68,17 @@ class StepBudget:
             fits = FIRST_TOKENS - self._given
         else:
             fits = self._mixed.tokens(self._limit - used, start)
+            if self._mixed.num_recorded % TRY_EVERY == TRY_EVERY - 1:
+                fits = max(
+                    fits, min(2 * max(fits, LEAST_TOKENS) - self._given, self._twice(used, start))
+                )
             if fits < (even := self._mixed.even_tokens(start) - self._given):
-                fits = max(fits, min(even, self._mixed.tokens(2 * self._limit - used, start)))
+                fits = max(fits, min(even, self._twice(used, start)))
         return max(0, min(most, max(fits, LEAST_TOKENS - self._given)))
+
+    def _twice(self, used: float, start: int) -> int:
+        """Return how many tokens fit into twice the limit."""
+        return self._mixed.tokens(2 * self._limit - used, start)
 
     def give(self, most: int, start: int) -> int:
         """Return what fits, and count it."""
