@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.contracts import Placed, StoreUsage
@@ -209,6 +209,48 @@ def test_an_aborted_load_ends(scheduler: Scheduler, storing: Storing) -> None:
     assert not bool(storing.has_news)
     scheduler.check()
     assert not computed(scheduler, runner).loads
+
+
+def test_blocks_that_a_load_waits_for_are_not_dropped(
+    scheduler: Scheduler, storing: Storing
+) -> None:
+    runner = known(scheduler, storing)
+    scheduler.add(request("running", [49, 48], 20))
+    computed(scheduler, runner)
+    scheduler.add(request("late", LONG))
+    steps = [computed(scheduler, runner)]
+    keys = list(scheduler._by_id["late"].keys)
+    storing.drop(keys)
+    assert [storing.index.near(key) for key in keys] == [0, 0, 1, 1, 1, 1, 1, 1]
+    steps += [computed(scheduler, runner) for _ in range(5)]
+    assert sum(len(step.loads) for step in steps) == 8
+    storing.drop(keys)
+    assert not any(storing.index.near(key) for key in keys)
+
+
+def test_nothing_is_forked_from_a_sequence_whose_blocks_are_not_loaded(
+    scheduler: Scheduler, storing: Storing
+) -> None:
+    runner = known(scheduler, storing)
+    prompt = LONG[:10][::-1]
+    scheduler.add(request("again", prompt, 30))
+    scheduler.add(request("running", [49, 48], 60))
+    for _ in range(20):
+        computed(scheduler, runner)
+    again = scheduler._by_id["again"]
+    keys = list(again.keys)
+    scheduler._preemption.preempt(again)
+    cached = storing.groups.prefix
+    assert cached is not None
+    storing.groups.drop(cached.match(keys)[2:])
+    # Its third block, which has the end of its prompt, is loaded after those of another.
+    scheduler.add(evolve(request("first", LONG), priority=-1))
+    step = scheduler.plan()
+    scheduler.commit(step, runner.run(step))
+    assert len(step.loads) == 2
+    scheduler.add(request("same", prompt, 2))
+    step = scheduler.plan()
+    assert again.arriving is not None and not step.moves
 
 
 def test_what_is_computed_faster_is_not_loaded(scheduler: Scheduler, storing: Storing) -> None:

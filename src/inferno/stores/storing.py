@@ -230,6 +230,8 @@ class Storing(NoStore):
             places.setdefault(i, [None] * len(self.groups.groups))[group.index] = target
         self.index.touch(sequence.keys[: len(sequence.block_ids)])
         loads = {i: Placed(sequence.keys[i], tuple(at)) for i, at in places.items()}
+        # What is near may make room until then, or go with another request, unless it is asked for.
+        self.index.fetch([(each.key, each.groups) for each in loads.values()], sequence.request.id)
         budget = None if alone else self.speeds.budget()
         if budget is None or not self.sizes or sum(map(self._nbytes, loads.values())) <= budget:
             self.loads += loads.values()
@@ -239,8 +241,6 @@ class Storing(NoStore):
         cached = [i for i in loads if self.groups.parts_of(sequence.block_ids[i])]
         self.loads += [loads.pop(i) for i in cached]
         self._waiting[sequence.held_row] = sequence, deque(loads.values())
-        # What is near may make room until then, unless it is asked for.
-        self.index.fetch([(each.key, each.groups) for each in loads.values()], sequence.request.id)
         return False
 
     def _nbytes(self, placed: Placed) -> int:
@@ -314,10 +314,12 @@ class Storing(NoStore):
         self.drop(set(sequence.keys))
 
     def drop(self, keys: Collection[bytes]) -> None:
-        """Let the store have nothing of these blocks."""
+        """Let the store have nothing of these blocks, but those that running sequences wait for."""
         self.saves = [placed for placed in self.saves if placed.key not in keys]
+        awaited = {placed.key for _, loads in self._waiting.values() for placed in loads}
         for key in keys:
-            self.index.drop(key)
+            if key not in awaited:
+                self.index.drop(key)
 
     def release(self, owner: str) -> None:
         """Forget a request, which runs no more or is dropped."""

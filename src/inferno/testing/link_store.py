@@ -166,6 +166,19 @@ class LinkTests(Installed):
         ends.here.index.release("b")
         assert ends.near(KEYS[0]) == [0]
 
+    def test_what_another_request_is_about_to_load_stays(self, ends: Ends) -> None:
+        ends.ask(KEYS[:1], [BOTH], "a")
+        ends.save(KEYS[0], 3)
+        until(lambda: not ends.here.mover.poll() and ends.near(KEYS[0]) == [BOTH])
+        ends.here.index.fetch([(KEYS[0], BOTH)], "b")
+        ends.here.wait("b")
+        ends.here.index.release("a")
+        ends.here.mover.load([Placed(KEYS[0], (4, 5))])
+        assert ends.here.bytes_at(0, 4) == ends.there.bytes_at(0, 3)
+        assert not ends.serving.is_asked, "its memory may have another prompt's blocks by now"
+        ends.here.index.release("b")
+        assert ends.near(KEYS[0]) == [0] and ends.asked() == ([], [ends.named])
+
     def test_a_dropped_block_is_not_waited_for(self, ends: Ends) -> None:
         ends.ask(KEYS[:1], [BOTH])
         ends.there.index.note(Placed(KEYS[0], (3, 3)))

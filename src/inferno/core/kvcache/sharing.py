@@ -44,6 +44,7 @@ def fork_of(
     for other in running:
         if (
             other is not sequence
+            and other.arriving is None  # its blocks may not be loaded yet
             and other.num_computed >= stop
             and other.block_ids[: len(block_ids)] == block_ids
             and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)

@@ -33,6 +33,8 @@ class Coming:
     parts: list[tuple[bytes, int]] = field(factory=list)
     """What has come: keys and groups."""
     ended: bool = False
+    holders: set[str] = field(factory=set)
+    """Requests that need what has come: its own, and those that load some of it."""
 
 
 @define(eq=False)
@@ -47,6 +49,8 @@ class Decoding:
     """By key, group and prompt."""
     _coming: dict[str, Coming] = field(factory=dict)
     _by_number: dict[int, Coming] = field(factory=dict)
+    _held: dict[str, list[Coming]] = field(factory=dict)
+    """By request, what it holds."""
     _numbers: itertools.count[int] = field(factory=itertools.count)
     _ended: list[str] = field(factory=list)
     _copies: list[GroupCopies] = field(factory=list)
@@ -65,6 +69,7 @@ class Decoding:
             self._fall_back("busy")
             return False
         coming = Coming(prompt.id, next(self._numbers), keys, nbytes)
+        self._hold(prompt.id, coming)
         self._coming[prompt.id] = self._by_number[coming.number] = coming
         self.usage.linked_prompts += 1
         message = messages.Ask(
@@ -110,24 +115,31 @@ class Decoding:
         return None
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
-        self._ended.append(owner)  # what has come for it stays until `release`
+        """What has come for a request stays until `release`: so what has come for others is held,
+        which may have ended or be dropped before these parts are loaded."""
+        for key, groups in wanted:
+            for group, places in self._near.get(key, {}).items():
+                if groups >> group & 1:
+                    self._hold(owner, self._by_number[next(iter(places))])
+        self._ended.append(owner)
+
+    def _hold(self, owner: str, coming: Coming) -> None:
+        if owner not in coming.holders:
+            coming.holders.add(owner)
+            self._held.setdefault(owner, []).append(coming)
 
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
         return 0
 
     def release(self, owner: str) -> None:
-        if (coming := self._coming.pop(owner, None)) is None:
-            return
-        del self._by_number[coming.number]
-        for key, group in coming.parts:
-            groups = self._near.get(key, {})
-            if (places := groups.get(group)) is not None:
-                places.pop(coming.number, None)
-                if not places:
-                    del groups[group]
-                if not groups:
-                    del self._near[key]
-        self.client.release(coming.number)
+        if (coming := self._coming.pop(owner, None)) is not None:
+            coming.ended = True
+        for coming in self._held.pop(owner, ()):
+            coming.holders.discard(owner)
+            if not coming.holders:
+                del self._by_number[coming.number]
+                self._discard(coming)
+                self.client.release(coming.number)
 
     # --- Mover ------------------------------------------------------------------------------------
 
@@ -162,7 +174,7 @@ class Decoding:
             self._ended.append(coming.owner)
             if news.cause:
                 self._fall_back(news.cause)
-            if news.cause == "failed":
+            if news.cause == "failed" and coming.holders == {coming.owner}:
                 self._discard(coming)
         ended, self._ended = self._ended, []
         return ended
@@ -179,12 +191,15 @@ class Decoding:
             coming.parts.append((key, came.group))
 
     def _discard(self, coming: Coming) -> None:
-        """Use nothing of a prompt that the other end could not finish."""
+        """Use nothing of a prompt that nobody needs, or that the other end could not finish."""
         for key, group in coming.parts:
-            if (places := self._near.get(key, {}).get(group)) is not None:
+            groups = self._near.get(key, {})
+            if (places := groups.get(group)) is not None:
                 places.pop(coming.number, None)
                 if not places:
-                    del self._near[key][group]
+                    del groups[group]
+                if not groups:
+                    del self._near[key]
         coming.parts.clear()
 
     def fileno(self) -> int | None:
