@@ -3,6 +3,7 @@ and nothing that the old ones computed is used again."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.peft_adapters import matrices, pairs, write_merged, write_peft
 from tests.weights.test_sleep import DEMO, GREEDY, load, prompt_of, request, run
 from torch import Tensor
 
-from inferno import LLM, SamplingParams
+from inferno import LLM, AsyncLLM, SamplingParams
 from inferno.errors import CheckpointError, RequestError
 from inferno.plan import resolve
 
@@ -191,6 +192,8 @@ def test_what_does_not_fit_changes_nothing(model: Path, tmp_path: Path) -> None:
             llm.update_weights([(name, good), (name, good)])
         with pytest.raises(RequestError, match="no pair"):
             llm.update_weights([(name, "x")])
+        with pytest.raises(RequestError, match="the mode is"):
+            llm.update_weights([(name, good)], mode="later")
         for path in (tmp_path, tmp_path / "none.safetensors", model / "config.json"):
             with pytest.raises(CheckpointError):
                 llm.update_weights(path)
@@ -223,6 +226,20 @@ def test_temporary_files_go_once_nothing_needs_them(model: Path) -> None:
     assert made() == 0
 
 
+def test_temporary_files_go_with_the_engine_process(model: Path) -> None:
+    [(name, tensor), *_] = stored(model).items()
+    folder = Path(tempfile.gettempdir())
+    files = set(folder.glob("inferno_weights_*"))
+
+    async def updated() -> int:
+        async with AsyncLLM("demo", dtype="float32", **DEMO) as llm:
+            await llm.update_weights([(name, tensor)])
+            return len(set(folder.glob("inferno_weights_*")) - files)
+
+    assert asyncio.run(updated()) == 1
+    assert set(folder.glob("inferno_weights_*")) == files
+
+
 def test_weights_outlive_the_file_but_a_deep_sleep_needs_it(
     model: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +270,7 @@ def test_if_the_new_weights_do_not_load_the_old_ones_are_again(
     from inferno.weights import resident
 
     real, failing = resident.Loaded.of, [True]
+    files = set(Path(tempfile.gettempdir()).glob("inferno_weights_*"))
 
     def load_once(*args: Any) -> Any:
         if failing:
@@ -272,3 +290,4 @@ def test_if_the_new_weights_do_not_load_the_old_ones_are_again(
         assert llm.is_sleeping
         llm.wake_up()
         assert ask(llm) == expected
+        assert set(Path(tempfile.gettempdir()).glob("inferno_weights_*")) == files

@@ -24,7 +24,7 @@ from inferno.llm.prompts import (
     prompts_of,
 )
 from inferno.llm.turns import Turns
-from inferno.llm.weights import Weights, weights_file, woken_wholly
+from inferno.llm.weights import Weights, unless_failed, weights_file, woken_wholly
 from inferno.process.prepare import prepared
 from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request, pause_mode
 from inferno.request.sampling_params import SamplingParams
@@ -282,7 +282,8 @@ class LLM:
         CheckpointError for tensors that do not fit, and has changed nothing."""
         path, temporary = weights_file(weights)
         with self._turns:
-            self._pause(mode)
+            with unless_failed(path, temporary):
+                self._pause(mode)
             try:
                 return self._weights.update_weights(path, version, temporary=temporary)
             finally:

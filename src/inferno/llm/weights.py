@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,17 @@ def weights_file(weights: Weights) -> tuple[Path, bool]:
     from inferno.weights.updates import write_tensors  # imports torch
 
     return write_tensors(weights), True
+
+
+@contextmanager
+def unless_failed(path: Path, temporary: bool) -> Iterator[None]:
+    """Delete a temporary file that nobody else knows yet, if what comes first fails."""
+    try:
+        yield
+    except BaseException:
+        if temporary:
+            path.unlink(missing_ok=True)
+        raise
 
 
 async def send_update(

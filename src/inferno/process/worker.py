@@ -59,6 +59,7 @@ class Worker:
             self._heart.moved()
         if packed is not None and not self._patient:
             packed.stop()
+        self._engine.close()  # stores and links say that they end, and temporary files go
 
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""

@@ -153,7 +153,11 @@ class Resident:
         after = needed([*before, update])
         opened = evolve(self.opened, updated=secrets.token_hex(16))
         if load:
-            self._replace(before, after, opened.updated)
+            try:
+                self._replace(before, after, opened.updated)
+            except BaseException:
+                update.close()
+                raise
         else:
             self._drop()
             give_memory_back()
