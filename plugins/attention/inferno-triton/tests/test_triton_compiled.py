@@ -20,6 +20,7 @@ from inferno.nn import Dense, Fp8Blocks
 from inferno.nn.batch import Batch
 from inferno.ops.draws import Biases, DrawParams, Penalties
 from inferno_triton import (
+    adapters,
     attend,
     attention,
     chips,
@@ -29,6 +30,7 @@ from inferno_triton import (
     fp8,
     int8,
     linear,
+    lora,
     mixture,
     ops,
     packed,
@@ -293,6 +295,26 @@ def test_small_operators(chip: str) -> None:
         experts.combine(meta(64, 2048), places, chosen[1])
     assert len(found) == 5 and len(more) == 3
     for launch in (*found, *more):
+        check(launch, chip)
+
+
+@on("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
+def test_adapters(chip: str) -> None:
+    """Of rank 16 beside two stacked matrices, and of rank 128, for few and many tokens; in float32
+    on one chip."""
+    dtype = torch.float32 if chip == "sm_86" else torch.bfloat16
+    with chips.using(CHIPS[chip]), launches(lora) as found:
+        for tokens, rank, outputs in ((4, 16, (4096, 1000)), (1024, 128, (4096,))):
+            slots_T, y_TO = meta(tokens, dtype=torch.int64), meta(tokens, sum(outputs), dtype=dtype)
+            down_SRI = meta(8, rank * len(outputs), 4096, dtype=dtype)
+            h_TR = adapters.shrink(meta(tokens, 4096, dtype=dtype), down_SRI, slots_T)
+            ups = [meta(8, rank, each, dtype=dtype) for each in outputs]
+            adapters.expand(y_TO, h_TR, ups, slots_T)
+    assert [launch.kernel.fn.__name__ for launch in found] == [
+        *("shrink", "expand", "expand"),
+        *("shrink", "expand"),
+    ]
+    for launch in found:
         check(launch, chip)
 
 

@@ -20,7 +20,7 @@ from inferno.nn import W8A8, Dense, Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn.w8a8 import rounded_tokens
 from inferno.ops import reference
 from inferno.testing import Catalog, KernelProviderTests
-from inferno_triton import kernels, linear, ops, w8a8
+from inferno_triton import adapters, kernels, linear, ops, w8a8
 from inferno_triton.ggml import FORMS
 from inferno_triton.tiles import CHIPS
 
@@ -217,6 +217,37 @@ def test_the_best_token_of_a_row_of_several_blocks() -> None:
     logits_TV[2, 7], logits_TV[3] = torch.inf, -torch.inf
     with on_cpu():
         assert ops.argmax(logits_TV).tolist() == [4100, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype"), [(0, torch.float32), (21, torch.float32), (70, torch.bfloat16)]
+)
+def test_adapters_of_many_slots(tokens: int, dtype: torch.dtype) -> None:
+    """More than a tile has tokens, as experts have; a tile of one slot; ranks of several blocks and
+    of a part of one."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    slots_T = torch.randint(-1, 18, (tokens,), generator=generator)
+    slots_T[20:60] = 5
+    x_TI, y_TO, down_SRI = random(tokens, 70), random(tokens, 65 + 9), random(18, 70 + 5, 70)
+    ups = [random(18, 70, 65), random(18, 5, 9)]
+    with on_cpu():
+        h_TR = adapters.shrink(x_TI, down_SRI, slots_T)
+        found_TO = adapters.expand(y_TO.clone(), h_TR, ups, slots_T)
+    assert h_TR.dtype == torch.float32 and found_TO.dtype == dtype
+    own_T, none_T1 = slots_T.clamp(min=0), (slots_T < 0)[:, None]
+    wanted_TR = torch.einsum("tri,ti->tr", down_SRI.double()[own_T], x_TI.double())
+    wanted_TR.masked_fill_(none_T1, 0)
+    torch.testing.assert_close(h_TR.double(), wanted_TR, rtol=1e-5, atol=1e-4)
+    parts = zip(wanted_TR.split([70, 5], 1), ups, strict=True)
+    deltas = [torch.einsum("tn,tno->to", h, up.double()[own_T]) for h, up in parts]
+    wanted_TO = y_TO.double() + torch.cat(deltas, 1)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+    atol = tolerance * float(wanted_TO.abs().max()) if tokens else 0.0
+    torch.testing.assert_close(found_TO.double(), wanted_TO, rtol=tolerance, atol=atol)
 
 
 def test_what_it_refuses() -> None:

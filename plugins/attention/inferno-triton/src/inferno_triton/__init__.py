@@ -46,6 +46,8 @@ def inferno_kernels() -> list[KernelProvider]:
                 "route": "inferno_triton.experts:route",
                 "dispatch": "inferno_triton.experts:dispatch",
                 "combine": "inferno_triton.experts:combine",
+                "shrink": "inferno_triton.adapters:shrink",
+                "expand": "inferno_triton.adapters:expand",
                 "rms_norm": "inferno_triton.ops:rms_norm",
                 "add_rms_norm": "inferno_triton.ops:add_rms_norm",
                 "norm_rope": "inferno_triton.ops:norm_rope",
