@@ -87,17 +87,46 @@ def test_pairs_of_embeddings_are_those_of_the_transposed_matrix(tmp_path: Path) 
         opened(tmp_path, {**tensors, f"{name}.base_layer.weight": torch.ones(21, 6)})
 
 
+def tied(seed: int = 0) -> dict[str, Tensor]:
+    """The pairs of an embedding and of the head that is tied to it, and of one more layer."""
+    draw = torch.Generator().manual_seed(seed)
+    a_RV, b_DR = torch.randn(4, 20, generator=draw), torch.randn(6, 4, generator=draw)
+    rows, head = "base_model.model.model.embed_tokens.", "base_model.model.lm_head."
+    return {
+        **pair(Q, 4),
+        f"{rows}lora_embedding_A": a_RV,
+        f"{rows}lora_embedding_B": b_DR,
+        f"{rows}base_layer.weight": torch.ones(20, 6),
+        f"{head}lora_A.weight": b_DR.T.contiguous(),
+        f"{head}lora_B.weight": a_RV.T.contiguous(),
+        f"{head}base_layer.weight": torch.ones(20, 6),
+    }
+
+
+def test_the_copy_that_a_tied_head_has_of_the_embeddings_pair_is_left_out(tmp_path: Path) -> None:
+    """With `ensure_weight_tying`, PEFT stores it; it is added in both places as it is. Without, the
+    head has a pair of its own, which the model accepts or refuses."""
+    adapter = opened(tmp_path, tied(), ensure_weight_tying=True)
+    assert adapter.pairs.keys() == adapter.read().keys() == {Q, "model.embed_tokens"}
+    assert {*opened(tmp_path, tied()).pairs} == {Q, "model.embed_tokens", "lm_head"}
+    changed = tied()
+    changed["base_model.model.lm_head.lora_B.weight"][3, 1] += 1
+    with pytest.raises(UnsupportedError, match="they are tied"):
+        opened(tmp_path, changed, ensure_weight_tying=True).read()
+
+
 EXPERTS = "model.layers.0.mlp.experts"
 E, D, I = 3, 6, 5  # noqa: E741
 
 
-def fused(rank: int = 4) -> dict[str, Tensor]:
-    """The pairs of `gate_up_proj` and `down_proj`, as PEFT's nested wrappers name them."""
+def fused(rank: int = 4, both: int = 1) -> dict[str, Tensor]:
+    """The pairs of `gate_up_proj` and `down_proj`, as PEFT's nested wrappers name them; the former
+    of `both` times the rank."""
     draw = torch.Generator().manual_seed(rank)
     inner, outer = f"base_model.model.{EXPERTS}.base_layer", f"base_model.model.{EXPERTS}"
     return {
-        f"{inner}.lora_A.weight": torch.randn(E * rank, D, generator=draw),
-        f"{inner}.lora_B.weight": torch.randn(2 * I, E * rank, generator=draw),
+        f"{inner}.lora_A.weight": torch.randn(E * both * rank, D, generator=draw),
+        f"{inner}.lora_B.weight": torch.randn(2 * I, E * both * rank, generator=draw),
         f"{outer}.lora_A.weight": torch.randn(E * rank, I, generator=draw),
         f"{outer}.lora_B.weight": torch.randn(D, E * rank, generator=draw),
     }
@@ -112,11 +141,11 @@ def moe(adapt: Any = None) -> AdapterBase:
 TARGETS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 
 
-def deltas(tensors: dict[str, Tensor], prefix: str) -> Tensor:
+def deltas(tensors: dict[str, Tensor], prefix: str, rank: int = 4) -> Tensor:
     """What PEFT adds to a parameter with the experts first."""
-    a = tensors[f"{prefix}.lora_A.weight"].view(E, 4, -1)
+    a = tensors[f"{prefix}.lora_A.weight"].view(E, rank, -1)
     b = tensors[f"{prefix}.lora_B.weight"]
-    return torch.einsum("ore,eri->eoi", b.view(len(b), 4, E), a)
+    return torch.einsum("ore,eri->eoi", b.view(len(b), rank, E), a)
 
 
 def test_pairs_of_all_experts_in_one_are_divided_among_them(tmp_path: Path) -> None:
@@ -133,6 +162,38 @@ def test_pairs_of_all_experts_in_one_are_divided_among_them(tmp_path: Path) -> N
             pair = adapter.pairs[path]
             assert (pair.rank, pair.scale) == (4, 2.0)
             assert (pair.outputs, pair.inputs) == tuple(wanted.shape)
+
+
+def test_linear_layers_of_experts_become_parameters_with_patterns_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """What PEFT writes of `target_modules=["gate_proj", "up_proj", "down_proj"]` where transformers
+    holds all experts in two parameters: targets without a module, and twice the rank and alpha for
+    the one that holds two matrices."""
+    tensors = fused(both=2)
+    config = {
+        "target_parameters": ["down_proj", "gate_up_proj"],
+        "rank_pattern": {r".*\.gate_up_proj": 8},
+        "alpha_pattern": {r".*\.gate_up_proj": 24},
+    }
+    adapter = open_adapter(written(tmp_path, {**tensors, **pair(Q, 4)}, **config), moe())
+    assert (adapter.pairs[Q].rank, adapter.pairs[Q].scale) == (4, 2.0)
+    values = {path: b @ a for path, (a, b) in adapter.read().items()}
+    both = deltas(tensors, f"base_model.model.{EXPERTS}.base_layer", 8)
+    down = deltas(tensors, f"base_model.model.{EXPERTS}")
+    for path, rank, scale, wanted in (
+        (f"{EXPERTS}.2.gate_proj", 8, 3.0, both[2, :I]),
+        (f"{EXPERTS}.2.up_proj", 8, 3.0, both[2, I:]),
+        (f"{EXPERTS}.2.down_proj", 4, 2.0, down[2]),
+    ):
+        assert (adapter.pairs[path].rank, adapter.pairs[path].scale) == (rank, scale)
+        torch.testing.assert_close(values[path], wanted)
+
+
+def test_patterns_of_the_module_of_experts_are_none_of_its_parameters(tmp_path: Path) -> None:
+    patterns = {"rank_pattern": {"experts": 2}, "alpha_pattern": {"experts": 9}}
+    adapter = open_adapter(written(tmp_path, fused(), **TARGETS, **patterns), moe())
+    assert {(each.rank, each.scale) for each in adapter.pairs.values()} == {(4, 2.0)}
 
 
 def alternating(checkpoint: Any) -> RowsView:

@@ -63,6 +63,8 @@ class PeftAdapter:
     digest: str
     pairs: Mapping[str, LowRank]
     sources: Mapping[str, Source]
+    copies: tuple[tuple[str, str], ...] = ()
+    """Tensors of the head's pair and those of the embedding's that they are, transposed."""
 
     def read(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         from safetensors.torch import load
@@ -74,6 +76,11 @@ class PeftAdapter:
                 "Load the adapter again.",
             )
         tensors = load(data)
+        if not all(tensors[copy].equal(tensors[name].T) for copy, name in self.copies):
+            raise UnsupportedError(
+                f"{self.folder}: the head's pair is not the embedding's, though they are tied",
+                "Train it without a pair of the head, or beside a model whose head is its own.",
+            )
         return {path: source.of(tensors) for path, source in self.sources.items()}
 
     def magnitudes(self) -> Mapping[str, Tensor]:
@@ -98,13 +105,15 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
     config = PeftConfig.parse(data, merging=base.merging)
     pairs: dict[str, LowRank] = {}
     sources: dict[str, Source] = {}
-    for name, own in _parts(file).items():
+    parts = _parts(file)
+    copies = tuple(_copies(parts)) if config.tied else ()
+    for name, own in parts.items():
         found = list(_matrices(file, name, own, config, base))
         pairs |= {path: pair for path, pair, _ in found}
         sources |= {path: source for path, _, source in found}
     if not pairs:
         raise CheckpointError(f"{file} has no pair of matrices", DAMAGED)
-    return PeftAdapter(path, digest_of(data, weights), pairs, sources)
+    return PeftAdapter(path, digest_of(data, weights), pairs, sources, copies)
 
 
 def read_files(folder: Path) -> tuple[bytes, bytes]:
@@ -147,6 +156,19 @@ def _parts(file: Path) -> dict[str, dict[str, _Part]]:
     return found
 
 
+def _copies(parts: dict[str, dict[str, _Part]]) -> Iterator[tuple[str, str]]:
+    """Remove the pair of a head that PEFT ties to that of the embedding, transposed: inferno adds
+    the embedding's in both places. Yields its tensors' names, each with that of the embedding's."""
+    rows = f"{_ROWS}B", f"{_ROWS}A"
+    tied = [own for own in parts.values() if own.keys() >= {*rows}]
+    for path, own in list(parts.items()):
+        for embedding in tied if own.keys() >= {*"AB"} else ():
+            pairs = [(own[part], embedding[row]) for part, row in zip("AB", rows, strict=True)]
+            if all(copy[1] == stored[1][::-1] for copy, stored in pairs):
+                yield from ((copy[0], stored[0]) for copy, stored in pairs)
+                parts.pop(path, None)
+
+
 def _headers(file: Path) -> list[_Part]:
     """Return the tensors of a file, checked by safetensors' own library."""
     try:
@@ -176,8 +198,8 @@ def _matrices(
     rank = config.rank_of(path)
     shapes = _shapes(file, path, a, b)
     if targets and (targets != ["weight"] or a[1][0] != rank):
-        pair = LowRank(rank=a[1][0], scale=config.scale_of(path), inputs=a[1][1], outputs=b[1][0])
-        for where, each, expert in expert_pairs(path, pair, targets, rank, base):
+        pair = LowRank(rank=a[1][0], scale=1, inputs=a[1][1], outputs=b[1][0])
+        for where, each, expert in expert_pairs(path, pair, targets, config, base):
             yield where, each, Source(a[0], b[0], expert=expert)
         return
     if shapes[0] != rank:

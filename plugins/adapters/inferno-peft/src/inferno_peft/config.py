@@ -55,6 +55,8 @@ class PeftConfig:
     alphas: Mapping[str, float] = field(factory=dict)
     parameters: tuple[str, ...] = ()
     """Those that are targets themselves, not as a linear layer's matrix: of experts."""
+    tied: bool = False
+    """Whether the pair of an output head that is the embedding is a copy of the embedding's."""
 
     @classmethod
     def parse(cls, data: bytes, *, merging: bool = False) -> PeftConfig:
@@ -86,6 +88,7 @@ class PeftConfig:
             ranks={key: _integer(f"rank_pattern.{key}", each) for key, each in ranks.items()},
             alphas={key: _number(f"alpha_pattern.{key}", each) for key, each in alphas.items()},
             parameters=_strings("target_parameters", read.get("target_parameters") or ()),
+            tied=bool(read.get("ensure_weight_tying")),
         )
 
     def rank_of(self, path: str) -> int:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from inferno.contracts import AdapterBase, LowRank, RowRange, RowsView, TensorInfo, expert_rows
 from inferno.errors import CheckpointError
-from inferno_peft.config import DAMAGED
+from inferno_peft.config import DAMAGED, PeftConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,8 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _INNER = re.compile(r"\.(down_proj|output_linear)(\.weight)?$")
 """Names of what maps back to the model's width."""
 _WRAPPED = re.compile(r"(\.base_layer)+$")
+_MODULE = "experts"
+"""The module that has the parameters of experts."""
 
 
 @frozen(eq=False)
@@ -65,14 +67,15 @@ class ExpertPair:
 
 
 def parameters(path: str, targets: Sequence[str]) -> list[str]:
-    """Return which of a module's parameters are targets, by names in it."""
+    """Return which of a module's parameters are targets, by names in it. A target without a module
+    is in every one that has such a parameter: in those of experts."""
     module = _WRAPPED.sub("", path)
     parts = [target.rpartition(".") for target in targets]
-    return [name for parent, _, name in parts if f".{module}".endswith(f".{parent}")]
+    return [name for parent, _, name in parts if f".{module}".endswith(f".{parent or _MODULE}")]
 
 
 def expert_pairs(
-    path: str, whole: LowRank, names: Sequence[str], rank: int, base: AdapterBase
+    path: str, whole: LowRank, names: Sequence[str], peft: PeftConfig, base: AdapterBase
 ) -> Iterator[tuple[str, LowRank, ExpertPair]]:
     """Yield the pairs of each expert's matrices by their paths in the model. `whole` has the shapes
     of the stored pair, `names` are the module's parameters that are targets. Raises
@@ -80,19 +83,20 @@ def expert_pairs(
     module = _WRAPPED.sub("", path)
     config = {**base.config, **(base.config.get("text_config") or {})}
     experts = next((count for name in _COUNTS if isinstance(count := config.get(name), int)), 0)
+    stored, swapped = _matrix(whole, [f"{module}.{name}" for name in names], config)
+    rank, scale = peft.rank_of(stored), peft.scale_of(stored)  # patterns are of parameters
     if experts < 1 or whole.rank != rank * experts:
         raise CheckpointError(
             f"{path} has {whole.rank} rows, not {rank} for each of the model's {experts} experts",
             "It belongs to another model: serve it beside that one.",
         )
-    stored, swapped = _matrix(whole, [f"{module}.{name}" for name in names], config)
     outputs = whole.inputs if swapped else whole.outputs
     for target, rows in _rows(stored, experts, outputs, base).items():
         assert rows.member is not None, "it is a stack"
         pair = ExpertPair(rows.member, experts, rank, rows.rows, swapped)
         inputs = whole.outputs if swapped else whole.inputs
         size = len(range(*rows.rows.indices(outputs)))
-        own = evolve(whole, rank=rank, inputs=inputs, outputs=size)
+        own = LowRank(rank=rank, scale=scale, inputs=inputs, outputs=size)
         yield target.removesuffix(".weight"), own, pair
 
 
