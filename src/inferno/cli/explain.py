@@ -3,11 +3,16 @@ nothing."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from inferno.cli.options import chosen, declare, engine_options, plan_options, ref_argument
+
+if TYPE_CHECKING:
+    from inferno.plan import Opened, Plan
+    from inferno.stores.layouts import Survey
 
 
 @declare
@@ -27,15 +32,16 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
     """Show which plugins would run REF, in how much memory, and why. --memory may be that of
     another machine."""
     from inferno.cli import lock, render
-    from inferno.plan import Machine, open_model, plan_to_json
+    from inferno.plan import Machine, open_model
 
     machine = Machine(elsewhere=not locked)
     with open_model(chosen(ref), plan_options(values), machine=machine) as opened:
         plan = opened.plan
+        found = _survey(opened)
         if as_json:
-            click.echo(plan_to_json(plan))
+            click.echo(_as_json(plan, found))
         else:
-            click.echo(render.explained(plan, opened.text()))
+            click.echo(render.explained(plan, opened.text(), found))
         if checked:
             from inferno.weights.loading import check
 
@@ -45,3 +51,21 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
             )
     if locked:
         click.echo(f"Plan written to {lock.write(plan)}.", err=True)
+
+
+def _survey(opened: Opened) -> Survey | None:
+    if opened.plan.store is None:
+        return None
+    from inferno.stores.layouts import survey
+
+    return survey(opened)
+
+
+def _as_json(plan: Plan, found: Survey | None) -> str:
+    """The plan, with what `tiers` adds of the folder as it is now, which is no decision."""
+    from inferno.cli import tiers
+    from inferno.plan import plan_to_json
+
+    text = plan_to_json(plan)
+    added = tiers.document(plan, found)
+    return json.dumps(json.loads(text) | added, indent=2) if added else text

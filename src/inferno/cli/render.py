@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from inferno import __version__, host
+from inferno.cli import tiers
 from inferno.cli.lines import width_of, wrapped
 from inferno.contracts import COMPUTE_DTYPES, Link
 
 if TYPE_CHECKING:
     from inferno.contracts import Device, TextAssets
     from inferno.plan import AttentionUse, Plan, SchemeUse
+    from inferno.stores.layouts import Survey
 
 _NO_BREAK = "\u00a0"
 Row = tuple[str, str, str]
@@ -60,9 +62,9 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
         yield "measured", f"{host.format_bytes(plan.measured.used)}: {_measured(plan)}", ""
 
 
-def explained(plan: Plan, assets: TextAssets | None = None) -> str:
+def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | None = None) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
-    checkpoint is sampled by default too."""
+    checkpoint is sampled by default too; with a `survey`, what its store's folder has."""
     sampling, columns = [] if assets is None else _sampling_rows(assets), width_of(sys.stdout)
     parts = [
         _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
@@ -71,6 +73,8 @@ def explained(plan: Plan, assets: TextAssets | None = None) -> str:
             _table(_memory_rows(plan), columns),
         ),
     ]
+    for title, rows in tiers.sections(plan, survey):
+        parts.append(_section(title, _table(rows, columns)))
     if plan.notes:
         parts.append(_section("Notes", "\n".join(f"  {note}" for note in plan.notes)))
     refusals = [(refusal.name, refusal.reason, refusal.distribution) for refusal in plan.considered]
@@ -118,16 +122,10 @@ def _decisions(plan: Plan) -> list[Row]:
 def _store_rows(plan: Plan) -> Iterable[Row]:
     if (store := plan.store) is None:
         return
-    token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token in each tier"
     if (link := store.link) is not None:
         yield "link", _linked(link, store.name, plan), _origin(plan, "block store")
-        return
-    tiers = [f"{store.name}: {token}"]
-    if store.host_fold:
-        tiers.append(f"host memory up to {host.format_bytes(store.host_bytes(plan.groups))}")
-    if store.folder is not None:
-        tiers.append(f"{store.folder} up to {host.format_bytes(store.folder_limit)}")
-    yield "block store", "; ".join(tiers), _origin(plan, "block store")
+    else:
+        yield "block store", store.name, _origin(plan, "block store")
 
 
 def _event_rows(plan: Plan) -> Iterable[Row]:

@@ -166,6 +166,20 @@ class StoreNeed:
 
 
 @frozen(kw_only=True)
+class StoredLayout:
+    """What a folder has of one layout."""
+
+    path: Path
+    """Where."""
+    layout: str
+    """As it was given in `StoreNeed`; empty if it cannot be read."""
+    nbytes: int
+    """Bytes of all its files."""
+    used: float
+    """When a block of it was last saved or loaded (`time.time`)."""
+
+
+@frozen(kw_only=True)
 class BlockStore:
     """A kind of store. The one with the highest priority that does not refuse is used."""
 
@@ -174,6 +188,11 @@ class BlockStore:
     """build(need) -> its halves. Raises OptionError if the folder cannot be used."""
     refuses: Callable[[StoreNeed], str | None] = lambda need: None
     """refuses(need) -> why it cannot serve, or None. `layout` is empty then. Imports no torch."""
+    survey: Callable[[Path], Sequence[StoredLayout]] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """survey(folder) -> the layouts whose blocks are there, for `inferno explain`: none if there is
+    no such folder. Reads no block, changes nothing, and imports no torch. None: it cannot tell."""
     links: bool = False
     """Whether it links instances instead of keeping blocks: its index is a `LinkIndex`."""
     priority: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from select import select
@@ -239,6 +240,24 @@ class StoreTests(Installed):
         other = Filled(item.build(self.need_of(tmp_path, '{"dtype": "b"}')))
         assert other.index.groups_of(KEYS[0]) == 0
         other.mover.close()
+
+    def test_a_survey_tells_the_layouts_of_a_folder(self, item: BlockStore, tmp_path: Path) -> None:
+        if not self.keeps_files or item.survey is None:
+            pytest.skip("it keeps no files, or cannot tell which")
+        assert not item.survey(tmp_path / "kv") and not (tmp_path / "kv").exists()
+        needs = [self.need_of(tmp_path, f'{{"dtype": "{name}"}}') for name in "ab"]
+        for need in needs:
+            filled = Filled(item.build(need))
+            filled.save(KEYS[0], 3, 5)
+            filled.mover.close()
+        filled = Filled(item.build(needs[0]))
+        found = {each.layout: each for each in item.survey(tmp_path)}
+        filled.mover.close()
+        assert found.keys() == {need.layout for need in needs}, "the one in use too"
+        for each in found.values():
+            files = [path for path in each.path.rglob("*") if path.is_file()]
+            assert each.nbytes == sum(path.stat().st_size for path in files) > sum(SIZES)
+            assert 0 < each.used < time.time() + 1
 
     def test_a_folder_that_cannot_be_made_is_named(self, item: BlockStore, tmp_path: Path) -> None:
         if not self.keeps_files:

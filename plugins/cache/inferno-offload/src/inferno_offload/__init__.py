@@ -8,4 +8,10 @@ from inferno.contracts import BlockStore
 
 @hookimpl
 def inferno_block_stores() -> list[BlockStore]:
-    return [BlockStore(name="offload", build="inferno_offload.store:build")]
+    return [
+        BlockStore(
+            name="offload",
+            build="inferno_offload.store:build",
+            survey="inferno_offload.folder:survey",
+        )
+    ]

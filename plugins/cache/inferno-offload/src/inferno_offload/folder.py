@@ -9,12 +9,14 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from attrs import define, field
 
+from inferno.contracts import StoredLayout
 from inferno.errors import OptionError
 
 Part = tuple[bytes, int]
@@ -27,6 +29,8 @@ _AT_ONCE = 128 << 10
 """Bytes of a write: with all of a part at once, Linux takes twice as long."""
 _LAYOUT, _LOCK = "layout.json", "lock"
 _PREFIX = "blocks-"
+_LONGEST = 16 << 20
+"""Letters of a layout that are read."""
 
 
 @define(eq=False)
@@ -175,19 +179,58 @@ def _said(layout: Mapping[str, Any], names: list[str]) -> str:
     return ", ".join(f"{name} {str(layout.get(name))[:60]}" for name in names)
 
 
+def survey(parent: Path) -> list[StoredLayout]:
+    """Return the layouts that have a folder in `parent`. Raises OptionError if it cannot be
+    read."""
+    try:
+        return [_stored(path) for path in _folders(parent)]
+    except OSError as error:
+        raise OptionError(
+            f"--kv-store {parent}: {error.strerror or error}",
+            "Name a folder of your own, or one that does not exist yet.",
+        ) from error
+
+
+def _folders(parent: Path) -> list[Path]:
+    if not parent.exists():
+        return []
+    with os.scandir(parent) as entries:
+        return [
+            Path(each.path)
+            for each in entries
+            if each.name.startswith(_PREFIX) and each.is_dir(follow_symlinks=False)
+        ]
+
+
+def _stored(path: Path) -> StoredLayout:
+    """Read a layout's folder, whose files may come and go meanwhile."""
+    nbytes, used, layout = 0, 0.0, ""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(folder, name))  # there may be millions
+                nbytes += status.st_size
+                if name != _LOCK:
+                    used = max(used, status.st_mtime)
+    with suppress(OSError, ValueError), (path / _LAYOUT).open(encoding="utf-8") as file:
+        layout = file.read(_LONGEST)
+    return StoredLayout(path=path, layout=layout, nbytes=nbytes, used=used)
+
+
 def _make_room(parent: Path, own: Path, limit: int) -> None:
     """Remove other layouts' folders that no process has open, used longest ago first, until the
     rest takes at most `limit` bytes."""
-    others = [path for path in parent.glob(f"{_PREFIX}*") if path != own]
-    sizes = {path: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in others}
-    total = sum(sizes.values())
-    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns):
+    others = sorted(
+        (_stored(path) for path in _folders(parent) if path != own), key=lambda each: each.used
+    )
+    total = sum(each.nbytes for each in others)
+    for each in others:
         if total <= limit:
             return
-        if (lock := _locked(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
+        if (lock := _locked(each.path)) is not None:
+            shutil.rmtree(each.path, ignore_errors=True)
             os.close(lock)
-            total -= sizes[path]
+            total -= each.nbytes
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Folders of other layouts: what they hold, and which of them makes room."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from inferno.errors import OptionError
+from inferno_offload.folder import Folder, survey
+
+PART = (bytes(16), 0)
+
+
+def folder(parent: Path, layout: str, limit: int = 1 << 20) -> Folder:
+    return Folder.open(parent, layout, (8,), limit)
+
+
+def age(path: Path, seconds: float) -> None:
+    """Let nothing of a folder be newer."""
+    for each in [path, *path.rglob("*")]:
+        os.utime(each, (seconds, seconds))
+
+
+def test_the_folder_used_longest_ago_makes_room_first(tmp_path: Path) -> None:
+    paths = list[Path]()
+    for layout in ("a", "b"):
+        found = folder(tmp_path, layout)
+        found.write(PART, memoryview(bytearray(8)))
+        found.close()
+        age(found.path, 1000 + len(paths))
+        paths.append(found.path)
+    again = folder(tmp_path, "a")
+    assert again.read(PART, memoryview(bytearray(8)))
+    again.close()
+    os.utime(paths[0], (1, 1))  # reading a block makes no file in it
+    sizes = [each.nbytes for each in survey(tmp_path)]
+    folder(tmp_path, "c", 2 * max(sizes)).close()
+    assert paths[0].exists() and not paths[1].exists()
+
+
+def test_what_is_no_folder_of_blocks_is_not_surveyed(tmp_path: Path) -> None:
+    (tmp_path / "blocks-file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "blocks-link").symlink_to(tmp_path / "other", target_is_directory=True)
+    (tmp_path / "blocks-empty").mkdir()
+    (tmp_path / "blocks-binary").mkdir()
+    (tmp_path / "blocks-binary" / "layout.json").write_bytes(b"\xff")
+    found = {each.path.name: each for each in survey(tmp_path)}
+    assert found.keys() == {"blocks-empty", "blocks-binary"}
+    assert all(each.layout == "" for each in found.values())
+    assert found["blocks-binary"].nbytes == 1 and found["blocks-empty"].nbytes == 0
+
+
+def test_a_survey_of_a_file_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="Not a directory"):
+        survey(tmp_path / "file")

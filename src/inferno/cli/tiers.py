@@ -1,0 +1,116 @@
+"""Where the cache's blocks are kept, for `explain`: each tier, and what its folder has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, frozen
+
+from inferno import host
+
+if TYPE_CHECKING:
+    from inferno.plan import Plan
+    from inferno.stores.layouts import Compared, Difference, Survey
+
+Row = tuple[str, str, str]
+MOST_SHOWN = 4
+"""Differences that are shown with their values."""
+MOST_NAMED = 8
+"""Others that are named."""
+
+
+@frozen
+class Tier:
+    """A place for blocks."""
+
+    tier: str
+    nbytes: int
+    bytes_per_token: float
+    """The same in each tier: blocks are copied as they are."""
+    where: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return int(self.nbytes / self.bytes_per_token) if self.bytes_per_token else 0
+
+
+def tiers(plan: Plan) -> list[Tier]:
+    """Return the cache's own memory and the tiers beside it: none if there is no other."""
+    store, token = plan.store, plan.kv_bytes_per_token
+    if store is None or store.link is not None:
+        return []
+    found = [Tier("memory", plan.kv_bytes, token)]
+    if store.host_fold:
+        found.append(Tier("host", store.host_bytes(plan.groups), token))
+    if store.folder is not None:
+        found.append(Tier("disk", store.folder_limit, token, store.folder))
+    return found
+
+
+def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]]]:
+    """Return titles and rows."""
+    if found := tiers(plan):
+        yield "Tiers of the cache", [_row(tier) for tier in found]
+    if survey is not None and plan.store is not None:
+        yield f"Blocks in {plan.store.folder}", list(_stored(survey, plan.store.folder_limit))
+
+
+def document(plan: Plan, survey: Survey | None) -> dict[str, Any]:
+    """Return the same for JSON."""
+    if not (found := tiers(plan)):
+        return {}
+    said = [asdict(tier) | {"tokens": tier.tokens} for tier in found]
+    if survey is None:
+        return {"tiers": said}
+    layouts = [
+        {
+            "path": str(each.stored.path),
+            "nbytes": each.stored.nbytes,
+            "used": each.stored.used,
+            "differences": [asdict(difference) for difference in each.differences],
+        }
+        for each in survey.layouts
+    ]
+    return {"tiers": said, "stored": {"files_compared": survey.knows_files, "layouts": layouts}}
+
+
+def _row(tier: Tier) -> Row:
+    size, token = host.format_bytes(tier.nbytes), host.format_bytes(round(tier.bytes_per_token))
+    where = f", in {tier.where}" if tier.where else ""
+    return tier.tier, f"{size:>10}  {token} a token, {tier.tokens} tokens{where}", ""
+
+
+def _stored(survey: Survey, limit: int) -> Iterator[Row]:
+    for each in survey.layouts:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.stored.used))
+        size = host.format_bytes(each.stored.nbytes)
+        name = each.stored.path.name
+        yield name, f"{size:>10}  used {used}; {_verdict(each, survey.knows_files)}", ""
+    others = [each.stored.nbytes for each in survey.layouts if each.differences]
+    if others:
+        room = f"they make room at a start that finds more than {host.format_bytes(limit // 2)}"
+        yield "others", f"{host.format_bytes(sum(others)):>10}  this engine loads none; {room}", ""
+    if len(others) == len(survey.layouts):
+        yield "this engine's", f"{'none':>10}  it would begin with no stored blocks", ""
+
+
+def _verdict(compared: Compared, knows_files: bool) -> str:
+    if differences := compared.differences:
+        return f"another layout: {_listed(differences)}"
+    if knows_files:
+        return "this engine's layout"
+    return "this engine's layout, if the model's files are the same: they are not hashed here yet"
+
+
+def _listed(differences: Sequence[Difference]) -> str:
+    """Those that do not follow from others, with the values of a few."""
+    from inferno.stores.layouts import DERIVED
+
+    first = [each for each in differences if each.field.split()[0] not in DERIVED] or differences
+    shown = first[:MOST_SHOWN]
+    others = list(dict.fromkeys(each.field for each in differences if each not in shown))
+    if len(others) > MOST_NAMED:
+        others[MOST_NAMED:] = [f"{len(others) - MOST_NAMED} more"]
+    return ", ".join(map(str, shown)) + (f"; also {', '.join(others)}" if others else "")

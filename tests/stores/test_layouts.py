@@ -1,0 +1,148 @@
+"""What a store's folder has of an engine's layout and of others, without reading blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+from tests.stores.test_stored_caches import answers
+
+from inferno.plan import Options, open_model
+from inferno.stores import layouts
+from inferno.stores.layouts import Difference, Survey, differences
+from inferno.testing.tiny import run_python
+
+SIZES: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 160,
+    "memory": "2GiB",
+}
+DEEP = '{"a":' + "[" * 600 + "1" + "]" * 600 + "}"
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "made by": [["attention", "a", "1"], ["scheme", "b", "1"]],
+}
+
+
+def survey(folder: Path, **options: Any) -> Survey:
+    given = SIZES | {"device": "cpu", "threads": 1, "block_size": 16} | options
+    with open_model("demo", Options(kv_store=str(folder), **given)) as opened:
+        found = layouts.survey(opened)
+    assert found is not None
+    return found
+
+
+def test_the_layout_of_a_plan_is_that_of_its_engine(tmp_path: Path) -> None:
+    answers("demo", [list(range(40))], kv_store=str(tmp_path))
+    found = survey(tmp_path)
+    [only] = found.layouts
+    assert found.knows_files and not only.differences
+    assert only.stored.nbytes > 2 * 32768
+
+
+def test_a_change_of_layout_is_named(tmp_path: Path) -> None:
+    answers("demo", [list(range(40))], kv_store=str(tmp_path))
+    [only] = survey(tmp_path, dtype="float32").layouts
+    assert str(only.differences[0]) == "dtype bfloat16 instead of float32"
+    assert [each.field for each in only.differences[-2:]] == ["cache", "groups"]
+
+
+def test_a_models_files_are_compared_once_they_are_hashed(tmp_path: Path) -> None:
+    answers("demo", [list(range(40))], kv_store=str(tmp_path))
+    for memo in tmp_path.glob("*.memo"):
+        memo.unlink()
+    found = survey(tmp_path)
+    assert not found.knows_files and not found.layouts[0].differences
+    assert not list(tmp_path.glob("*.memo")), "nothing is hashed for it"
+
+
+def test_a_folder_that_is_missing_stays_missing(tmp_path: Path) -> None:
+    assert survey(tmp_path / "kv") == Survey((), knows_files=False)
+    assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        (ENGINE, []),
+        (ENGINE | {"files": ["ab"]}, []),
+        (ENGINE | {"dtype": None}, ["dtype none instead of float32"]),
+        (ENGINE | {"isq": {"a": {"b": 1}}}, ["isq a b 1 instead of none"]),
+        (
+            ENGINE | {"made by": [["scheme", "b", "1"], ["attention", "a", "2"]]},
+            ["made by attention a 2 instead of attention a 1"],
+        ),
+        (
+            ENGINE | {"made by": [["scheme", "b", "1"], ["attention", "a", "1"]]},
+            ["made by scheme b 1 attention a 1 instead of attention a 1 scheme b 1"],
+        ),
+        (ENGINE | {"x": "\x1b[31m\ud800"}, ["x ?[31m? instead of none"]),
+        (ENGINE | {"x": "y" * 100}, [f"x {'y' * 60}… instead of none"]),
+    ],
+)
+def test_fields_that_differ_are_named(stored: dict[str, Any], named: list[str]) -> None:
+    engine: dict[str, Any] = ENGINE | ({"isq": {"a": None}} if "isq" in stored else {})
+    assert [str(each) for each in differences(json.dumps(stored), engine)] == named
+
+
+@pytest.mark.parametrize("stored", ["", "7", "[", "[" * 100_000, DEEP])
+def test_what_is_no_layout_is_another(stored: str) -> None:
+    assert differences(stored, ENGINE) == (
+        Difference("layout", "that cannot be read", "this engine's"),
+    )
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def explain(*arguments: str) -> str:
+    code = "import atexit, sys; from inferno.cli import main; "
+    code += "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
+    done = run_python(code, "explain", "demo", *arguments)
+    assert done.returncode == 0 and done.stderr.endswith("False\n"), done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kv")
+    answers("demo", [list(range(40))], kv_store=str(folder))
+    answers("demo", [list(range(40))], kv_store=str(folder), dtype="float32")
+    return folder
+
+
+def test_explain_shows_tiers_and_what_a_folder_has(folder: Path) -> None:
+    lines = explain("--kv-store", str(folder), "--cpu-mem-fold", "2").splitlines()
+    tiers = lines.index("Tiers of the cache")
+    assert [line.split()[0] for line in lines[tiers + 1 : tiers + 4]] == ["memory", "host", "disk"]
+    assert all("2.0 KiB a token" in line for line in lines[tiers + 1 : tiers + 4])
+    blocks = lines.index(f"Blocks in {folder}")
+    other, own, total = lines[blocks + 1 : blocks + 4]
+    assert "another layout: dtype float32 instead of bfloat16" in other
+    assert own.endswith("this engine's layout")
+    assert total.split()[0] == "others" and total.split()[1] == other.split()[1]
+
+
+def test_explain_as_json_has_the_same(folder: Path) -> None:
+    document = json.loads(explain("--kv-store", str(folder), "--json"))
+    assert [tier["tier"] for tier in document["tiers"]] == ["memory", "disk"]
+    assert {tier["bytes_per_token"] for tier in document["tiers"]} == {2048}
+    other, own = document["stored"]["layouts"]
+    assert own["differences"] == [] and own["used"] < other["used"] < time()
+    assert {"field": "dtype", "stored": "float32", "engine": "bfloat16"} in other["differences"]
+    files = [path for path in Path(other["path"]).rglob("*") if path.is_file()]
+    assert other["nbytes"] == sum(path.stat().st_size for path in files)
+
+
+def test_explain_without_a_store_shows_no_tiers() -> None:
+    assert "tiers" not in json.loads(explain("--json"))
+
+
+def test_a_folder_without_the_engines_layout_says_so(folder: Path) -> None:
+    shown = explain("--kv-store", str(folder), "--block-size", "64")
+    assert "it would begin with no stored blocks" in shown
+    assert shown.count("another layout: block_size 16 instead of 64") == 2
