@@ -151,10 +151,14 @@ class Worker:
         return all(self._take(*message) for message in held)
 
     def _drain(self, held: list[tuple[bytes, bytes]]) -> bool:
-        """Run until the requests so far have ended; those that come meanwhile are `held`."""
-        self._held = held
+        """Run until the requests so far have ended; those that come meanwhile are `held`. Other
+        instances' are not waited for: there may be no end of them."""
+        self._held, awaited = held, set(self._engine.unfinished)
         try:
             while self._engine.busy:
+                left = set(self._engine.unfinished)
+                if left and not left & awaited:
+                    break
                 if not self._serve():
                     return False
                 self._heart.moved()
