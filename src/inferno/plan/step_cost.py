@@ -88,8 +88,8 @@ class StepCost:
         return most if each <= 0 else min(most, int(once / each))
 
     def _fit(self) -> tuple[float, float, float]:
-        """Return the seconds of each part."""
-        if self._fitted is None:
+        """Return the seconds of each part. Another thread may ask while a step is recorded."""
+        if (fitted := self._fitted) is None:
             best, least = [0.0] * 3, math.inf
             for parts in _PARTS:
                 found = _solve(self._sums, self._means, parts)
@@ -99,8 +99,8 @@ class StepCost:
                 if error < least - _BETTER:
                     best, least = found, error
             once, token, pair = (c / s for c, s in zip(best, _SCALES, strict=True))
-            self._fitted = once, token, pair
-        return self._fitted
+            self._fitted = fitted = once, token, pair
+        return fitted
 
     def _error(self, costs: Sequence[float]) -> float:
         """Return the mean squared relative error with these costs."""
