@@ -44,6 +44,17 @@ def tiered(num_blocks: int, num_places: int, num_copies: int) -> tuple[Harness, 
     return Harness(num_blocks=num_blocks, max_model_len=length, cache_groups=[tier]), tier
 
 
+def test_a_block_that_comes_back_is_not_copied_before_it_is_there() -> None:
+    machine = CacheMachine(LRUPrefixCache, MIXTURES["alone"]())
+    for prompt, max_tokens, priority in (
+        ([0] * 10, 6, 1),
+        ([0] * 10, 1, 1),
+        ([0, 1, *[0] * 4], 8, 0),
+    ):
+        machine._ask(prompt, max_tokens, priority, "")
+    machine.drain()
+
+
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_a_tier_of_copies_holds_no_other_content_whatever_happens(mixture: str) -> None:
     run_state_machine_as_test(

@@ -54,7 +54,7 @@ class Rows:
         if missing and not store.load(sequence, missing, alone=len(running) == 1):
             self._wait(sequence)
         else:
-            source = fork_of(sequence, match.last, running, groups.block_size, groups.has_places)
+            source = fork_of(sequence, match.last, running, groups.block_size, self._is_whole)
         if source is not None:
             updates, moved = groups.acquire_copy(sequence, source)
             self.updates += updates
@@ -63,6 +63,13 @@ class Rows:
                 self.moves += [Move(key, *places) for places in moved]
             sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
+
+    def _is_whole(self, block: int) -> bool:
+        """Whether a block can be moved: not if its step brings a part of it, after the moves."""
+        groups, brought = self.groups, {(copy.group, copy.target) for copy in self.copies}
+        return groups.has_places(block) and not any(
+            (group.index, group.place(block)) in brought for group in groups.groups if brought
+        )
 
     def _wait(self, sequence: Sequence) -> int:
         """Let a sequence wait. Returns the key with which it goes on."""
