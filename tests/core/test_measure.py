@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -307,7 +308,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plan
     monkeypatch.setattr("inferno.weights.measure.free_memory", lambda device: free)
     socket = Socket()
     try:
-        Worker(socket, -1, heart=None).run(tmp_path / "plan.json")  # type: ignore[arg-type]
+        heart = SimpleNamespace()
+        Worker(socket, -1, heart).run(tmp_path / "plan.json")  # type: ignore[arg-type]
     finally:
         gc.unfreeze()
     [(kind, body)] = socket.sent

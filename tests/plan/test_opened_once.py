@@ -53,7 +53,8 @@ ENGINE_PROCESS = """
     path = Path(sys.argv[1])
     path.write_text(plan_to_json(resolve("demo", Options(memory="2GiB"))))
     seen.update(catalog=0, checkpoint=0)
-    worker = Worker(SimpleNamespace(send_multipart=lambda message: None), parent=-1, heart=None)
+    socket, heart = SimpleNamespace(send_multipart=lambda message: None), SimpleNamespace()
+    worker = Worker(socket, parent=-1, heart=heart)
     worker.run(path)
 """
 
