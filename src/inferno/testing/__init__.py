@@ -46,7 +46,7 @@ from inferno.testing.quant_twins import (
     random_tensors,
     write_twins,
 )
-from inferno.testing.reference import transformers_model
+from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
 from inferno.testing.tiny import (
@@ -121,6 +121,7 @@ __all__ = [
     "ragged_prompts",
     "random_tensors",
     "randomize",
+    "reference_logits",
     "run_python",
     "skewed_model",
     "stored_matrix",

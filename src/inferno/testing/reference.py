@@ -46,6 +46,7 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
+    """Return transformers' logits of all positions of a prompt: (tokens, vocabulary), float32."""
     with torch.inference_mode():
         logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
     return logits_LV

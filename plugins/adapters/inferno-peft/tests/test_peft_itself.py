@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno import LLM, SamplingParams
-from inferno.testing import TOY_MOE_SIZES, TOY_SIZES
-from inferno.testing.reference import reference_logits, transformers_model
+from inferno.testing import TOY_MOE_SIZES, TOY_SIZES, reference_logits, transformers_model
 
 peft: Any = pytest.importorskip("peft", reason="PEFT is not installed")
 
