@@ -261,3 +261,71 @@ def test_what_is_computed_faster_is_not_loaded(scheduler: Scheduler, storing: St
     step = computed(scheduler, runner)
     assert not step.loads and step.num_tokens == len(LONG)
     assert scheduler.stats.store_skipped_tokens == 32
+
+
+# --- preemption -----------------------------------------------------------------------------------
+
+CHEAP = StoreUsage(saved_bytes=1, copy_seconds=1e-9)
+DEAR = StoreUsage(saved_bytes=1, copy_seconds=1.0)
+
+
+def preempted(
+    scheduler: Scheduler, storing: Storing, usage: StoreUsage
+) -> tuple[FakeRunner, set[bytes]]:
+    """Preempt a sequence that computes its prompt. Returns what the store had of it before, and
+    lets it have what is left, or not."""
+    runner = FakeRunner(BLOCK, VOCAB)
+    storing.speeds = Speeds(usage)
+    scheduler.add(request("late", LONG))
+    step = scheduler.plan()
+    scheduler.commit(step, runner.run(step))
+    storing.computed(1000, 1.0)  # a millisecond a token
+    before = set(index_of(storing).keys)
+    scheduler._preemption.preempt(scheduler._by_id["late"])
+    scheduler.check()
+    return runner, before
+
+
+def index_of(storing: Storing) -> Near:
+    assert isinstance(storing.index, Near)
+    return storing.index
+
+
+def test_a_preempted_sequence_is_saved_if_that_is_faster_than_computing_it(
+    scheduler: Scheduler, storing: Storing
+) -> None:
+    _, before = preempted(scheduler, storing, CHEAP)
+    assert len(index_of(storing).keys) == 8 > len(before)
+
+
+def test_a_preempted_sequence_that_is_computed_faster_is_saved_at_its_end(
+    scheduler: Scheduler, storing: Storing
+) -> None:
+    runner, before = preempted(scheduler, storing, DEAR)
+    assert index_of(storing).keys == before, "saving it takes longer than computing it"
+    while scheduler.busy:
+        step = scheduler.plan()
+        scheduler.commit(step, runner.run(step))
+    assert len(index_of(storing).keys) >= 8
+    assert scheduler.stats.preemptions == 1
+
+
+def test_a_preempted_sequence_is_saved_while_nothing_was_measured(
+    scheduler: Scheduler, storing: Storing
+) -> None:
+    preempted(scheduler, storing, StoreUsage())
+    assert len(index_of(storing).keys) == 8
+
+
+def test_saving_costs_two_copies_and_the_reading_that_loads_needed(
+    speeds: Speeds, usage: StoreUsage
+) -> None:
+    speeds.computed(100, 1.0)  # 0.01 s a token
+    usage.saved_bytes, usage.copy_seconds = 1000, 1.0  # 0.001 s a byte
+    assert speeds.pays_to_save(20, 100) and not speeds.pays_to_save(19, 100)
+    usage.saved_bytes, usage.loaded_bytes = 500, 500
+    usage.fetched_bytes, usage.fetch_seconds = 250, 2.5  # half of what is loaded, 0.01 s a byte
+    assert speeds.pays_to_save(70, 100) and not speeds.pays_to_save(69, 100)
+    usage.fetched_bytes = 2000  # much was read that was not loaded
+    usage.fetch_seconds = 20.0
+    assert speeds.pays_to_save(120, 100) and not speeds.pays_to_save(119, 100)

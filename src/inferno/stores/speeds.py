@@ -55,6 +55,13 @@ class Speeds:
         computing, moving = self.to_compute(num_tokens), self.to_move(nbytes, far)
         return computing is None or moving is None or moving <= computing
 
+    def pays_to_save(self, num_tokens: int, nbytes: int) -> bool:
+        """Whether to save bytes, and to load them later, takes no longer than computing the tokens
+        that they are for. As many of them are far by then as of what was loaded so far."""
+        fetched, loaded = self.usage.fetched_bytes, self.usage.loaded_bytes
+        far = nbytes * min(fetched, loaded) // loaded if loaded else 0
+        return self.pays(num_tokens, 2 * nbytes, far)
+
     def budget(self) -> int | None:
         """Return the bytes that a step may load beside what it computes; None: unknown."""
         second = self.to_move(1)

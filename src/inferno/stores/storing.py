@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from select import POLLIN, poll
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -71,7 +71,7 @@ class NoStore:
     def save(self, sequence: Sequence_, count: int) -> None:
         return None
 
-    def vacate(self, sequence: Sequence_) -> None:
+    def vacate(self, sequence: Sequence_, *, resumes: bool = False) -> None:
         return None
 
     def release(self, owner: str) -> None:
@@ -188,19 +188,25 @@ class Storing(NoStore):
         self.speeds.computed(num_tokens, seconds)
 
     def _extended(self, sequence: Sequence_, match: Match, has: Callable[[bytes], int]) -> Match:
+        count = self._resumable(sequence, match.known, has)
+        return match if count <= match.num_cached else match._replace(num_blocks=count, last=None)
+
+    def _resumable(self, sequence: Sequence_, known: list[int], has: Callable[[bytes], int]) -> int:
+        """Return how many leading blocks a sequence can resume after, with known blocks and what
+        the store has."""
         stored = list[int]()
         for key in sequence.keys[: (len(sequence.token_ids) - 1) // self.groups.block_size]:
             stored.append(has(key))
-            if not stored[-1] and len(stored) > len(match.known):
+            if not stored[-1] and len(stored) > len(known):
                 break
         # As in `CacheGroups.resumable`: where one group can resume, another may not.
         count, before = len(stored), -1
         while count != before:
             before = count
             for group in self.groups.groups:
-                while count > (index := _first_missing(group, match.known, stored, count)):
+                while count > (index := _first_missing(group, known, stored, count)):
                     count = index
-        return match if count <= match.num_cached else match._replace(num_blocks=count, last=None)
+        return count
 
     def missing(self, match: Match) -> list[tuple[int, CacheGroup]]:
         """Return which parts of a match are not in memory, by the index of their block."""
@@ -269,25 +275,42 @@ class Storing(NoStore):
 
     def save(self, sequence: Sequence_, count: int) -> None:
         """Save the leading `count` blocks of a sequence, as far as the store has not got them."""
-        first = self._saved.get(sequence.held_row, 0)
-        for i in range(first, count):
+        for placed in self._unsaved(sequence, count):
+            self.saves.append(placed)
+            # Before it is saved, so that no sequence saves it twice; `drop_news` drops it.
+            self.index.note(placed)
+        self._saved[sequence.held_row] = max(self._saved.get(sequence.held_row, 0), count)
+
+    def _unsaved(self, sequence: Sequence_, count: int) -> Iterator[Placed]:
+        """Return the parts of the leading blocks that memory has and the store has not."""
+        for i in range(self._saved.get(sequence.held_row, 0), count):
             key, block = sequence.keys[i], sequence.block_ids[i]
             known = self.index.groups_of(key)
             places = [None if known >> g.index & 1 else g.part(block) for g in self.groups.groups]
             if any(place is not None for place in places):
-                self.saves.append(placed := Placed(key, tuple(places)))
-                # Before it is saved, so that no sequence saves it twice; `drop_news` drops it.
-                self.index.note(placed)
-        self._saved[sequence.held_row] = max(first, count)
+                yield Placed(key, tuple(places))
 
-    def vacate(self, sequence: Sequence_) -> None:
-        """Save what is left of a sequence that loses its row."""
+    def vacate(self, sequence: Sequence_, *, resumes: bool = False) -> None:
+        """Save what is left of a sequence that loses its row. One that resumes will save it again
+        at its end: until then it is saved only where that is faster than computing it again."""
         self._waiting.pop(sequence.held_row, None)
         self._landed = [each for each in self._landed if each is not sequence]
-        self.save(sequence, sequence.num_inserted)
+        if not resumes or self._worth_saving(sequence):
+            self.save(sequence, sequence.num_inserted)
         self.index.touch(sequence.keys[: sequence.num_inserted])
-        del self._saved[sequence.held_row]
+        self._saved.pop(sequence.held_row, None)
         self.release(sequence.request.id)
+
+    def _worth_saving(self, sequence: Sequence_) -> bool:
+        """Whether to save what is left, and to load it, takes no longer than to compute what the
+        sequence could not resume after without it."""
+        if not self.sizes:
+            return True
+        nbytes = sum(map(self._nbytes, self._unsaved(sequence, sequence.num_inserted)))
+        size = self.groups.block_size
+        count = min(sequence.num_inserted, (len(sequence.token_ids) - 1) // size)
+        without = self._resumable(sequence, [], self.index.groups_of)
+        return self.speeds.pays_to_save(max(0, count - without) * size, nbytes)
 
     def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
         """Return what the next step saves and loads, and forget it."""

@@ -33,7 +33,7 @@ class Preemption:
     def preempt(self, sequence: Sequence) -> None:
         """Take a sequence's row and blocks and queue it again. Later its tokens are found in the
         prefix cache or recomputed."""
-        self.rows.vacate(sequence)
+        self.rows.vacate(sequence, resumes=True)
         sequence.num_computed = sequence.num_planned = sequence.num_unknown = 0
         self.admission.enqueue(sequence)
         self.admission.stats.preemptions += 1

@@ -93,11 +93,12 @@ class Rows:
         ]
         return Work(len(lengths), sum(lengths))
 
-    def vacate(self, sequence: Sequence) -> None:
-        """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""
+    def vacate(self, sequence: Sequence, *, resumes: bool = False) -> None:
+        """Free a sequence's row and blocks, for good or until it resumes. Results of steps in
+        flight for it are discarded."""
         row = sequence.held_row
         # First: it saves blocks of the row, and `groups.release` forgets both.
-        self.store.vacate(sequence)
+        self.store.vacate(sequence, resumes=resumes)
         self.store.sessions.note(sequence)
         for members in self.in_flight:
             if sequence in members:
