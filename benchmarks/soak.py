@@ -139,10 +139,10 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return sum((a - x) * (b - y) for a, b in points) / spread if spread else 0.0
 
 
-def _serve(ref: str) -> tuple[subprocess.Popen[str], str, int]:
+def serve(*arguments: str) -> tuple[subprocess.Popen[str], str, int]:
     """Start the server. Returns it with its URL and its engine's process id."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "inferno", "serve", ref, "--port", "0"],
+        [sys.executable, "-m", "inferno", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
@@ -154,13 +154,17 @@ def _serve(ref: str) -> tuple[subprocess.Popen[str], str, int]:
     else:
         raise SystemExit("the server did not start")
     threading.Thread(target=server.stderr.read, daemon=True).start()  # or a full pipe stops it
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    engines = [
-        int(pid)
-        for pid in children
-        if "inferno.process" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
-    return server, found[1], engines[0]
+    return server, found[1], engines(server.pid)[0]
+
+
+def engines(server: int) -> list[int]:
+    """Return a server's engine processes: none for a moment, after one has ended."""
+    found = []
+    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if "inferno.process" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(int(pid))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -170,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm-up", type=float, help="Minutes; a quarter of the time by default")
     parser.add_argument("--clients", type=int, default=64)
     options = parser.parse_args(arguments)
-    server, url, engine = _serve(options.ref)
+    server, url, engine = serve(options.ref)
     try:
         host, port = url.removeprefix("http://").split(":")
         pids = {"server": server.pid, "engine": engine}

@@ -27,3 +27,13 @@ def test_runs(command: str, figure: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert figure in done.stdout
+
+
+@pytest.mark.slow
+def test_conversations_with_a_store_survive_kills() -> None:
+    command = [sys.executable, str(FOLDER / "soak_stores.py"), "--seconds", "20"]
+    done = subprocess.run(
+        [*command, "--kill-every", "3"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 of them wrong" in done.stdout
