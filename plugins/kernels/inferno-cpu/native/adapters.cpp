@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kGrain = 65536;  // minimum products per thread
 INL int64_t min_tokens(int64_t products) { return (kGrain + products - 1) / products; }
 
+constexpr int64_t kNear = 10 << 10;  // the most bytes of rows that are prefetched as a whole
+
 constexpr int64_t kMost = 128;  // tokens that are grouped at once
 constexpr int kTile = 4;        // tokens that are multiplied at once
 
@@ -59,8 +61,8 @@ INL void prefetch(const A* p) { __builtin_prefetch(p, 0, 2); }
 
 // The products of TOKENS tokens of one slot with ROWS rows. A product is one sum over I in order,
 // whatever the tile: a token's result does not depend on its neighbours. `ahead`: ROWS rows that
-// are read next.
-template <int TOKENS, int ROWS, class A>
+// are read next, which are prefetched if AHEAD.
+template <int TOKENS, int ROWS, bool AHEAD, class A>
 INL void products(const float* const* x, const A* down, const A* ahead, float* const* h, int64_t r,
                   int64_t I) {
   F32 sums[TOKENS][ROWS];
@@ -69,7 +71,7 @@ INL void products(const float* const* x, const A* down, const A* ahead, float* c
   int64_t i = 0;
   for (; i + 16 <= I; i += 16) {
     UNROLL_FOR (int k = 0; k < ROWS; k++) {
-      if (sizeof(A) == 4 || i % 32 == 0) prefetch(ahead + k * I + i);
+      if (AHEAD && (sizeof(A) == 4 || i % 32 == 0)) prefetch(ahead + k * I + i);
       const F32 w = load(down + k * I + i);
       UNROLL_FOR (int t = 0; t < TOKENS; t++) sums[t][k] = fma(w, load(x[t] + i), sums[t][k]);
     }
@@ -84,16 +86,15 @@ INL void products(const float* const* x, const A* down, const A* ahead, float* c
 }
 
 // `next`: the matrix that is read after this one.
-template <int TOKENS, class A>
+template <int TOKENS, int ROWS, bool AHEAD = true, class A>
 void shrink_tile(const float* const* x, const A* down, const A* next, float* const* h, int64_t R,
                  int64_t I) {
-  constexpr int kRows = kTile / TOKENS;
   int64_t r = 0;
-  for (; r + kRows <= R; r += kRows) {
-    const A* ahead = r + 2 * kRows <= R ? down + (r + kRows) * I : next;
-    products<TOKENS, kRows>(x, down + r * I, ahead, h, r, I);
+  for (; r + ROWS <= R; r += ROWS) {
+    const A* ahead = r + 2 * ROWS <= R ? down + (r + ROWS) * I : next;
+    products<TOKENS, ROWS, AHEAD>(x, down + r * I, ahead, h, r, I);
   }
-  for (; r < R; r++) products<TOKENS, 1>(x, down + r * I, next, h, r, I);
+  for (; r < R; r++) products<TOKENS, 1, AHEAD>(x, down + r * I, next, h, r, I);
 }
 
 INL const float* in_float(const float* x, float*, int64_t) { return x; }
@@ -126,11 +127,13 @@ void shrink_range(const Grouped& tokens, int64_t begin, int64_t end, const A* x,
     const A* own = down + slot * R * I;
     const A* next = at < end ? down + tokens.slot[at] * R * I : own;
     if (count == 4)
-      shrink_tile<4>(in, own, next, out, R, I);
+      shrink_tile<4, 1>(in, own, next, out, R, I);
     else if (count == 2)
-      shrink_tile<2>(in, own, next, out, R, I);
-    else
-      shrink_tile<1>(in, own, next, out, R, I);
+      shrink_tile<2, 2>(in, own, next, out, R, I);
+    else if (kTile * I * int64_t(sizeof(A)) <= kNear)
+      shrink_tile<1, 4>(in, own, next, out, R, I);
+    else  // by the processor's own prefetches, of more rows at once
+      shrink_tile<1, 8, false>(in, own, next, out, R, I);
   }
 }
 
