@@ -1,8 +1,7 @@
-"""With native kernels on a CPU, tokens and their log-probabilities are the same bits, whatever else
-is in the batch, however a prompt is cut, whatever was cached, and with any number of threads.
+"""With `batch_invariant`, tokens and their log-probabilities are the same bits, whatever else is in
+the batch, however a prompt is cut, whatever was cached, and with any number of threads.
 
-Not where torch computes attention (latent, with sinks) or states: its sums depend on a step's
-shape.
+The kit tests it of every architecture (`testing/batch_invariance.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[Any]]:
 def test_a_request_gets_the_same_bits_in_any_company(name: str, tmp_path: Path) -> None:
     model, options = CASES[name]
     ref = toy_of(model, tmp_path / "toy")
-    options = {**options, "max_num_seqs": 7, "packed_cache": "none"}
+    options = {**options, "max_num_seqs": 7, "packed_cache": "none", "batch_invariant": True}
     engine = load(ref, **options)
     alone = [answers(engine, [prompt])[0] for prompt in PROMPTS]
     for size in (2, 7):
@@ -57,6 +56,7 @@ def test_a_request_gets_the_same_bits_in_any_company(name: str, tmp_path: Path) 
     for changes in (
         {"threads": 2, "max_num_batched_tokens": 600},
         {"max_num_batched_tokens": 9, "block_size": 32},
+        {"speculative": "ngram"},
     ):
         engine = load(ref, **{**options, **changes})
         assert answers(engine, PROMPTS) == alone, changes

@@ -68,7 +68,8 @@ class GatheredAttend:
             stored.store(cache["v"], v_TKC)
         key = (GatheredAttend, self.need)
         if key not in batch.scratch:  # shared by all layers with this need
-            batch.scratch[key] = list(parts(self.need, batch, q_THC.device))
+            split = single_tokens if self.need.batch_invariant else parts
+            batch.scratch[key] = list(split(self.need, batch, q_THC.device))
         out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
         for part in batch.scratch[key]:
             k_SKLC = part.gather(cache["k"])
@@ -107,6 +108,16 @@ def parts(need: AttentionSpec, batch: Batch, device: torch.device) -> Iterator[P
             group = members[begin : begin + size]
             tokens = _index([batch.query_starts[i] for i in group], device)
             yield _part(need, batch, _index(group, device), tokens, 0, length)
+
+
+def single_tokens(need: AttentionSpec, batch: Batch, device: torch.device) -> Iterator[Part]:
+    """Split the step into its tokens: the shapes of each follow from its position alone."""
+    for i, context in enumerate(batch.context_lens):
+        first, stop = batch.query_starts[i], batch.query_starts[i + 1]
+        for token in range(first, stop):
+            later = stop - token - 1
+            length = _padded(_span(need, context - later, 1))
+            yield _part(need, batch, slice(i, i + 1), slice(token, token + 1), later, length)
 
 
 def _index(numbers: list[int], device: torch.device) -> Index:

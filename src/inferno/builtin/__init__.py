@@ -71,7 +71,16 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses="inferno.builtin.torch_cache:refuses",
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
-            features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
+            features=frozenset(
+                {
+                    "sliding_window",
+                    "soft_cap",
+                    "value_dim",
+                    "latent_dim",
+                    "sinks",
+                    "batch_invariant",
+                }
+            ),
             layout="token-major",
             priority=-10,  # the reference: works everywhere, chosen if all faster ones refuse
         )

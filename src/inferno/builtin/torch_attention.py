@@ -2,7 +2,9 @@
 
 It is computed in float32, and rounded once, to the compute type. torch's products sum in an order
 that depends on their shape: beside other neighbours or in other chunks, a token's result differs by
-float32's rounding, which is what this backend promises. A native one promises the bits.
+float32's rounding, which is what this backend promises. A native one promises the bits. If a need
+asks for them, each token is computed alone, and sums are torch's sums of rows, whose order depends
+on the row's length only: slower by far.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C
 head dim, V value dim, S sequences, L keys (padded context), Q queries of a sequence, X of all
@@ -16,6 +18,9 @@ from attrs import frozen
 from torch import Tensor
 
 from inferno.attention.gathered import GatheredAttend, Part
+
+_MAX_PRODUCTS = 1 << 24
+"""Most products in memory at once."""
 
 
 @frozen
@@ -32,7 +37,8 @@ class TorchAttend(GatheredAttend):
         G = q_THC.shape[1] // K
         q_XYC = q_THC.view(S, Q, K, G, C).permute(0, 2, 1, 3, 4).reshape(S * K, Q * G, C)
         q_XYC, k_XLC = q_XYC.float() * self.need.scale, k_SKLC.flatten(0, 1)
-        scores = torch.bmm(q_XYC, k_XLC.float().transpose(1, 2)).view(S, K, Q, G, L)
+        product = row_products if self.need.batch_invariant else _products
+        scores = product(q_XYC, k_XLC.float()).view(S, K, Q, G, L)
         if (cap := self.need.soft_cap) is not None:
             scores = cap * torch.tanh(scores / cap)
         scores.masked_fill_(part.hidden_SQL[:, None, :, None], float("-inf"))
@@ -40,7 +46,21 @@ class TorchAttend(GatheredAttend):
             sinks = sinks_H.float().view(1, K, 1, G, 1).expand(S, K, Q, G, 1)
             scores = torch.cat([scores, sinks], -1)
         weights_XYL = torch.softmax(scores, -1)[..., :L].reshape(S * K, Q * G, L)
-        out = torch.bmm(weights_XYL, v_SKLV.flatten(0, 1).float()).view(S, K, Q, G, -1)
+        v_XVL = v_SKLV.flatten(0, 1).float().transpose(1, 2)
+        out = product(weights_XYL, v_XVL).view(S, K, Q, G, -1)
         if part.padding_S is not None:
             out.masked_fill_(part.padding_S[:, None, None, None, None], 0.0)
         return out.to(q_THC.dtype).permute(0, 2, 1, 3, 4).reshape(S * Q, K * G, -1)
+
+
+def _products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
+    """Return a · b.T, (X, Y, L)."""
+    return torch.bmm(a_XYC, b_XLC.transpose(1, 2))
+
+
+def row_products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
+    """Return a · b.T, (X, Y, L), each element as the sum of one contiguous row, whatever the others
+    and with any number of threads: a matrix library promises neither."""
+    b_X1LC = b_XLC[:, None].contiguous()
+    rows = max(1, _MAX_PRODUCTS // b_X1LC.numel())
+    return torch.cat([(a[:, :, None] * b_X1LC).sum(-1) for a in a_XYC.split(rows, dim=1)], dim=1)

@@ -199,14 +199,19 @@ class Catalog:
             " ".join(said) or "Install a plugin that reads this layout.",
         )
 
-    def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
-        """Choose the provider of an op. None: torch computes it."""
+    def kernel(
+        self, need: KernelNeed, *, batch_invariant: bool = False
+    ) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
+        """Choose the provider of an op: if asked for, only one that is batch-invariant. None: torch
+        computes it."""
         offers = self.of("inferno_kernels")
 
         def refuses(offer: Offer[KernelProvider]) -> str | None:
             reason = offer.item.refuses(need)  # of the device first: it is one line for all ops
             if reason is None and need.op not in offer.item.ops:
                 return f"it does not provide {need.op}"
+            if reason is None and batch_invariant and not _promises(offer.item, need):
+                return "it does not promise the same bits in every batch"
             return reason
 
         return weigh(offers, f"the op {need.op}", refuses)
@@ -243,6 +248,7 @@ class Catalog:
             return offer.item.refuses(need)
 
         what = f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}"
+        what += ", batch-invariant" if need.batch_invariant else ""
         offer, refusals = weigh(offers, what, refuses)
         if offer is None:
             raise none_serves(what, [r for r in refusals if name in ("auto", r.name)])
@@ -321,6 +327,10 @@ class Catalog:
         return UnsupportedError(
             f"{cause}; and these plugins did not load: {names}", remedy, detail=aside[0].detail
         )
+
+
+def _promises(provider: KernelProvider, need: KernelNeed) -> bool:
+    return provider.batch_invariant is not None and provider.batch_invariant(need)
 
 
 def _share(one: AttentionBackend, other: AttentionBackend) -> bool:

@@ -217,6 +217,13 @@ engine_options = together(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
         _engine(
+            "--batch-invariant",
+            is_flag=True,
+            default=None,
+            help="Compute the same bits whatever else is in the batch, however prompts are cut "
+            "into steps, whatever was cached, with any number of threads; refuse what cannot.",
+        ),
+        _engine(
             "--speculative",
             metavar="NAME|REF",
             help="Speculative decoding with drafts from ngram, mtp or a draft model: same output, "

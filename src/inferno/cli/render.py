@@ -238,6 +238,8 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
     for (name, level), each in ops.items():
         text = f"{name}{f' ({level})' if level else ''}: {', '.join(each)}"
         yield "kernels", text, _origin(plan, "kernels", name)
+    if plan.batch_invariant:
+        yield "batch-invariant", "the same bits in any batch, chunks, prefix hits, threads", ""
     if plan.onednn:
         yield "kernels", "torch (oneDNN): linear bfloat16", ""
 
@@ -268,7 +270,8 @@ def _backends(use: AttentionUse) -> str:
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     need = use.need
     features = "".join(
-        f", {name} {getattr(need, name)}" for name in sorted(need.features - {"scale"})
+        f", {name} {getattr(need, name)}"
+        for name in sorted(need.features - {"scale", "batch_invariant"})
     )
     heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
     yield (

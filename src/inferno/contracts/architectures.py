@@ -142,6 +142,10 @@ class Architecture:
     """How its rerankers judge."""
     checkpoints: tuple[str, ...] = field(default=(), converter=_texts)
     """Published models of this architecture, for listings: "Qwen/Qwen3-0.6B"."""
+    varies: Callable[[Any], str | None] | None = field(default=None, converter=lazy.optional)
+    """Of a model that multiplies in torch itself, outside of the layers of `inferno.nn`: returns
+    what depends on the shape of a step with that config, as a sentence with which
+    `--batch-invariant` is refused, or None. Imports no torch. None: nothing does."""
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1

@@ -93,15 +93,31 @@ class AttentionNeed(AttentionSpec):
     waves: bool = False
     """Whether `Attend` may be given `Waves`: where keys are rounded by their largest element, what
     is constant in them is better left out."""
+    batch_invariant: bool = False
+    """Whether a token's output must be the same bits whatever else is in the step, however its
+    sequence was cut into steps, and with any number of threads."""
 
     @classmethod
     def of(
-        cls, spec: AttentionSpec, *, dtype: DType, device: Device, cache_dtype: CacheDType
+        cls,
+        spec: AttentionSpec,
+        *,
+        dtype: DType,
+        device: Device,
+        cache_dtype: CacheDType,
+        batch_invariant: bool = False,
     ) -> Self:
         """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
         waves = cache_dtype != "auto" and spec.latent_dim is None
-        return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype, waves=waves)
+        return cls(
+            **fields,
+            dtype=dtype,
+            device=device,
+            cache_dtype=cache_dtype,
+            waves=waves,
+            batch_invariant=batch_invariant,
+        )
 
 
 @frozen

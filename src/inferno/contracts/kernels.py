@@ -124,5 +124,11 @@ class KernelProvider:
     """Whether its products round activations to fewer bits than the need's dtype has, although the
     layout does not say so. The plan names the matrices where that is unexpected: in float32. Must
     not import torch."""
+    batch_invariant: Callable[[KernelNeed], bool] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """Whether a row's result is the same bits whatever other rows it is computed with, and with any
+    number of threads. None: it promises that of no op. With `--batch-invariant` no other provider
+    is chosen. Must not import torch."""
     priority: int = 0
     api_version: int = 1

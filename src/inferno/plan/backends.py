@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import cache
 
 from attrs import evolve
@@ -45,6 +45,9 @@ MAX_CAPTURED = 64
 MAX_CAPTURED_ON_DEVICE = 512
 """With more sequences, a device computes for longer than the host launches."""
 
+ONEDNN_X86, ONEDNN_ARM = {"avx512bw", "avx512vl", "avx512dq"}, {"bf16"}
+"""Features of processors for which torch's oneDNN packs bfloat16 matrices."""
+
 MIN_BLOCKS = 8
 """Of a captured table on a CPU: few shapes for short contexts."""
 
@@ -57,6 +60,8 @@ WHOLE_CONTEXTS = (
     "--attention-backend"
 )
 
+PADDED = "torch's attention is batch-invariant over a sequence's own length, not a padded one"
+
 _EXPERT = re.compile(r"(?:^|\.)experts\.")
 """In the path of a matrix that is multiplied grouped, with those of the other experts."""
 
@@ -68,6 +73,8 @@ def choose_kernels(
     dtype: DType,
     device: Device,
     more: Sequence[str] = (),
+    *,
+    batch_invariant: bool = False,
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops, `more`
     among them. Torch
@@ -87,7 +94,7 @@ def choose_kernels(
         KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)
         for layout in sorted(quantized)
     ]
-    choices = [(need, *catalog.kernel(need)) for need in needs]
+    choices = [(need, *catalog.kernel(need, batch_invariant=batch_invariant)) for need in needs]
     providers = {offer.item.name: offer.item for _, offer, _ in choices if offer is not None}
     levels = {name: item.level() for name, item in providers.items() if item.level is not None}
     uses = tuple(
@@ -139,6 +146,21 @@ def products_of(
             for path, matrix in matrices.held.items()
         }
     )
+
+
+def choose_onednn(
+    kernels: Decided[tuple[KernelUse, ...]],
+    matrices: Matrices,
+    device: Device,
+    flags: Set[str],
+) -> bool:
+    """Whether dense bfloat16 matrices are left to torch, on a CPU for which its oneDNN packs
+    them. `flags` are the processor's features."""
+    layout = "bfloat16"
+    taken = any(use.op == LINEAR and use.layout == layout for use in kernels.value)
+    dense = any(use.layout == layout for use in matrices.uses)
+    able = ONEDNN_X86 <= flags or ONEDNN_ARM <= flags
+    return dense and not taken and device.kind == "cpu" and able
 
 
 def _rounded_inputs(
@@ -211,6 +233,10 @@ def choose_capture(
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
     tokens = [use.tokens or BackendUse(use.name, use.distribution) for use in attention]
+    if any(use.need.batch_invariant for use in attention) and any(
+        use.distribution == BUILTIN for use in tokens
+    ):
+        return Decided(None, notes=(f"{NOT_CAPTURED}: {PADDED}",))
     if not able:
         if any(use.distribution == BUILTIN for use in tokens):
             return Decided(None, notes=(f"{NOT_CAPTURED}: {WHOLE_CONTEXTS}",))

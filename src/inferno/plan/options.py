@@ -113,6 +113,10 @@ class Options:
     `inferno/packed` in the user's cache folder; none: nothing is kept."""
     packed_cache_size: str = "32GiB"
     """Limit of that folder: the files used longest ago make room."""
+    batch_invariant: bool = False
+    """Compute the same bits, tokens and log-probabilities, whatever else is in the batch, however
+    prompts are cut into steps, whatever was cached, and with any number of threads. What cannot is
+    refused."""
     seed: int | None = None
     """Makes requests without a seed reproducible from run to run."""
     revision: str | None = None

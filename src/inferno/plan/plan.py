@@ -252,6 +252,8 @@ class Plan:
     `modules`."""
     capture: CaptureUse | None = None
     """None: Python calls every operator of every step."""
+    batch_invariant: bool = False
+    """Whether results are the same bits in every batch."""
     onednn: bool = False
     """Whether torch multiplies dense bfloat16 matrices in oneDNN's layout."""
     overlap: bool = False

@@ -14,6 +14,7 @@ from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
 from inferno.plan.event_sinks import choose_sink
+from inferno.plan.invariance import check_asked, choose_invariance
 from inferno.plan.names import model_name
 from inferno.plan.notes import notes_of_model, notes_of_positions
 from inferno.plan.opened import Opened, Parts
@@ -78,9 +79,13 @@ def _decide(given: stages.Given) -> Opened:
     """Run the stages in order, each from the values of those before it."""
     model = stages.read_model(given)
     compute = stages.choose_compute(given, model)
+    check_asked(given.options, compute.device, model)
     proposal = stages.choose_proposal(given, model)
     weights = stages.choose_weights(given, model, compute, proposal)
     attention = stages.choose_layers(given, model, compute, proposal)
+    invariance = choose_invariance(
+        given.options, model.config, weights, attention, given.catalog.hint("kernels", "cpu")
+    )
     serving = stages.choose_serving(given, model)
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
@@ -95,7 +100,7 @@ def _decide(given: stages.Given) -> Opened:
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
         *(each for each in (weights.isq, drafts, store, events, sessions) if each is not None),
-        *(weights.adapters, weights.kernels, steps.capture, serving.chat_format),
+        *(weights.adapters, weights.kernels, invariance, steps.capture, serving.chat_format),
         *(cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
@@ -162,6 +167,7 @@ def _computed(
         "packed_cache_limit": host.parse_size(options.packed_cache_size, "--packed-cache-size"),
         "kernels": weights.kernels.value,
         "products": weights.products,
+        "batch_invariant": options.batch_invariant,
         "onednn": weights.onednn,
         "capture": steps.capture.value,
         "overlap": steps.overlap,

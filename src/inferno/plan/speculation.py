@@ -141,6 +141,7 @@ def choose_drafting(
         block_size=block_size,
         served_model_name=None,
         chat_format="none",
+        batch_invariant=False,  # a draft decides how many tokens a step has, and none of them
     )
     opened = open_draft(wanted, draft_options)
     try:

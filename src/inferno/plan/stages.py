@@ -38,6 +38,7 @@ from inferno.plan.backends import (
     choose_capture,
     choose_grammars,
     choose_kernels,
+    choose_onednn,
     products_of,
 )
 from inferno.plan.cache_groups import StateUse, state_uses
@@ -67,8 +68,6 @@ from inferno.plan.stored import adapted, architecture_name, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
-ONEDNN_X86, ONEDNN_ARM = {"avx512bw", "avx512vl", "avx512dq"}, {"bf16"}
-"""Features of processors for which torch's oneDNN packs bfloat16 matrices."""
 KEPT_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which packed weights are kept on disk: repacking fewer takes no time."""
 
@@ -189,7 +188,15 @@ def choose_weights(
         catalog, options, given.fetch, base, model.config.vocab_size, mtp=mtp
     )
     more = ADAPTER_OPS if adapters.value is not None else ()
-    kernels = choose_kernels(catalog, matrices, model.config, dtype, compute.device, more)
+    kernels = choose_kernels(
+        catalog,
+        matrices,
+        model.config,
+        dtype,
+        compute.device,
+        more,
+        batch_invariant=options.batch_invariant,
+    )
     return Weights(
         schemes=schemes,
         isq=isq,
@@ -197,26 +204,12 @@ def choose_weights(
         adapters=adapters,
         kernels=kernels,
         products=products_of(kernels, matrices, dtype, compute.device),
-        onednn=_onednn(given, compute, matrices, kernels),
+        onednn=choose_onednn(
+            kernels, matrices, compute.device, (given.machine or Machine()).cpu_flags()
+        ),
         packed_cache=_packed_cache(given, model, compute, matrices, kernels),
         threads=options.threads or _threads(matrices.nbytes),
     )
-
-
-def _onednn(
-    given: Given,
-    compute: Compute,
-    matrices: Matrices,
-    kernels: Decided[tuple[KernelUse, ...]],
-) -> bool:
-    """Whether dense bfloat16 matrices are left to torch, on a CPU for which its oneDNN packs
-    them."""
-    layout = "bfloat16"
-    taken = any(use.op == LINEAR and use.layout == layout for use in kernels.value)
-    dense = any(use.layout == layout for use in matrices.uses)
-    flags = (given.machine or Machine()).cpu_flags()
-    able = ONEDNN_X86 <= flags or ONEDNN_ARM <= flags
-    return dense and not taken and compute.device.kind == "cpu" and able
 
 
 def _packed_cache(
@@ -266,7 +259,13 @@ def choose_layers(
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
     specs = dict(enumerate([*model.config.cache_specs(), *proposal.mtp.specs]))
     needs = {
-        layer: AttentionNeed.of(spec, dtype=dtype, device=compute.device, cache_dtype=cache_dtype)
+        layer: AttentionNeed.of(
+            spec,
+            dtype=dtype,
+            device=compute.device,
+            cache_dtype=cache_dtype,
+            batch_invariant=options.batch_invariant,
+        )
         for layer, spec in specs.items()
         if isinstance(spec, AttentionSpec)
     }

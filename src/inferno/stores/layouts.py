@@ -173,6 +173,8 @@ def _fields(opened: Opened, plan: Plan) -> dict[str, Any]:
         "overrides": [[use.pattern, use.ref] for use in plan.overrides],
         "device": plan.device.kind,
     }
+    if plan.batch_invariant:
+        layout["batch_invariant"] = True
     if opened.updated:
         layout["updated"] = opened.updated
     return layout

@@ -19,6 +19,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
+from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.block_store import StoreTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
@@ -78,6 +79,7 @@ __all__ = [
     "TOY_SIZES",
     "ArchitectureTests",
     "AttentionBackendTests",
+    "BatchInvariantTests",
     "CachePolicyTests",
     "Catalog",
     "ChatFormatTests",

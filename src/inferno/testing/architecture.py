@@ -27,6 +27,7 @@ from inferno.nn.weight import OneDNN, onednn_packs_bfloat16
 from inferno.plan import TORCH, CaptureUse, device_sizes, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.adapters import AdapterTests
+from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
@@ -45,7 +46,7 @@ from inferno.weights.loading import build, fill
 NUM_GREEDY = 64
 
 
-class ArchitectureTests(AdapterTests, GgufTwins, TrainedTests):
+class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTests):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
     tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
     reference is transformers' model of that config with random weights; if transformers has none,

@@ -197,9 +197,10 @@ class AttentionBackendTests(Installed):
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:
         """Alone and whole, in chunks, as after a cached prefix, token by token and in a batch: for
-        what is not refused, where `same_bits` says so."""
-        if not self.same_bits:
-            pytest.skip("same_bits is not set")
+        what is not refused, where `same_bits` says so, or for needs that are `batch_invariant`."""
+        promised = "batch_invariant" in item.features
+        if not (self.same_bits or promised):
+            pytest.skip("it does not promise them")
         n = LONGEST if self.sparse else 700  # tokens of the sequence that is compared
         every = list(self.grid())
         first, *_, latent = needs = list(dict.fromkeys([every[0], *every[-len(SPECIAL) :]]))
@@ -208,6 +209,8 @@ class AttentionBackendTests(Installed):
         if not self.sparse:
             needs += [attrs.evolve(first, dtype=each) for each in self.dtypes[1:]]  # type: ignore[arg-type]
         for need in needs:
+            if promised:
+                need = attrs.evolve(need, batch_invariant=True)
             if self._refusal(catalog, need) is not None:
                 continue
             results = {}

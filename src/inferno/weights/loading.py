@@ -40,6 +40,7 @@ from inferno.nn import (
 )
 from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
+from inferno.nn.in_vectors import always_in_vectors
 from inferno.nn.layer import torch_stack
 from inferno.nn.weight import Later, loaded
 from inferno.ops.reference import Ops
@@ -82,6 +83,10 @@ def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None =
             max_model_len=opened.plan.max_model_len,
         ),
     )
+    if opened.plan.batch_invariant:
+        for name in ("forward", "logits"):
+            if (compute := getattr(module, name, None)) is not None:
+                setattr(module, name, always_in_vectors(compute))
     return module.eval().requires_grad_(False)
 
 

@@ -42,6 +42,11 @@ def rounds(need: KernelNeed) -> bool:
     return packed and not need.layout.startswith("w8a8")
 
 
+def batch_invariant(need: KernelNeed) -> bool:
+    """Of every op: work is divided among threads by rows and columns, and sums have one order."""
+    return True
+
+
 def refuses_attention(need: AttentionNeed) -> str | None:
     if need.device.kind == "cpu" and find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
@@ -80,6 +85,7 @@ def inferno_kernels() -> list[KernelProvider]:
             ),
             level="inferno_cpu.level:level",
             rounds=rounds,
+            batch_invariant=batch_invariant,
             priority=10,
         )
     ]
@@ -93,7 +99,9 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses=refuses_attention,
             build="inferno_cpu.attend:build",
             cache=attention.cache,
-            features=frozenset({"sliding_window", "soft_cap", "cache_dtype", "waves"}),
+            features=frozenset(
+                {"sliding_window", "soft_cap", "cache_dtype", "waves", "batch_invariant"}
+            ),
             block_multiple=attention.BLOCK_MULTIPLE,
             priority=10,
         )

@@ -12,6 +12,13 @@ _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
 
 
+def _varies(config: object) -> str:
+    return (
+        "latent attention multiplies by its absorbed matrices in torch, whose sums depend on the "
+        "shape of a step"
+    )
+
+
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
@@ -21,6 +28,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_deepseek.model:DeepseekV2ForCausalLM",
             dialects={"gguf": DEEPSEEK},
             stop_tokens=_STOP,
+            varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V2",
                 "deepseek-ai/DeepSeek-V2-Chat",
@@ -39,6 +47,7 @@ def inferno_architectures() -> list[Architecture]:
             # One name for both: V2's dialect reads them, and the scoring tells V2 from V3.
             dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
             stop_tokens=_STOP,
+            varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V3",
                 "deepseek-ai/DeepSeek-V3-0324",

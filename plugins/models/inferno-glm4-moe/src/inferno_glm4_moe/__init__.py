@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_glm4_moe.config:Glm4MoeConfig.from_json",
             build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
             mtp="inferno_glm4_moe.model:mtp_layers",
+            varies="inferno_glm4_moe.config:varies",
             dialects={"gguf": GLM4_MOE},
             stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
             checkpoints=("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"),

@@ -7,6 +7,10 @@ from inferno import hookimpl
 from inferno.contracts import Architecture
 
 
+def _varies(config: object) -> str:
+    return "transformers' own module multiplies in torch, whose sums depend on the shape of a step"
+
+
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
@@ -15,6 +19,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_transformers.config:HostedConfig.from_json",
             build="inferno_transformers.model:HostedForCausalLM",
             adapt="inferno_transformers.adapt:adapt",
+            varies=_varies,
             note="no installed plugin has this architecture: transformers' own module "
             "computes it, slower than a native one",
         )
