@@ -25,7 +25,8 @@ def current(item: Any) -> Any:
         item, contracts.QuantScheme
     ):  # stated or not, it is version 1
         return _scheme(item)
-    if isinstance(item, contracts.CachePolicy):
+    # Else the list of commands would import the contract to ask.
+    if type(item).__name__ == "CachePolicy" and isinstance(item, contracts.CachePolicy):
         return _policy(item)
     return item
 
