@@ -169,7 +169,7 @@ def test_each_answer_of_a_random_history_is_that_of_the_request_alone(
 
 
 @pytest.mark.slow
-def test_each_answer_of_a_thousand_histories_is_that_of_the_request_alone(
+def test_each_answer_of_hundreds_of_histories_is_that_of_the_request_alone(
     toy: Toy, alone: dict[tuple[int, str], list[int]]
 ) -> None:
-    assert run(toy, alone, 1000) > 50
+    assert run(toy, alone, 250) > 20
