@@ -231,15 +231,16 @@ prompts = [[i, *prompt] for i in range(4)]
 ask = lambda: [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 expected = ask()
 weights, cached = llm._engine.plan.memory[0].nbytes, 1800 * llm._engine.plan.kv_bytes_per_token
-found, same = [], []
+found, same, kept = [], [], []
 for level in (1, 2):
     before = resident()
     llm.sleep(level)
     found.append(before - resident())
+    kept.append(llm._engine._home.resident.loaded is not None)
     llm.wake_up()
     same.append(ask() == expected)
     found.append(resident() - before)
-print(json.dumps([weights, cached, *found, *same]))
+print(json.dumps([weights, cached, *found, *same, *kept]))
 """
 
 
@@ -250,7 +251,7 @@ def test_sleep_gives_the_memory_back(tmp_path: Path) -> None:
     done = run_python(CODE, str(tmp_path))
     weights, cached, first, more, second, again, *same = json.loads(done.stdout.splitlines()[-1])
     assert weights > 80e6 and cached > 10e6
-    assert 0.8 * cached < first < 0.8 * weights, "level 1 keeps the weights on a CPU"
+    assert first > 0.8 * cached
     assert second > 0.8 * (weights + cached), done.stderr
     assert more < 0.2 * weights and again < 0.2 * weights, "it grows from sleep to sleep"
-    assert same == [True, True]
+    assert same == [True, True, True, False], "level 1 keeps the weights on a CPU"
