@@ -220,7 +220,7 @@ def left(folder: Path) -> list[str]:
     layout = (layouts[0] / "layout.json").read_text()
     parts = tuple(group["bytes"] for group in json.loads(layout)["groups"])
     files = sizes(folder)
-    found = [f"{path} is no whole file" for path in files if path.suffix == ".draft"]
+    found = [f"{path} is incomplete" for path in files if path.suffix == ".draft"]
     opened = Folder.open(folder, layout, parts, LIMIT)
     try:
         bad = [

@@ -4,8 +4,8 @@ tokens per second of many clients whose prompts come all the time.
     python benchmarks/step_time.py [REF] [--max-step-time 0 0.2] [--streams 8] [--prompt 4096]
         [--clients 16 64] [--rounds 3] [--threads 2]
 
-The limits take turns on one loaded engine, in this process: 0 is no limit. On a machine that others
-use too, the processor's seconds, divided by the threads, say more than the clock's; both are
+The limits take turns on one loaded engine, in this process: 0 is no limit. On a machine with other
+load, the processor's seconds, divided by the threads, say more than the clock's; both are
 printed, and the engine learns the former. A gap is the time between two tokens of a stream. Prompts
 are random tokens, so that none is found in the cache, and every client sends its next one when its
 answer is complete.
