@@ -231,6 +231,15 @@ class StoreTests(Installed):
         assert KEYS[-1] in kept and len(kept) < len(KEYS)
         filled.mover.close()
 
+    def test_files_keep_to_their_limit_at_the_end(self, item: BlockStore, tmp_path: Path) -> None:
+        if not self.keeps_files:
+            pytest.skip("it keeps no files")
+        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=160)))
+        for i, key in enumerate(KEYS):
+            filled.save(key, i, i)
+        filled.mover.close()  # while files are written, and their sizes were not taken
+        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 160
+
     def test_another_layouts_blocks_are_not_seen(self, item: BlockStore, tmp_path: Path) -> None:
         if not self.keeps_files:
             pytest.skip("it keeps no files")

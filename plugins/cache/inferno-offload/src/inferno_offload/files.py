@@ -126,8 +126,13 @@ class Files:
             self._reports.clear()
             return reports
 
+    def finish(self) -> None:
+        """Wait for what is being written; what is still to be read is not."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.submit(lambda: None).result()
+
     def close(self) -> None:
-        """Finish what is being written."""
+        """Write and remove what was asked for, and end."""
         self._readers.shutdown(cancel_futures=True)
         self._writer.shutdown()
         os.close(self.descriptor)

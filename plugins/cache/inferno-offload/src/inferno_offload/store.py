@@ -191,6 +191,8 @@ class Store:
 
     def close(self) -> None:
         if self.files is not None:
+            self.files.finish()
+            self.poll()  # files that nobody has counted yet may be more than there is room for
             self.files.close()
             self.files = None
 
