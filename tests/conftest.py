@@ -35,7 +35,9 @@ def pytest_report_header() -> list[str]:
     return [f"not collected: tests/{name} {why}" for name, why in _NOT_IMPORTED.items()]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the cases are chosen by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    _mark_grids(items)
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
@@ -43,6 +45,17 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         for prefix, why in _SKIPPED.items():
             if name.startswith(prefix):
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _mark_grids(items: Sequence[pytest.Item]) -> None:
+    """Mark what `inferno.testing.grid` leaves out of `make test`: all cases of a file but one."""
+    seen = set[tuple[Path, str]]()
+    for item in items:
+        if isinstance(item, pytest.Function) and getattr(item.function, "grid", False):
+            case = item.path, item.function.__name__
+            if case in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(case)
 
 
 def pytest_collection_finish() -> None:

@@ -29,6 +29,7 @@ from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.adapters import AdapterTests
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.gguf_twins import GgufTwins
+from inferno.testing.grid import grid
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     Recorder,
@@ -204,6 +205,7 @@ class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTes
             assert hit.token_ids == cold.token_ids
             assert_close(hit.logits_NV, cold.logits_NV)
 
+    @grid
     def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
         groups = with_num_blocks(toy.plan.groups, needed + 1)
@@ -212,6 +214,7 @@ class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTes
         assert squeezed[0].stats.preemptions > 0
         assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
 
+    @grid
     def test_captured_decode_steps_change_nothing(
         self, toy: Toy, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
@@ -224,6 +227,7 @@ class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTes
         assert capture is not None
         self._compare_captured(toy, capture(), prompts)
 
+    @grid
     def test_a_decode_step_exchanges_no_values_with_python(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:

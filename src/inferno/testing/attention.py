@@ -145,6 +145,7 @@ class AttentionBackendTests(Installed):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs()
                     assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
 
+    @grid
     def test_inputs_of_a_trained_model_are_as_exact(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:
@@ -193,6 +194,7 @@ class AttentionBackendTests(Installed):
         ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
+    @grid
     def test_a_rows_bits_follow_from_positions(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:

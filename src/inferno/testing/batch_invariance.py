@@ -13,6 +13,7 @@ import torch
 from inferno.catalog import Catalog
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
+from inferno.testing.grid import grid
 from inferno.testing.tiny import Outcome, Toy, generate, load_toy, plan_of, ragged_prompts
 
 TOKENS = 6
@@ -22,6 +23,7 @@ class BatchInvariantTests:
     """Part of `ArchitectureTests`. A plan that refuses it names what is
     not the same in every batch; any other keeps what it promises."""
 
+    @grid
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_batch_invariant_means_the_same_bits(
         self, dtype: str, checkpoint: Path, catalog: Catalog

@@ -40,6 +40,7 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.testing.converting import convert
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
+from inferno.testing.grid import grid
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_reference import MTPReference, layers
 from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
@@ -72,6 +73,7 @@ class MTPTests(Installed):
         path = tmp_path_factory.mktemp("mtp")
         return write(path, cls.config, reference.tensors(tmp_path_factory.mktemp("reference")))
 
+    @grid
     @pytest.mark.parametrize(
         ("always", "options"),
         [(True, {}), (False, {}), (True, {"num_speculative_tokens": 20})],
@@ -127,6 +129,7 @@ class MTPTests(Installed):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
 
+    @grid
     @pytest.mark.parametrize(
         ("always", "budget", "lag"),
         [(True, 512, 0), (False, 512, 0), (True, 24, 0), (True, 24, 2)],
@@ -154,6 +157,7 @@ class MTPTests(Installed):
             assert_same(run(drafting, [each]), {each.id: expected[each.id]})
         assert drafting.stats().draft_tokens > 0
 
+    @grid
     def test_preempted_requests_get_the_same(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -210,6 +214,7 @@ class MTPTests(Installed):
                     load_drafter(loaded, load_model(loaded), None)
                     assert spy.names == read
 
+    @grid
     def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
