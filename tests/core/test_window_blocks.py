@@ -25,6 +25,7 @@ from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import generate, randomize
 from inferno.testing.fake_runner import continuation
+from inferno.testing.grid import grid
 from inferno.testing.tiny import Outcome, Toy
 from inferno.weights.loading import load_model
 
@@ -319,6 +320,7 @@ def test_with_room_prefixes_are_found_as_without_windows(
         assert ours[0].num_cached == theirs[0].num_cached
 
 
+@grid
 def test_preemption_for_want_of_window_blocks_changes_nothing(
     toy: Toy, whole: Toy, prompts: list[list[int]]
 ) -> None:

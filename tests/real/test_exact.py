@@ -11,6 +11,7 @@ from float32 import Reference
 from tests.real.conftest import OPTIONS
 
 from inferno import LLM
+from inferno.testing.grid import grid
 
 EXACT, ROUNDED = 1.005, 1.01
 SLOW = pytest.mark.slow
@@ -26,6 +27,7 @@ def test_the_stored_reference_is_what_the_file_gives(
         np.testing.assert_allclose(now, expected.logprobs[number][:199], atol=2e-3)
 
 
+@grid
 @pytest.mark.parametrize(
     "options, length, most",
     [

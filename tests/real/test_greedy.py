@@ -49,6 +49,7 @@ def assert_same(ours: list[Outcome], theirs: list[Outcome]) -> None:
     assert not other, "the logits of these prompts differ, by"
 
 
+@pytest.mark.slow
 def test_a_batch_changes_nothing(toy: Toy, prompts: list[list[int]], alone: list[Outcome]) -> None:
     assert_same(generate(toy, prompts, TOKENS), alone)
 

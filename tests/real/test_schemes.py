@@ -13,6 +13,7 @@ from tests.real.conftest import OPTIONS
 
 from inferno import LLM
 from inferno.catalog import load_catalog
+from inferno.testing.grid import grid
 from inferno_convert.convert import convert
 
 MOST = {
@@ -88,6 +89,7 @@ def exact(expected: Expected) -> float:
     return perplexity(expected.logprobs[:1])
 
 
+@grid
 @pytest.mark.parametrize("name", marked(SCHEMES, DAILY))
 def test_quantizing_while_loading_costs_what_the_scheme_does(
     name: str, dense: str, expected: Expected, exact: float
