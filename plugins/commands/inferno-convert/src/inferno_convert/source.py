@@ -32,12 +32,12 @@ from inferno.plan.isq import importance_of
 from inferno.plan.opened import model_config, text_assets
 from inferno.plan.stored import adapted, architecture_name, matrix_of
 from inferno.weights.pairing import join
+from inferno_convert.changes import Change, Merged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inferno.nn import Weight
-    from inferno_convert.merging import Merged
 
 PLAIN = frozenset({*COMPUTE_DTYPES, "float64"})
 """Dtypes of tensors that are read as they are stored."""
@@ -50,28 +50,6 @@ class Quantized:
     stored: StoredMatrix
     scheme: QuantScheme
     shape: tuple[int, int]
-
-
-@frozen(eq=False)
-class Change:
-    """What an adapter makes of a matrix."""
-
-    a_RI: Tensor
-    b_OR: Tensor
-    """With the scale in it."""
-    magnitude_O: Tensor | None = None
-    """The norms of the rows that result (DoRA, arXiv:2402.09353); None: as they are."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.b_OR.shape[0], self.a_RI.shape[1]
-
-    def into(self, weight_OI: Tensor, rows: slice) -> None:
-        """Change these rows of a float32 matrix in place."""
-        weight_OI += self.b_OR[rows] @ self.a_RI
-        if self.magnitude_O is not None:
-            norms_O = weight_OI.norm(dim=1, keepdim=True)
-            weight_OI *= self.magnitude_O[rows, None] / norms_O
 
 
 @define(eq=False)
