@@ -262,6 +262,18 @@ class GrammarError(InfernoError):
         self.path = path
 
 
+class GrammarFailedError(GrammarError):
+    """A grammar that compiles, but cannot be followed to the end of an answer: it exceeds a limit,
+    such as the time for a token. The same request fails again."""
+
+    code = "grammar_failed"
+    headers = MappingProxyType({"x-should-retry": "false"})
+
+    def __init__(self, cause: str, remedy: str = "", *, path: str = "", detail: str = "") -> None:
+        remedy = remedy or "Simplify the grammar, or let its output be shorter."
+        super().__init__(cause, remedy, path=path, detail=detail)
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
@@ -288,6 +300,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         ShuttingDownError,
         AddressError,
         GrammarError,
+        GrammarFailedError,
     )
 }
 """Error classes by name, for errors that cross a process boundary."""

@@ -215,6 +215,7 @@ class Every:
     is_done: bool = False
     error: str = ""
     compiler: Any = None
+    time: Any = None
 
     def ends(self, token_id: int | None) -> bool:
         return False

@@ -147,6 +147,7 @@ class Cycle:
     is_done: bool = False
     error: str = ""
     compiler: Any = None
+    time: Any = None
 
     def allowed(self, offset: int = 0) -> Sequence[int]:
         return self.classes[(self.position + offset) % len(self.classes)]

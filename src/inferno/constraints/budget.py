@@ -18,6 +18,7 @@ from inferno.constraints.constraint import (
     allow_all,
     set_bit,
 )
+from inferno.constraints.grammar_time import GrammarTime
 from inferno.contracts import GrammarCompiler, MaskRequest
 
 
@@ -52,6 +53,10 @@ class BudgetConstraint:
     @property
     def compiler(self) -> GrammarCompiler | None:
         return self.inner.compiler if self.inner is not None else None
+
+    @property
+    def time(self) -> GrammarTime | None:
+        return self.inner.time if self.inner is not None else None
 
     @property
     def is_done(self) -> bool:

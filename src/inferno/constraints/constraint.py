@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from attrs import define, field
 
+from inferno.constraints.grammar_time import GrammarTime, TimedMatcher
 from inferno.contracts import (
     GrammarCompiler,
     MaskRequest,
-    Matcher,
     ReasoningMarkers,
     Vocabulary,
 )
@@ -30,6 +30,11 @@ class Constraint(Protocol):
     @property
     def compiler(self) -> GrammarCompiler | None:
         """Fills the masks that `fill` asks for; None if it asks for none."""
+        ...
+
+    @property
+    def time(self) -> GrammarTime | None:
+        """What its grammar costs; None if it has none."""
         ...
 
     @property
@@ -81,11 +86,15 @@ class Constraint(Protocol):
 class GrammarConstraint:
     """The output matches a grammar from its first token on."""
 
-    matcher: Matcher
+    matcher: TimedMatcher
     compiler: GrammarCompiler
     end: Sequence[int] = ()
     """The model's end tokens."""
     failure: str = ""
+
+    @property
+    def time(self) -> GrammarTime:
+        return self.matcher.time
 
     @property
     def is_done(self) -> bool:
@@ -114,13 +123,13 @@ class GrammarConstraint:
         return self.matcher.forced()
 
     def fill(self, drafts: Sequence[int], mask_NW: Mask) -> MaskRequest | None:
-        return MaskRequest(self.matcher, drafts, 0)
+        return MaskRequest(self.matcher.inner, drafts, 0)
 
     def finish_fill(self, mask_NW: Mask) -> None:
         return None
 
 
-def _follows(matcher: Matcher, token_id: int) -> bool | None:
+def _follows(matcher: TimedMatcher, token_id: int) -> bool | None:
     forced = matcher.forced()
     if forced and forced[0] != token_id:
         return None  # of several ways to write forced text in tokens, a mask may allow one
@@ -136,7 +145,7 @@ class ReasoningConstraint:
     """The output matches a grammar after its reasoning, in which any token but an end token may be
     drawn. Without an opening marker at the beginning of the output there is no reasoning."""
 
-    matcher: Matcher
+    matcher: TimedMatcher
     compiler: GrammarCompiler
     markers: ReasoningMarkers
     marks: ReasoningTokens
@@ -151,6 +160,10 @@ class ReasoningConstraint:
 
     def __attrs_post_init__(self) -> None:
         self._state = "free" if self.markers.is_open else "begin"
+
+    @property
+    def time(self) -> GrammarTime:
+        return self.matcher.time
 
     @property
     def is_done(self) -> bool:
@@ -223,7 +236,7 @@ class ReasoningConstraint:
         if self._state == "begin" and self._opening:
             set_bit(mask_NW[0], self.marks.open[self._opening])
             return None
-        return MaskRequest(self.matcher, drafts, 0)
+        return MaskRequest(self.matcher.inner, drafts, 0)
 
     def finish_fill(self, mask_NW: Mask) -> None:
         if self._state == "begin" and not self._opening and self.marks.open:

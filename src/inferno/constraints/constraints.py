@@ -9,6 +9,7 @@ from typing import Protocol
 from attrs import define, field
 
 from inferno.constraints.constraint import Constraint
+from inferno.constraints.grammar_time import Turns
 from inferno.constraints.masks import MaskJob, asks_first
 from inferno.request.sampling_params import SamplingParams
 
@@ -33,6 +34,7 @@ class Constraints:
     """Whether draws that can (`asks_first`) ask for a token before their masks are computed. Where
     steps are in flight a draw waits for nothing: it asks the mask."""
     held: dict[str, Constraint] = field(factory=dict)
+    _turns: Turns = field(factory=Turns)
     _compiling: dict[str, Future[Constraint | None]] = field(factory=dict)
     _compiler: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "compile"))
     _masker: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "masks"))
@@ -67,6 +69,13 @@ class Constraints:
         """Forget a request."""
         self.held.pop(request_id, None)
         self._compiling.pop(request_id, None)
+
+    def resting(self, now: float, num_requests: int) -> set[str]:
+        """Return the requests that do not take part in the step that is planned at the time `now`,
+        because their grammars are slow. `num_requests`: how many might run in it."""
+        times = [(id, each.time) for id, each in self.held.items()]
+        slow = {id: time for id, time in times if time is not None and time.is_slow}
+        return self._turns.resting(slow, now, alone=len(slow) >= num_requests) if slow else set()
 
     def masks(self, requests: Mapping[int, Asked], *, beside: bool) -> MaskJob:
         """Begin the masks of a step, whose sampling rows belong to these requests. `beside`:

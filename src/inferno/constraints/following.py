@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferno.constraints.constraint import Constraint
+from inferno.errors import GrammarFailedError
 from inferno.request.requests import EngineOutput, FinishReason
 
 
@@ -21,6 +22,8 @@ def follow(
 ) -> list[EngineOutput]:
     """Let the constraints, by request id, accept the outputs. One that is complete ends its
     request, and so does one with an error. The request's later outputs are dropped."""
+    if not held:
+        return [*outputs]
     accepted, ended = list[EngineOutput](), set[str]()
     for output in outputs:
         request_id, constraint = output.request_id, held.get(output.request_id)
@@ -29,7 +32,7 @@ def follow(
         if output.finish is FinishReason.ERROR:
             constraint = None
         if error := _advance(constraint, output) if constraint else "":
-            output = EngineOutput(request_id, None, FinishReason.ERROR, error=error)
+            output = EngineOutput.failed(request_id, GrammarFailedError(error))
         elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
             if constraint.ends(output.token_id):  # with `ignore_eos`, or before `min_tokens`
                 output.finish = FinishReason.STOP

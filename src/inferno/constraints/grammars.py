@@ -18,10 +18,13 @@ from inferno.constraints.constraint import (
     ReasoningConstraint,
     ReasoningTokens,
 )
+from inferno.constraints.first_masks import follow_first
+from inferno.constraints.grammar_time import TimedMatcher
 from inferno.contracts import (
     GrammarCompiler,
     GrammarProvider,
     GrammarSpec,
+    Matcher,
     ReasoningMarkers,
     Vocabulary,
 )
@@ -109,23 +112,32 @@ class Grammars:
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""
         compiler = self._compiler(spec.kind)
+        matcher = TimedMatcher(self._matcher(compiler, spec))
+        if spec.reasoning is None:
+            return GrammarConstraint(matcher, compiler, self._known().end)
+        marks = self._marks_of(spec.reasoning)
+        return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Raise GrammarError if a grammar does not compile, or cannot be followed for a few
+        tokens. Its masks may take long."""
+        compiler = self._compiler(spec.kind)
+        follow_first(compiler, self._matcher(compiler, spec), self._known())
+
+    def prepare(self) -> None:
+        """Build all compilers now."""
+        for kind in self.providers:
+            self._compiler(kind)
+
+    def _matcher(self, compiler: GrammarCompiler, spec: GrammarSpec) -> Matcher:
         try:
-            matcher = compiler.compile(spec)
+            return compiler.compile(spec)
         except GrammarError:
             raise
         except BaseException as error:  # a provider's native code may raise anything
             raise GrammarError(
                 f"the grammar cannot be compiled: {type(error).__name__}: {error}"
             ) from error
-        if spec.reasoning is None:
-            return GrammarConstraint(matcher, compiler, self._known().end)
-        marks = self._marks_of(spec.reasoning)
-        return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
-
-    def prepare(self) -> None:
-        """Build all compilers now."""
-        for kind in self.providers:
-            self._compiler(kind)
 
     def _compiler(self, kind: str) -> GrammarCompiler:
         if (provider := self.providers.get(kind)) is None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
 from inferno.constraints.constraint import Constraint, Mask, has_bit
+from inferno.constraints.grammar_time import SLOW
 from inferno.contracts import GrammarCompiler, MaskRequest
 from inferno.request.sampling_params import SamplingParams
 
@@ -25,6 +27,11 @@ from inferno.request.sampling_params import SamplingParams
 def asks_first(params: SamplingParams) -> bool:
     """Whether a request's draws can ask for single tokens before they need a mask."""
     return params.greedy or params.top_k > 0 or params.top_p < 1 or params.min_p <= 0
+
+
+def is_watched(constraint: Constraint) -> bool:
+    """Whether the masks of a request are computed alone, and without drafts."""
+    return constraint.time is not None and constraint.time.is_watched
 
 
 Drafts = Mapping[int, Sequence[int]]
@@ -96,14 +103,31 @@ class Masks:
                 own[row] = asked._replace(index=first)
             first += count
         for compiler, own in requests.values():
-            try:
-                compiler.fill(list(own.values()), masks_MW)
-            except Exception as error:  # a provider's fault ends its requests, not the engine
-                for row in own:
-                    reason = f"no mask was computed: {type(error).__name__}: {error}"
-                    self.constraints[row].fail(reason)
+            alone = [row for row in own if is_watched(self.constraints[row])]
+            for rows in [[row] for row in alone] + [[row for row in own if row not in alone]]:
+                self._compute(compiler, {row: own[row] for row in rows}, masks_MW)
         for row in missing:
             self.constraints[row].finish_fill(self.known[row])
+
+    def _compute(
+        self, compiler: GrammarCompiler, asked: Mapping[int, MaskRequest], masks_MW: Mask
+    ) -> None:
+        """Let a compiler fill the masks of rows, and count the time that each takes: in a batch,
+        which may be computed in other threads, nobody knows whose masks are slow."""
+        constraints = [self.constraints[row] for row in asked]
+        times = [each.time for each in constraints if each.time is not None]
+        clock = times[0].clock if len(times) == 1 else perf_counter
+        began = clock()
+        try:
+            compiler.fill(list(asked.values()), masks_MW)
+        except Exception as error:  # a provider's fault ends its requests, not the engine
+            for constraint in constraints:
+                constraint.fail(f"no mask was computed: {type(error).__name__}: {error}")
+        seconds = (clock() - began) / max(1, len(times))
+        for time in times:
+            time.is_watched = seconds > SLOW
+            if len(times) == 1:
+                time.add(seconds)
 
 
 NO_MASKS = Masks()
@@ -130,7 +154,10 @@ class MaskJob:
         found = {}
         for row, ids in drafts.items():
             constraint = self.rows.get(row)
-            found[row] = ids if constraint is None else ids[: constraint.count_valid(ids)]
+            if constraint is None:
+                found[row] = ids
+            elif not is_watched(constraint):
+                found[row] = ids[: constraint.count_valid(ids)]
         drafts = {row: ids for row, ids in found.items() if ids}
         self._masks = Masks(self.rows, self.words, drafts, asking=self.asking)
         if self.pool is not None and (wanted := self._wanted()):

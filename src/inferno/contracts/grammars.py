@@ -71,7 +71,8 @@ class GrammarCompiler(Protocol):
         """Write masks into a numpy array of int32, all zero: bit i of word w allows token 32 w + i.
         An end token is allowed where the output may end. Runs beside the model's step, so it should
         release the interpreter's lock; or after it, for a draw whose first tokens may not
-        follow. Leaves the matchers as they were."""
+        follow. Leaves the matchers as they were. One mask without drafts is computed in the calling
+        thread, whose processor time its request pays for."""
         ...
 
 

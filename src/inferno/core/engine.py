@@ -16,7 +16,7 @@ from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
 from inferno.core.versions import Versions
-from inferno.errors import AsleepError, InfernoError, RequestError
+from inferno.errors import AsleepError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
 from inferno.request.requests import (
@@ -207,10 +207,9 @@ class Engine:
     def _step(self) -> list[EngineOutput]:
         self._store.serve(partial(self.submit, wait=False), self.abort)
         outputs, self._late = [*self._late, *self._add_compiled()], []
-        self._planned = step = self._scheduler.plan()
-        constraints = self._constraints.held
+        self._planned = step = self._plan()
         if not step.is_empty:
-            if constraints:
+            if self._constraints.held:
                 outputs += self._launch_constrained(step)
             else:
                 launched, ticket = self.clock(), self._runner.launch(step)
@@ -221,6 +220,14 @@ class Engine:
         elif step.is_empty and self.waits_for is not None:
             self._store.sleep()
         return outputs
+
+    def _plan(self) -> Step:
+        """Plan a step, in which some requests with slow grammars rest while there are others."""
+        resting = self._constraints.resting(self.clock(), len(self._scheduler.ids))
+        step = self._scheduler.plan(resting)
+        if resting and step.is_empty and not self._in_flight:
+            step = self._scheduler.plan(self._constraints.resting(self.clock(), 0))
+        return step
 
     @property
     def waits_for(self) -> int | None:
@@ -234,8 +241,7 @@ class Engine:
 
     @property
     def listens(self) -> int | None:
-        """The descriptor on which an engine that is not `busy` hears of work for other instances;
-        None if it does none."""
+        """The descriptor on which it hears of others' work while it is not `busy`, or None."""
         return self._store.listens
 
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
@@ -247,11 +253,8 @@ class Engine:
         idle = wait or not self._scheduler.busy
         for request_id, error in self._constraints.ready(idle=idle).items():
             request = self._compiling.pop(request_id)
-            if isinstance(error, InfernoError) and request.adapter is not None:
+            if error is not None:
                 outputs.append(EngineOutput.failed(request_id, error))
-            elif error is not None:
-                ended = FinishReason.ERROR
-                outputs.append(EngineOutput(request_id, None, ended, error=str(error)))
             elif request.token_ids:
                 self._scheduler.add(request)
             else:
@@ -259,9 +262,8 @@ class Engine:
         return outputs
 
     def _launch_constrained(self, step: Step) -> list[EngineOutput]:
-        """Launch and draw a step with masks. They depend on the tokens before it, so the steps in
-        flight are committed first; their outputs are returned. Without such steps, the masks are
-        computed beside the forward pass."""
+        """Launch and draw a step with masks. They depend on the tokens before it: steps in flight
+        are committed first, and their outputs returned. Without such, masks are computed beside."""
         request_of = self._scheduler.request_of
         requests = {s.row: request_of(s.row) for s in step.slices if s.samples}
         masks = self._constraints.masks(requests, beside=not self._in_flight)
@@ -283,8 +285,7 @@ class Engine:
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
                 log.error("%s", output.failure().cause)
-        constraints = self._constraints.held
-        return follow(constraints, outputs, self._scheduler) if constraints else outputs
+        return follow(self._constraints.held, outputs, self._scheduler)
 
     @property
     def busy(self) -> bool:

@@ -81,6 +81,11 @@ class Sequence:
         return len(self.token_ids) + self.num_unknown - self.num_planned
 
     @property
+    def waits(self) -> bool:
+        """Whether a step in flight, or a move, decides how it goes on."""
+        return self.is_verifying or self.arriving is not None
+
+    @property
     def num_left(self) -> int:
         """How many tokens it may still draw, apart from those that steps in flight draw."""
         return self.limit - len(self.token_ids) - self.num_unknown

@@ -64,7 +64,8 @@ class GrammarChecker:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
 
     async def check(self, spec: GrammarSpec) -> None:
-        """Raise GrammarError if the grammar does not compile, or takes too much to compile."""
+        """Raise GrammarError if the grammar does not compile, takes too much to compile, or
+        gives up within its first tokens."""
         body = _encode(evolve(spec, param=""))
         key = hashlib.sha256(body).digest()
         if key not in self._known:
@@ -164,7 +165,7 @@ def main() -> None:
     while head := sys.stdin.buffer.read(4):
         spec = _decode_spec(sys.stdin.buffer.read(int.from_bytes(head, "big")))
         try:
-            grammars.compile(spec)
+            grammars.check(spec)
             verdict = Verdict()
         except GrammarError as error:
             verdict = Verdict(error.cause, error.remedy, error.path)

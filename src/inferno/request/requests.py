@@ -156,7 +156,7 @@ class EngineOutput:
     """On a request's first output, and on the first after an update: the weights' version."""
 
     @classmethod
-    def failed(cls, request_id: str, error: InfernoError) -> EngineOutput:
+    def failed(cls, request_id: str, error: BaseException) -> EngineOutput:
         """Return the output of a request that ends with an error."""
         kind = type(error).__name__
         return cls(request_id, None, FinishReason.ERROR, error=str(error), error_kind=kind)

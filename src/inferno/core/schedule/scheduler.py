@@ -110,10 +110,10 @@ class Scheduler:
 
     # --- plan -------------------------------------------------------------------------------------
 
-    def plan(self) -> Step:
-        """Plan the next step: running sequences first, then as many waiting ones as fit. The step
-        is empty if nothing is pending, or if all that is pending waits for steps in flight."""
-        slices, budget = self._continue()
+    def plan(self, resting: Collection[str] = ()) -> Step:
+        """Plan the next step: running sequences, without those of the `resting` requests, then as
+        many waiting ones as fit. Empty if all that is pending rests, or waits for steps."""
+        slices, budget = self._continue(resting)
         admitted = self._admission.admit(slices, budget)
         self._gauge()
         if not (slices or self._rows.moves or self._rows.store.has_news):
@@ -133,7 +133,7 @@ class Scheduler:
         self._in_flight.append([running[s.row] for s in slices])
         return step
 
-    def _continue(self) -> tuple[list[Slice], int]:
+    def _continue(self, resting: Collection[str]) -> tuple[list[Slice], int]:
         """Return the running sequences' slices, and the tokens left: none after a preemption."""
         budget = self.budget.begin()
         slices: list[Slice] = []
@@ -147,8 +147,8 @@ class Scheduler:
                 break
             start, unknown = sequence.num_planned, sequence.num_unknown
             pending = len(sequence.token_ids) + unknown - start
-            if not pending or sequence.is_verifying or sequence.arriving is not None:
-                continue  # a step in flight decides how it goes on
+            if not pending or sequence.waits or sequence.request.id in resting:
+                continue
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
             if not (count := self.budget.give(min(pending, budget), start) if pending > 1 else 1):
