@@ -274,6 +274,18 @@ class GrammarFailedError(GrammarError):
         super().__init__(cause, remedy, path=path, detail=detail)
 
 
+class CheckerBusyError(InfernoError):
+    """Grammars cannot be checked now: too many are, or the process that checks them gets no
+    processor time. It says nothing of the grammar."""
+
+    status = 503
+    code = "grammar_checker_busy"
+    headers = MappingProxyType({"Retry-After": "1"})
+
+    def __init__(self, cause: str, remedy: str = "", *, detail: str = "") -> None:
+        super().__init__(cause, remedy or "Send the request again.", detail=detail)
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
@@ -301,6 +313,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         AddressError,
         GrammarError,
         GrammarFailedError,
+        CheckerBusyError,
     )
 }
 """Error classes by name, for errors that cross a process boundary."""

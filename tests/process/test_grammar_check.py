@@ -14,7 +14,7 @@ import pytest
 
 from inferno import AsyncLLM, SamplingParams
 from inferno.contracts import GrammarSpec
-from inferno.errors import GrammarError, RequestError
+from inferno.errors import CheckerBusyError, GrammarError, RequestError
 from inferno.plan import Options, resolve
 from inferno.process.grammar_check import GrammarChecker
 
@@ -123,18 +123,63 @@ def test_a_cancelled_check_does_not_answer_the_next_one() -> None:
     checking(body)
 
 
-def test_what_a_busy_machine_caused_is_not_remembered() -> None:
+def test_a_checker_that_gets_no_time_says_nothing_of_the_grammar() -> None:
     async def body(checker: GrammarChecker) -> None:
-        for text, sent, cause in [
-            ("a", signal.SIGSTOP, "takes more than 1 s"),
-            ("b", signal.SIGKILL, "takes too much memory"),
-        ]:
-            process = await checker._started()
-            process.send_signal(sent)
-            spec = GrammarSpec(kind="regex", text=text)
-            with pytest.raises(GrammarError, match=cause):
-                await checker.check(spec)
-            await checker.check(spec)
+        (await checker._started()).send_signal(signal.SIGSTOP)
+        with pytest.raises(CheckerBusyError, match="gets no time") as caught:
+            await checker.check(GOOD)
+        assert caught.value.status == 503 and caught.value.headers["Retry-After"]
+        await checker.check(GOOD)
+
+    checking(body, seconds=0.2)
+
+
+def test_a_check_that_waits_too_long_for_its_turn_is_not_made() -> None:
+    async def body(checker: GrammarChecker) -> None:
+        async with checker._lock:
+            with pytest.raises(CheckerBusyError, match="too many grammars"):
+                await checker.check(GOOD)
+
+    checking(body, seconds=0.02)
+
+
+def test_a_grammar_is_asked_of_another_process_once_its_first_is_killed() -> None:
+    async def body(checker: GrammarChecker) -> None:
+        (await checker._started()).send_signal(signal.SIGKILL)
+        await checker.check(GOOD)
+
+    checking(body)
+
+
+def test_a_grammar_that_ends_every_process_takes_too_much_memory() -> None:
+    async def body(checker: GrammarChecker) -> None:
+        started = checker._started
+
+        async def dying() -> asyncio.subprocess.Process:
+            process = await started()
+            process.send_signal(signal.SIGKILL)
+            return process
+
+        checker._started = dying  # type: ignore[method-assign]
+        with pytest.raises(GrammarError, match="too much memory"):
+            await checker.check(GOOD)
+
+    checking(body)
+
+
+FAILS_WHEN_FOLLOWED = {
+    "counted": GrammarSpec(kind="regex", text=r"(\p{L}{1,60}[^\W\d]{3,40}){1,200}"),
+    "patterns": refused(
+        {"type": "string", "allOf": [{"pattern": f"({c}|.)*x{{{n}}}"} for n, c in enumerate("abc")]}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILS_WHEN_FOLLOWED)
+def test_a_grammar_that_compiles_and_cannot_be_followed_is_refused(name: str) -> None:
+    async def body(checker: GrammarChecker) -> None:
+        with pytest.raises(GrammarError, match="cannot be followed|Unable to determine"):
+            await checker.check(FAILS_WHEN_FOLLOWED[name])
 
     checking(body)
 

@@ -1,9 +1,10 @@
 """Checks grammars before their requests are admitted, in a process of its own:
-`python -m inferno.process.grammar_check PLAN`.
+`python -m inferno.process.grammar_check PLAN SECONDS`.
 
 A hostile grammar may take minutes or gigabytes to compile, in native code that cannot be
-interrupted. A process can: it is killed at the deadline, and has a memory limit. It starts with the
-first grammar, or before.
+interrupted. A process can: it has limits of processor time and memory for each grammar, and ends
+where one exceeds them. One that gets no processor is ended too, and says nothing of the grammar.
+It starts with the first grammar, or before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,11 +25,13 @@ import msgspec
 from attrs import evolve, frozen
 
 from inferno.contracts import GrammarSpec
-from inferno.errors import EngineDeadError, GrammarError, InfernoError
+from inferno.errors import CheckerBusyError, EngineDeadError, GrammarError, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
 
 SECONDS = 2.0
-"""Time for one grammar. Most take milliseconds."""
+"""Processor time for one grammar. Most take milliseconds."""
+PATIENCE = 5
+"""How many times as long a check may wait for its turn, and then for its answer."""
 _START_SECONDS = 60.0
 MEMORY = 4 * 2**30
 """Bytes that the process may allocate."""
@@ -65,11 +69,11 @@ class GrammarChecker:
 
     async def check(self, spec: GrammarSpec) -> None:
         """Raise GrammarError if the grammar does not compile, takes too much to compile, or
-        gives up within its first tokens."""
+        gives up within its first tokens, and CheckerBusyError if that cannot be told now."""
         body = _encode(evolve(spec, param=""))
         key = hashlib.sha256(body).digest()
         if key not in self._known:
-            async with self._lock:
+            async with self._turn():
                 if key not in self._known:
                     self._known[key] = await self._ask(body)
             if len(self._known) > _REMEMBERED:
@@ -91,26 +95,41 @@ class GrammarChecker:
             await self._process.wait()
             self._process = None
 
-    async def _ask(self, body: bytes) -> Verdict:
-        """Return the process's verdict. Raises GrammarError if it gives none, for which a busy
-        machine may be the reason: so this is not remembered."""
-        process = await self._started()
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
         try:
-            found = await asyncio.wait_for(_exchange(process, body), self._seconds)
+            await asyncio.wait_for(self._lock.acquire(), PATIENCE * self._seconds)
         except TimeoutError as error:
-            await self.close()
-            raise GrammarError(
-                f"the grammar takes more than {self._seconds:g} s to compile", "Simplify it."
-            ) from error
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.close()
-            raise GrammarError(
-                "the grammar takes too much memory to compile", "Simplify it."
-            ) from error
-        except BaseException:  # cancelled: the answer would be taken for the next one's
+            raise CheckerBusyError("too many grammars are being checked") from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _ask(self, body: bytes) -> Verdict:
+        """Return the process's verdict. Raises GrammarError if the grammar ends the process, which
+        is not remembered. What ended one process for no known reason is asked of another."""
+        for again in (True, False):
+            process = await self._started()
+            try:
+                return _decode_verdict(await self._answer(process, body))
+            except TimeoutError as error:
+                raise CheckerBusyError("the process that checks grammars gets no time") from error
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                if process.returncode == -signal.SIGPROF:
+                    cause = f"the grammar takes more than {self._seconds:g} s to compile"
+                    raise GrammarError(cause, "Simplify it.") from error
+                if not again or process.returncode != -signal.SIGKILL:
+                    cause = "the grammar takes too much memory to compile"
+                    raise GrammarError(cause, "Simplify it.") from error
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _answer(self, process: asyncio.subprocess.Process, body: bytes) -> bytes:
+        try:
+            return await asyncio.wait_for(_exchange(process, body), PATIENCE * self._seconds)
+        except BaseException:  # cancelled, too: its answer would be taken for the next one's
             await self.close()
             raise
-        return _decode_verdict(found)
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -120,6 +139,7 @@ class GrammarChecker:
             plan.write_text(plan_to_json(self._plan), encoding="utf-8")
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "inferno.process.grammar_check", str(plan)),
+                str(self._seconds),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
@@ -164,6 +184,8 @@ def main() -> None:
     _write(answers, Verdict())
     while head := sys.stdin.buffer.read(4):
         spec = _decode_spec(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+        # At its end SIGPROF ends the process, whatever native code is doing.
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
         try:
             grammars.check(spec)
             verdict = Verdict()
@@ -171,6 +193,7 @@ def main() -> None:
             verdict = Verdict(error.cause, error.remedy, error.path)
         except InfernoError as error:
             verdict = Verdict(error.cause, error.remedy)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, verdict)
 
 

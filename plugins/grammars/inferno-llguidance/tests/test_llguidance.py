@@ -120,6 +120,13 @@ def test_choices_are_taken_literally(compiler: Any) -> None:
     assert not matches(compiler, spec, "a")
 
 
+def test_there_may_be_many_choices_of_which_some_begin_alike(compiler: Any) -> None:
+    spec = GrammarSpec(kind="choice", text=json.dumps([f"a{i}" for i in range(10_000)]))
+    for choice in ("a7", "a70", "a9999"):
+        assert matches(compiler, spec, choice)
+    assert not matches(compiler, spec, "a10000")
+
+
 def test_a_grammar_that_matches_nothing_is_refused(compiler: Any) -> None:
     with pytest.raises(GrammarError, match="matches nothing"):
         compiler.compile(GrammarSpec(kind="lark", text="start: a\na: a"))

@@ -57,7 +57,8 @@ def _choice(spec: GrammarSpec) -> str:
         raise GrammarError("choices must be a list of strings that are not empty")
     if not choices:
         raise GrammarError("there are no choices", "Give at least one.")
-    return _lark("start: " + " | ".join(map(_literal, dict.fromkeys(choices))))
+    # One lexeme: as rules, each choice would be an item of the parser, which has at most 2 000.
+    return _lark("start: CHOICE\nCHOICE: " + " | ".join(map(_literal, dict.fromkeys(choices))))
 
 
 def _gbnf(spec: GrammarSpec) -> str:
