@@ -87,8 +87,10 @@ class RecordingPreprocessor(Preprocessor):
 
     prompts: list[str]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> str:
-        self.prompts.append(super().render_chat(messages, **kwargs))
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], seconds: float | None = None, /, **kwargs: Any
+    ) -> str:
+        self.prompts.append(super().render_chat(messages, seconds, **kwargs))
         return self.prompts[-1]
 
 

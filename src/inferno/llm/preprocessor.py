@@ -153,17 +153,19 @@ class Preprocessor:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        seconds: float | None = None,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> str:
         """Render a conversation to a prompt string. Takes `tools`, `add_generation_prompt` and the
-        template's own variables. Tools that the template cannot write are written as text."""
+        template's own variables, which may take so many `seconds`, or 2. Tools that the template
+        cannot write are written as text."""
         writer = self._tool_writer() if tools or has_tool_turns(messages) else None
         if writer is not None:
             messages, tools = with_written_tools(messages, tools, writer), None
-        return self.template.render(messages, tools=tools, **template_kwargs)
+        return self.template.render(messages, seconds, tools=tools, **template_kwargs)
 
     def _tool_writer(self) -> ToolWriter | None:
         try:

@@ -15,8 +15,16 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from inferno.text.bounded import (
+    SECONDS,
+    BoundedEnvironment,
+    Budget,
+    TemplateLimitError,
+    guarded,
+    rendered_within,
+)
 
 Message = dict[str, Any]
 
@@ -29,6 +37,7 @@ def rendered(
     source: str,
     messages: list[Message],
     tools: list[dict[str, Any]] | None = None,
+    seconds: float = SECONDS,
     /,
     *,
     documents: Any = None,
@@ -37,22 +46,24 @@ def rendered(
     **variables: Any,
 ) -> str:
     """Render a prompt. `continue_final_message`: end it within the last message, after its content
-    or the field of that name.
+    or the field of that name. It may take so many `seconds`.
 
     Raises TemplateSyntaxError for a broken template, ValueError for a message that cannot be
-    continued, and whatever the template raises.
+    continued, TemplateLimitError for a template that uses too much, and whatever the template
+    raises.
     """
     template = _compiled(source)
     conversation = cast(list[Message], _plain(messages))
     field = "content" if continue_final_message is True else continue_final_message
     text = str(_mark_end(conversation[-1], field, source)) if field else ""
-    prompt = template.render(
-        messages=conversation,
-        tools=_plain(tools),
-        documents=_plain(documents),
-        add_generation_prompt=add_generation_prompt,
+    given = {
+        "messages": conversation,
+        "tools": _plain(tools),
+        "documents": _plain(documents),
+        "add_generation_prompt": add_generation_prompt,
         **cast(dict[str, Any], _plain(variables)),
-    )
+    }
+    prompt = rendered_within(template, Budget.of(seconds, *given.values()), given)
     return _cut(prompt, text) if field else prompt
 
 
@@ -187,15 +198,17 @@ def _raise(message: str) -> NoReturn:
 
 
 def _now(format: str) -> str:
+    if len(format) > 100:
+        raise TemplateLimitError("the chat template formats a date with more than 100 characters")
     return datetime.now().strftime(format)
 
 
 @lru_cache(1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = guarded("tojson", _to_json)
     environment.globals.update(
         raise_exception=_raise, strftime_now=_now, dict=_Dict(), namespace=_Namespace
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 from inferno.contracts import TextAssets
@@ -13,6 +14,10 @@ from inferno.text.messages import TemplateNeeds, checked, converted
 from inferno.text.tokenizer import special_token
 
 _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tokens_mask"}
+
+
+class SlowTemplateError(RequestError):
+    """A chat template takes too long to render a conversation."""
 
 
 class ChatTemplate:
@@ -60,6 +65,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        seconds: float | None = None,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -67,9 +73,10 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """Render the prompt. `kwargs` are the template's own variables (`enable_thinking`), and
-        `continue_final_message`.
+        `continue_final_message`. The template may take so many `seconds`, or 2.
 
-        Raises RequestError with the template's message if it refuses the conversation."""
+        Raises RequestError with the template's message if it refuses the conversation, and
+        SlowTemplateError if it takes too long."""
         source = self.source(tools=bool(tools))
         if not messages:
             raise RequestError("there are no messages", "Send at least one.", param="messages")
@@ -83,7 +90,8 @@ class ChatTemplate:
         plain = checked(messages)
         options = self._special_tokens | {"add_generation_prompt": add_generation_prompt} | kwargs
         plain = converted(plain, self.needs(source))
-        return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
+        given = [dict(t) for t in tools] if tools else None
+        return _render(source, plain, given, options, seconds)
 
     def warm_up(self) -> None:
         """Compile the template of plain conversations, and find what it expects, before the first
@@ -102,34 +110,55 @@ class ChatTemplate:
     def needs(self, source: str) -> TemplateNeeds:
         """Return what one of the templates expects of messages, found when it is first used."""
         if source not in self._needs:
+            from inferno.text.bounded import SECONDS
             from inferno.text.rendering import rendered
 
             names: dict[str, Any] = dict(self._special_tokens)
+            # For all of these conversations: a template that takes as long for each would hold up
+            # the start.
+            end = thread_time() + SECONDS
             self._needs[source] = TemplateNeeds.of(
-                source, lambda messages, tools: rendered(source, messages, tools, **names)
+                source,
+                lambda messages, tools: rendered(
+                    source, messages, tools, end - thread_time(), **names
+                ),
             )
         return self._needs[source]
 
 
 def _render(
-    source: str, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]
+    source: str,
+    messages: list[dict[str, Any]],
+    tools: Any,
+    options: dict[str, Any],
+    seconds: float | None,
 ) -> str:
     import jinja2
 
+    from inferno.text.bounded import SECONDS, TemplateLimitError, TemplateTimeError, line_of
     from inferno.text.rendering import rendered
 
     if options.get("continue_final_message"):
         options = options | {"add_generation_prompt": False}
     try:
-        return rendered(source, messages, tools, **options)
+        limit = SECONDS if seconds is None else seconds
+        return rendered(source, messages, tools, limit, **options)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"the chat template does not compile, line {error.lineno}: {error.message}",
             "Use another template: --chat-template FILE",
         ) from error
+    except TemplateLimitError as error:
+        kind = SlowTemplateError if isinstance(error, TemplateTimeError) else RequestError
+        raise kind(
+            f"{error}, line {line_of(error)}",
+            "Send fewer or shorter messages, or use another template: --chat-template FILE",
+            param="messages",
+        ) from error
     except Exception as error:  # templates are untrusted programs: they may raise anything
+        where = "" if type(error) is jinja2.TemplateError else f" (line {line_of(error)})"
         raise RequestError(
-            f"the chat template refused the messages: {error}",
+            f"the chat template refused the messages: {error}{where}",
             "Check the roles, their order and the content against the model card.",
             param="messages",
         ) from error

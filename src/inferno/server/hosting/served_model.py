@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from inferno.server.chat.thinking import Thinking
 from inferno.server.fields.schema import ChatRequest, Message, TokenizeRequest
 from inferno.server.http.errors import log
 from inferno.server.observe.record import current
+from inferno.text.template import SlowTemplateError
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputFormat
@@ -31,6 +32,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 _LONG = 20_000
 """Characters of a prompt above which it is tokenized in a thread, to not delay every stream."""
+_BRIEF_SECONDS = 0.02
+"""How long a template may hold up every stream. One that takes longer begins again in a thread."""
 
 
 @frozen
@@ -119,8 +122,8 @@ class ServedModel:
         rest = [tools, [{k: v for k, v in m.items() if k != "content"} for m in messages]]
         characters += len(msgspec.json.encode(rest))
 
-        def work() -> tuple[Rendered, tuple[int, ...]]:
-            text = preprocessor.render_chat(messages, tools=tools or None, **options)
+        def work(seconds: float | None = None) -> tuple[Rendered, tuple[int, ...]]:
+            text = preprocessor.render_chat(messages, seconds, tools=tools or None, **options)
             preprocessor.check_characters(len(text), "messages", least)
             rendered = Rendered.of(text, messages)
             if isinstance(data, TokenizeRequest):
@@ -128,7 +131,13 @@ class ServedModel:
             turns, whole = self.pipeline.memory.turns, record.cache_salt(salt) if record else salt
             return rendered, tuple(turns.encode(tokenizer, text, whole))
 
-        rendered, ids = await in_time(work, characters)
+        try:
+            brief = None if characters > _LONG else _BRIEF_SECONDS
+            rendered, ids = await in_time(partial(work, brief), characters)
+        except SlowTemplateError:
+            if brief is None:
+                raise
+            rendered, ids = await asyncio.to_thread(work)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
         return ChatPrompt(rendered, ids, (*no_effect, *unknown[:20]))
 
@@ -142,8 +151,12 @@ class ServedModel:
                 error,
             )
         # A template may refuse this conversation but accept others.
-        with contextlib.suppress(Exception):
+        try:
             self.preprocessor.render_chat([{"role": "user", "content": "."}])
+        except SlowTemplateError as error:
+            log.warning("chats may be refused: %s", error.cause)
+        except Exception as error:
+            log.debug("the chat template refuses a single message: %s", error)
 
 
 async def in_time(work: Callable[[], T], characters: int) -> T:
