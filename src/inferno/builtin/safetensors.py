@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, frozen
 
+from inferno.configs.files import MAX_CONFIG, check_regular, contents, opened
 from inferno.contracts import DTYPE_BYTES, Architecture, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
 
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 
 MAX_HEADER = 100_000_000
 """In bytes: the reference implementation's limit."""
+
+MAX_ARRAYS = 2**30
+"""Bytes of the weights beside the model's, which are read into memory."""
+
+_READ = (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken", ".jsonl")
+"""Endings of files that are read."""
 
 DTYPES: Mapping[str, str] = {
     "F64": "float64",
@@ -79,6 +87,7 @@ class SafetensorsCheckpoint:
     @classmethod
     def open(cls, path: Path, architectures: Sequence[Architecture] = ()) -> SafetensorsCheckpoint:
         folder = path if path.is_dir() else path.parent
+        _check_files(folder)
         config = _read_json(folder / "config.json")
         if config is None:
             raise CheckpointError(
@@ -150,7 +159,7 @@ class SafetensorsCheckpoint:
             for name in ("tokenizer.model", "vocab.json", "tekken.json")
         )
         return TextAssets(
-            tokenizer_json=_read_bytes(tokenizer) if tokenizer.exists() else None,
+            tokenizer_json=contents(tokenizer) if tokenizer.exists() else None,
             tokenizer_dir=str(self.folder) if slow else None,
             tokenizer_config=tokenizer_config,
             chat_template=self._chat_template(tokenizer_config),
@@ -209,8 +218,8 @@ def _files(path: Path) -> list[Path]:
 def read_header(file: Path) -> dict[str, _Stored]:
     """Read the tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree
     with each other and the file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with opened(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
             raise CheckpointError(
@@ -272,17 +281,18 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     return TensorInfo(DTYPES[kind], tuple(shape), end - begin), begin, end
 
 
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error}", DAMAGED) from error
+def _check_files(folder: Path) -> None:
+    """Raise CheckpointError for what libraries that read the folder would wait for, such as a named
+    pipe."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _READ:
+            check_regular(file, folders=True)
 
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return contents(file, MAX_CONFIG).decode()
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{file}: {error}", DAMAGED) from error
 
 
@@ -325,7 +335,7 @@ def _read_arrays(file: Path) -> dict[str, Any]:
     """Return the tensors of a small file as numpy arrays of float32."""
     import numpy as np
 
-    data, found = _read_bytes(file), dict[str, Any]()
+    data, found = contents(file, MAX_ARRAYS), dict[str, Any]()
     for name, stored in read_header(file).items():
         raw = data[stored.offset : stored.offset + stored.info.nbytes]
         if stored.info.dtype == "bfloat16":

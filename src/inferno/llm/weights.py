@@ -22,7 +22,18 @@ def weights_file(weights: Weights) -> tuple[Path, bool]:
     """Return the file with the weights, and whether it is temporary: pairs of names and tensors are
     written to one. Raises RequestError."""
     if isinstance(weights, str | PathLike):
-        return Path(weights), False
+        path = Path(weights)
+        try:
+            known = "\0" not in str(path) and bool(str(path).encode())
+        except UnicodeEncodeError:  # half a character, which no file has in its name
+            known = False
+        if not known:
+            raise RequestError(
+                f"{ascii(str(path))[:80]} cannot be the name of a file",
+                "Name a safetensors file, or a folder with such files.",
+                param="weights",
+            )
+        return path, False
     from inferno.weights.updates import write_tensors  # imports torch
 
     return write_tensors(weights), True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 
+from inferno.configs.files import MAX_CONFIG, contents
 from inferno.contracts import AdapterBase, LowRank
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno_peft import CONFIG
@@ -118,10 +119,7 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
 
 def read_files(folder: Path) -> tuple[bytes, bytes]:
     """Return the bytes of the config and of the weights. Raises CheckpointError."""
-    try:
-        return (folder / CONFIG).read_bytes(), (folder / FILE).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror or error}", DAMAGED) from error
+    return contents(folder / CONFIG, MAX_CONFIG), contents(folder / FILE, MAX_WEIGHTS)
 
 
 def digest_of(config: bytes, weights: bytes) -> str:
@@ -130,6 +128,8 @@ def digest_of(config: bytes, weights: bytes) -> str:
     return hashlib.sha256(inner).hexdigest()[:32]
 
 
+MAX_WEIGHTS = 2**34
+"""Bytes of an adapter's weights."""
 _Part = tuple[str, tuple[int, ...], str]
 """A tensor's name, shape and dtype."""
 _ROWS, _BASE, _NORMS = "embedding_", "base_layer", "lora_magnitude_vector"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from inferno.configs.files import opened
 from inferno.contracts import AdapterBase, Dialect, LowRank, RowRange, rotary_heads
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno_gguf.checkpoint import halves_apart
@@ -108,7 +109,7 @@ def _digest(path: Path) -> str:
     """Return 128 bits of SHA-256, in hexadecimal."""
     found = hashlib.sha256()
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             while chunk := stream.read(_CHUNK):
                 found.update(chunk)
     except OSError as error:

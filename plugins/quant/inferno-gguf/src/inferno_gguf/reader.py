@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from attrs import frozen
 
+from inferno.configs.files import opened
 from inferno.errors import CheckpointError
 from inferno_gguf.ggml import BY_NUMBER, BlockType
 
@@ -105,7 +106,7 @@ class GgufFile:
     def open(cls, path: Path) -> GgufFile:
         """Read and check the header. Raises CheckpointError."""
         try:
-            with path.open("rb") as stream:
+            with opened(path) as stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size < 24 or stream.read(4) != MAGIC:
                     raise CheckpointError(
