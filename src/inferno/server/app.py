@@ -140,7 +140,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
         return ServedModel(pipeline, names, REASONING_FIELDS[options.reasoning])
 
     shown_keys = (lambda: options.api_keys.all) if options.key_metrics else None
-    metrics = Metrics(lambda: map(_view, models.hosted), shown_keys)
+    metrics = Metrics(lambda: map(_view, models.hosted), shown_keys, options.store)
     if isinstance(llm, Sequence):
         hosted_models = [HostedModel(spec) for spec in llm]
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from typing import Protocol
 
 from attrs import frozen
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -88,6 +89,14 @@ class ModelView:
     """None while it is not loaded."""
 
 
+class Kept(Protocol):
+    """What is told of the store."""
+
+    errors: int
+
+    def free_bytes(self) -> int | None: ...
+
+
 class _Models(Collector):
     """The models and their engines, read at each scrape. An engine's counters begin at zero when it
     starts, as Prometheus expects of a restart."""
@@ -164,6 +173,24 @@ class _Keys(Collector):
             yield counter
 
 
+class _Stores(Collector):
+    """The store of responses, conversations, files and batches."""
+
+    def __init__(self, store: Kept) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "inferno_store_errors",
+            "Times that stored responses, conversations, files or batches could not be used.",
+            value=self._store.errors,
+        )
+        if (free := self._store.free_bytes()) is not None:
+            yield GaugeMetricFamily(
+                "inferno_store_free_bytes", "Free bytes of the store's disk.", value=free
+            )
+
+
 class Metrics:
     """Metrics of the server, its models and its keys."""
 
@@ -171,12 +198,15 @@ class Metrics:
         self,
         models: Callable[[], Iterable[ModelView]],
         keys: Callable[[], Iterable[Key]] | None = None,
+        store: Kept | None = None,
     ) -> None:
         """`keys` are shown by name, if given."""
         self._registry = registry = CollectorRegistry()
         registry.register(_Models(models))
         if keys is not None:
             registry.register(_Keys(keys))
+        if store is not None:
+            registry.register(_Stores(store))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"inferno_{name}", text, [_MODEL], buckets=buckets, registry=registry)

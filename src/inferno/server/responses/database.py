@@ -34,6 +34,8 @@ CREATE TABLE items (
 ) WITHOUT ROWID;
 CREATE INDEX items_by_id ON items(id);
 """
+PENDING = "CREATE INDEX records_pending ON records(id) WHERE text IS NULL;"
+"""Responses that are accepted and have not ended have no text, not even an empty one."""
 _CHAIN = """
 WITH RECURSIVE chain(id, previous, depth) AS (
   SELECT id, previous, 0 FROM records WHERE id = :id AND owner = :owner AND kind = 'response'
@@ -81,12 +83,13 @@ class Database:
         """Open the file, or a database in memory. `seconds` after their last use, records are
         deleted. Raises OptionError."""
         self.seconds, self.max_bytes = seconds, max_bytes
-        self._tables = Connection(path, (SCHEMA, FILES))
+        self._tables = Connection(path, (SCHEMA, FILES, PENDING))
         self._db = self._tables.raw
         try:
             self.files = Files(self._tables, seconds, max_bytes)
             self._bytes = self._counted()
             self.expire()
+            self._fail_pending()
         except sqlite3.Error as error:
             raise OptionError(*explained(path, error)) from error
 
@@ -95,6 +98,36 @@ class Database:
 
     # --- responses
 
+    def accept(self, owner: str, stored: Stored) -> None:
+        """Store a response that has not ended, unless it has ended meanwhile. If the server stops
+        before it has, it is found as failed. Raises RequestError."""
+        with self._transaction():
+            if self._tables.one("SELECT 1 FROM records WHERE id = ?", stored.body["id"]) is None:
+                body = {name: value for name, value in stored.body.items() if name != "output"}
+                items = [(item, "input") for item in stored.inputs]
+                self._insert("response", body, owner, items, stored.previous, None)
+
+    def fail(self, owner: str, id: str, error: dict[str, Any]) -> None:
+        """Let an accepted response be one that has failed."""
+        row = self._find("response", owner, id, "body")
+        if row is not None:
+            with self._transaction():
+                self._end(id, _decode(row[0]), error)
+
+    def _end(self, id: str, body: dict[str, Any], error: dict[str, Any]) -> None:
+        body = {**body, "status": "failed", "error": error}
+        query = "UPDATE records SET body = ?, text = '' WHERE id = ?"
+        self._db.execute(query, (_encode(body), id))
+
+    def _fail_pending(self) -> None:
+        """Let the responses that another process accepted and did not end be failed ones. On a full
+        disk they are when they are asked for."""
+        error = {"code": "server_error", "message": "the server stopped before it was complete"}
+        rows = self._tables.all("SELECT id, body FROM records WHERE text IS NULL")
+        with contextlib.suppress(sqlite3.OperationalError), self._transaction():
+            for id, body in rows:
+                self._end(id, _decode(body), error)
+
     def save(self, owner: str, stored: Stored) -> None:
         """Store a response, and add its items to its conversation. Raises RequestError."""
         body = {name: value for name, value in stored.body.items() if name != "output"}
@@ -102,6 +135,11 @@ class Database:
         items = [(item, "input") for item in stored.inputs]
         items += [(item, "output") for item in outputs]
         with self._transaction():
+            accepted = self._tables.one(
+                "SELECT bytes FROM records WHERE id = ? AND text IS NULL", body["id"]
+            )
+            if accepted is not None:
+                self._drop(body["id"], accepted[0])
             self._insert("response", body, owner, items, stored.previous, stored.text, tokens)
             if stored.conversation is not None:
                 self._append(owner, stored.conversation, [*stored.inputs, *outputs])
@@ -239,9 +277,7 @@ class Database:
         """Delete a response or a conversation with its items; return whether there was one."""
         row = self._find(kind, owner, id, "bytes")
         if row is not None:
-            with self._transaction():
-                self._drop(id, row[0])
-            self._tables.forget()
+            self._delete([(id, row[0])])
         return row is not None
 
     def expire(self) -> None:
@@ -250,13 +286,15 @@ class Database:
             return
         self.files.expire()
         limit = time.time() - self.seconds
-        old = self._tables.all("SELECT id, bytes FROM records WHERE used < ?", limit)
-        if not old:
-            return
-        with self._transaction():
-            for id, size in old:
-                self._drop(id, size)
-        self._tables.forget()
+        query = "SELECT id, bytes FROM records WHERE used < ? AND text IS NOT NULL"
+        if old := self._tables.all(query, limit):
+            self._delete(old)
+
+    def _delete(self, records: Sequence[tuple[str, int]]) -> None:
+        """Delete records, given with their sizes."""
+        ids = [(id,) for id, _ in records]
+        self._tables.delete(lambda: self._db.executemany("DELETE FROM records WHERE id = ?", ids))
+        self._bytes -= sum(size for _, size in records)
 
     def _insert(
         self,
@@ -265,7 +303,7 @@ class Database:
         owner: str,
         items: Sequence[tuple[Item, str]],
         previous: str | None = None,
-        text: str = "",
+        text: str | None = "",
         tokens: bytes = b"",
     ) -> None:
         encoded = _encode(body)
@@ -273,7 +311,7 @@ class Database:
             (body["id"], position, item["id"], part, _encode(item))
             for position, (item, part) in enumerate(items)
         ]
-        size = _OVERHEAD + len(encoded) + len(text) + len(tokens) + _size(rows)
+        size = _OVERHEAD + len(encoded) + len(text or "") + len(tokens) + _size(rows)
         self._make_room(size)
         self._db.execute(
             "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -311,8 +349,17 @@ class Database:
                 param="store",
             )
         while self._bytes + size > self.max_bytes:
-            id, freed = self._tables.one("SELECT id, bytes FROM records ORDER BY used LIMIT 1")
-            self._drop(id, freed)
+            oldest = self._tables.one(
+                "SELECT id, bytes FROM records WHERE text IS NOT NULL ORDER BY used LIMIT 1"
+            )
+            if oldest is None:
+                raise RequestError(
+                    "the store is full of responses that have not ended",
+                    "Wait for them, or start the server with a larger --store-size.",
+                    param="store",
+                    code="store_full",
+                )
+            self._drop(*oldest)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

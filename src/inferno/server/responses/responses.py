@@ -66,7 +66,9 @@ async def create_response(
                 await shape.failed(error)
 
         await background.start(generate, shape.begun)
-        return answer(shape.snapshot())
+        accepted = shape.snapshot()
+        await shape.accept()
+        return answer(accepted)
 
 
 async def _stays() -> Any:
@@ -133,10 +135,16 @@ async def get_response(
 
 @delete("/v1/responses/{id:str}", status_code=200, responses=ERROR_RESPONSES)
 async def delete_response(
-    id: FromPath[str], request: Asked, store: NamedDependency[Store]
+    id: FromPath[str],
+    request: Asked,
+    store: NamedDependency[Store],
+    running: NamedDependency[Running],
 ) -> Response[Any]:
-    """Delete a stored response, its input and its output."""
+    """Delete a stored response, its input and its output. One in the background is cancelled."""
     checked_id(id, "response")
+    shape = running.find(owner_of(request), id)
+    if shape is not None and shape.is_background:
+        shape.discard()
     if not await store.run(Database.delete, "response", owner_of(request), id):
         raise not_found("response", id)
     return answer({"id": id, "object": "response", "deleted": True})

@@ -12,6 +12,10 @@ class RunningResponse(Protocol):
     """Whether it will be stored."""
 
     @property
+    def is_background(self) -> bool:
+        """Whether it is stored before it has ended."""
+
+    @property
     def id(self) -> str: ...
 
     @property
@@ -20,6 +24,9 @@ class RunningResponse(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the response object as of now."""
+
+    def discard(self) -> None:
+        """Stop generating, and store nothing."""
 
     def cancel(self) -> dict[str, Any]:
         """Stop generating, and return the response as it is."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from inferno.errors import InfernoError, ShuttingDownError
+from inferno.errors import InfernoError, ShuttingDownError, StoreError
 from inferno.server.chat.conversation import Conversation, ParsedChoice
 from inferno.server.generate.shape import Shape, encode
 from inferno.server.hosting.served_model import ServedModel
@@ -47,6 +47,12 @@ class Context:
 
     async def save(self, stored: Stored) -> None:
         await self.store.run(Database.save, self.owner, stored)
+
+    async def accept(self, stored: Stored) -> None:
+        await self.store.run(Database.accept, self.owner, stored)
+
+    async def fail(self, id: str, error: dict[str, Any]) -> None:
+        await self.store.run(Database.fail, self.owner, id, error)
 
 
 @define
@@ -123,6 +129,10 @@ class ResponsesShape(Shape[_Choice]):
         return f"resp_{self.generation.id}"
 
     @property
+    def is_background(self) -> bool:
+        return bool(self.body.background)
+
+    @property
     def owner(self) -> str:
         return self.context.owner
 
@@ -153,21 +163,42 @@ class ResponsesShape(Shape[_Choice]):
         self.context.running.add(self)  # until it is stored
         try:
             await self._save()
-        finally:
-            self.context.running.remove(self)
+        except InfernoError as fault:  # at least that it failed: it was accepted
+            self._fail(fault)
+            try:
+                await self.context.fail(self.id, self._failure or {})
+            except StoreError:
+                return  # it is shown as failed until the server stops, and by the next one
+        self.context.running.remove(self)
+
+    async def accept(self) -> None:
+        """Store that it was accepted, before its client is told. Raises StoreError, RequestError;
+        then it is not generated."""
+        try:
+            await self.context.accept(self._stored())
+        except InfernoError:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Stop generating, and store nothing."""
+        self.stores = False
+        self.cancel()
 
     async def _save(self) -> None:
         if self.stores:
-            choice = self.choices[0]
-            stored = Stored(
-                body=self.snapshot(),
-                inputs=self.context.items,
-                previous=self.body.previous_response_id,
-                conversation=self.context.conversation if self._failure is None else None,
-                text="".join(choice.texts),
-                token_ids=choice.all_token_ids,
-            )
-            await self.context.save(stored)
+            await self.context.save(self._stored())
+
+    def _stored(self) -> Stored:
+        choice = self.choices[0]
+        return Stored(
+            body=self.snapshot(),
+            inputs=self.context.items,
+            previous=self.body.previous_response_id,
+            conversation=self.context.conversation if self._failure is None else None,
+            text="".join(choice.texts),
+            token_ids=choice.all_token_ids,
+        )
 
     def end(self) -> Iterable[bytes]:
         status = self.status

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 MAX_BYTES = 256 * 2**20
 """Default size of a store."""
+_LOG_SECONDS = 60.0
+log = logging.getLogger("inferno.server")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -47,6 +52,9 @@ class Store:
                 f"cannot open {path}: {error}", "Give the path of a file: --store PATH"
             ) from error
         self._thread = ThreadPoolExecutor(1, "store")
+        self.errors = 0
+        """How often it could not be used."""
+        self._logged = -_LOG_SECONDS
 
     async def run(
         self, method: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs
@@ -60,12 +68,29 @@ class Store:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except (sqlite3.Error, msgspec.DecodeError) as error:
+            self.count(error)
             raise StoreError(
                 f"the store cannot be used: {error}",
                 "Send the whole conversation with store: false, or see the server's disk.",
             ) from error
         except RuntimeError as error:  # the thread has ended
             raise StoreError("the store is closed", "Send it again.") from error
+
+    def count(self, error: Exception) -> None:
+        """Count a failure, and log it unless the last minute has one."""
+        self.errors += 1
+        if (now := time.monotonic()) - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            log.error("the store cannot be used (failure %d): %s", self.errors, error)
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the store's disk; None for a store in memory."""
+        if self._path is None or not self.enabled:
+            return None
+        try:
+            return shutil.disk_usage(self._path.absolute().parent).free
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Wait for what is being stored, and close the database."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from inferno.errors import OptionError
+from inferno.server.storage.reserve import Reserve, is_full
+
+T = TypeVar("T")
 
 _APPLICATION = 0x696E6672
 """Marks the file as ours (`PRAGMA application_id`): "infr"."""
@@ -19,6 +22,8 @@ _SETTINGS = (
     "synchronous = NORMAL",
     "foreign_keys = ON",
     "secure_delete = ON",
+    # A short log: on a full disk, what it has cannot be moved.
+    "wal_autocheckpoint = 200",
 )
 
 
@@ -31,6 +36,10 @@ class Connection:
         try:
             self.raw = _open(path)
             self._prepare(schemas)
+            self._reserve = Reserve(
+                None if path is None else path.with_name(f"{path.name}-reserve")
+            )
+            self._reserve.fill()
         except sqlite3.Error as error:
             raise OptionError(*explained(path, error)) from error
 
@@ -41,9 +50,34 @@ class Connection:
     def all(self, query: str, *values: Any) -> list[Any]:
         return self.raw.execute(query, values).fetchall()
 
+    @property
+    def used(self) -> int:
+        """Bytes of the database."""
+        return int(self.one("PRAGMA page_count")[0]) * int(self.one("PRAGMA page_size")[0])
+
+    def delete(self, work: Callable[[], T]) -> T:
+        """Do what deletes in a transaction, and return what it returns. On a full disk, it has the
+        room that is reserved for this."""
+        try:
+            with self.raw:
+                found = work()
+        except sqlite3.OperationalError as error:
+            if not is_full(error) or not self._reserve.release():
+                raise
+            with self.raw:
+                found = work()
+        self.forget()
+        self._reserve.fill()
+        return found
+
     def forget(self) -> None:
-        """Move deletions from the log into the database, where they overwrite what is deleted."""
-        self.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        """Move deletions from the log into the database, where they overwrite what is deleted. On a
+        full disk that is left for later."""
+        try:
+            self.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError as error:
+            if not is_full(error):
+                raise
 
     def close(self) -> None:
         self.raw.close()

@@ -149,11 +149,8 @@ class Files:
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         """Delete an object and its content; return whether there was one."""
-        with self._db:
-            done = self._db.execute(
-                "DELETE FROM files WHERE id = ? AND owner = ? AND kind = ?", (id, owner, kind)
-            )
-        self._tables.forget()
+        query = "DELETE FROM files WHERE id = ? AND owner = ? AND kind = ?"
+        done = self._tables.delete(lambda: self._db.execute(query, (id, owner, kind)))
         return done.rowcount > 0
 
     def unfinished(self) -> list[Unfinished]:
@@ -167,12 +164,9 @@ class Files:
         """Delete what was made too long ago."""
         if self._seconds is None:
             return
-        with self._db:
-            done = self._db.execute(
-                "DELETE FROM files WHERE ended AND created < ?", (time.time() - self._seconds,)
-            )
-        if done.rowcount:
-            self._tables.forget()
+        query, limit = "FROM files WHERE ended AND created < ?", time.time() - self._seconds
+        if self._tables.one(f"SELECT 1 {query} LIMIT 1", limit) is not None:
+            self._tables.delete(lambda: self._db.execute(f"DELETE {query}", (limit,)))
 
     def _replace(self, body: Body, ended: bool) -> None:
         self._db.execute(
