@@ -405,3 +405,13 @@ def test_a_model_must_be_named() -> None:
 def test_there_is_no_progress_bar_to_ask_for() -> None:
     with pytest.raises(RequestError, match="use_tqdm is not supported"):
         llm()[0].generate("x", use_tqdm=True)
+
+
+def test_a_prompt_with_several_answers_is_counted_once() -> None:
+    with LLM("demo", device="cpu", max_num_seqs=4) as llm:
+        llm.generate("def f(x):", SamplingParams(n=3, max_tokens=2, ignore_eos=True))
+        engine: Any = llm._engine
+        stats = engine.stats()
+        [prompt] = llm.generate("def f(x):", SamplingParams(n=1, max_tokens=1))
+        assert stats.prompt_tokens == 2 * len(prompt.prompt_token_ids)
+        assert stats.cached_tokens <= stats.prompt_tokens

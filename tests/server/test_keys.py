@@ -236,7 +236,9 @@ def test_keys_appear_by_name_only(
     from inferno.server.observe.logs import log_request
 
     file = tmp_path / "keys.toml"
-    file.write_text('[keys.alice]\nkey = "sk-verysecret"')
+    file.write_text(
+        '[keys.alice]\nkey = "sk-verysecret"\nadmin = true\n[keys.bob]\nkey = "sk-another"'
+    )
     logger = logging.getLogger("inferno")
     propagate, logger.propagate = logger.propagate, True
     keys = Keys((), file)
@@ -249,6 +251,10 @@ def test_keys_appear_by_name_only(
     assert [line.get("key") for line in lines if line] == ["alice", None]
     shown = http.get("/metrics", headers=bearer("sk-verysecret")).text
     assert 'inferno_key_requests_total{key="alice"} 1.0' in shown
+    other = http.get("/metrics", headers=bearer("sk-another")).text
+    assert "inferno_http_requests_total" in other and "alice" not in other, (
+        "it may not administrate"
+    )
     assert "secret" not in shown + json.dumps(lines) + caplog.text + repr(keys.all)
 
 

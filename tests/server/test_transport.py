@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server.http.transport import Limits, peer_uid
+from inferno.server.http.transport import Limits, _unless_gone, peer_uid
 
 Start = Callable[..., Live]
 QUICK = Limits(head_seconds=0.3, body_seconds=0.3)
@@ -56,6 +57,13 @@ def read_error(client: socket.socket) -> tuple[int, str]:
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", 431, "head_too_large"),
         (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large"),
         (b"never HTTP\r\n\r\n", 400, "invalid_http"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: other\r\n\r\n", 400, "invalid_http"),
+        (
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"1\r\n{\r\n0\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+            431,
+            "head_too_large",
+        ),
     ],
 )
 def test_a_request_that_is_slow_or_huge_or_no_http_is_refused(
@@ -141,6 +149,26 @@ def test_an_answer_to_http_1_0_has_no_chunks_and_ends_with_the_connection(
         assert payload.startswith(b"data: {") and payload.endswith(b"data: [done]\n\n")
     else:
         assert json.loads(payload)["object"] == "text_completion"
+
+
+def test_an_answer_that_cannot_be_written_to_a_client_that_is_gone_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("unable to perform operation on a closed transport")
+
+    async def check(*, closing: bool) -> bool:
+        transport = SimpleNamespace(is_closing=lambda: closing)
+        cycle: Any = SimpleNamespace(disconnected=False, transport=transport)
+        none: Any = None
+        await _unless_gone(app, cycle, none, none, none)
+        return bool(cycle.disconnected)
+
+    with caplog.at_level(logging.DEBUG):
+        assert asyncio.run(check(closing=True))
+        with pytest.raises(RuntimeError):
+            asyncio.run(check(closing=False))
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_pipelined_requests_are_answered_in_order(live: Start) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 from attrs import frozen
 
-from inferno.cli.options import together
+from inferno.cli.options import FiniteRange, together
 
 _network = partial(click.option, panel="Network")
 _limits = partial(click.option, panel="Limits")
@@ -66,12 +66,12 @@ network_options = together(
         ),
         _limits(
             "--request-timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=FiniteRange(0, min_open=True),
             help="Seconds that an answer may take; then it ends with a 504. [default: unlimited]",
         ),
         _limits(
             "--engine-timeout",
-            type=click.FloatRange(0),
+            type=FiniteRange(0),
             default=120,
             help="Seconds after which an engine process is replaced that gives no sign of life, or "
             "whose step takes over 20 times what it should; 0 for never.",

@@ -3,6 +3,7 @@ same option, the name is vLLM's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,16 @@ DTYPES = {
     "half": "float16",
     "fp16": "float16",
 }
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, of which infinity and `nan` are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
 
 
 def declare(function: Callable[..., Any]) -> click.Command:
@@ -214,7 +225,9 @@ engine_options = together(
             help="The most tokens that are kept of a session. [default: the longest context]",
         ),
         _engine(
-            "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
+            "--threads",
+            type=click.IntRange(max=1024),
+            help="CPU threads. [default: the cores, or one for a tiny model]",
         ),
         _engine(
             "--batch-invariant",

@@ -17,6 +17,7 @@ from inferno.cli.operations import operation_options
 from inferno.cli.options import (
     DEFAULT_REF,
     FIRST_QUESTION,
+    FiniteRange,
     chosen,
     declare,
     engine_options,
@@ -56,7 +57,7 @@ log = logging.getLogger("inferno.server")
 )
 @click.option(
     "--shutdown-timeout",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=30,
     help="Seconds that running requests may take to finish at shutdown.",
 )
@@ -87,7 +88,7 @@ log = logging.getLogger("inferno.server")
 )
 @click.option(
     "--store-days",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Days after its last use when a stored response is deleted. [default: never]",
 )
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")

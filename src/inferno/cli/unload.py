@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import rich_click as click
 
-from inferno.cli.options import debug_option, declare
+from inferno.cli.options import FiniteRange, debug_option, declare
 from inferno.cli.running_server import call, server_options
 
 
@@ -13,7 +13,7 @@ from inferno.cli.running_server import call, server_options
 @server_options
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=30,
     help="Time that its requests may take to end before they are aborted.",
 )

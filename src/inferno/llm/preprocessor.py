@@ -250,6 +250,7 @@ class Preprocessor:
                 session=session,
                 bad_words=bad_words,
                 pooling=pooling,
+                is_copy=i > 0,
                 unseeded=self.seeds.getrandbits(64),
             )
             for i in range(params.n)

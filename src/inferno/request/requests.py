@@ -84,6 +84,9 @@ class Request:
     """The tokens of `params.bad_words`."""
     pooling: Reduction | None = None
     """Return the prompt's embedding, or its labels' logits, instead of generating."""
+    is_copy: bool = False
+    """Whether it is one of several answers to a prompt, and not the first: its prompt is counted
+    with that one."""
     unseeded: int = field(factory=lambda: secrets.randbits(64))
     """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
@@ -230,7 +233,8 @@ class EngineStats:
     """Requests that ended because the model's numbers were not finite."""
 
     def count_prompt(self, num_tokens: int, num_found: int, *, again: bool) -> None:
-        """Count an admission, `again` after a preemption, with the tokens found in the cache."""
+        """Count an admission with the tokens found in the cache: `again` after a preemption, or for
+        another answer to the same prompt."""
         self.prefix_queries += num_tokens
         self.prefix_hits += num_found
         if not again:

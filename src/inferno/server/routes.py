@@ -99,10 +99,14 @@ def version() -> dict[str, str]:
 
 
 @get("/metrics", media_type=MediaType.TEXT, sync_to_thread=False)
-def metrics(state: AppState) -> Response[bytes]:
-    """Export metrics in Prometheus' exposition format."""
+def metrics(request: Request[Any, Any, Any], state: AppState) -> Response[bytes]:
+    """Export metrics in Prometheus' exposition format. Those of each key are shown to keys that may
+    administrate, and where no key is needed."""
     exported: Metrics = state.metrics
-    return Response(exported.text(), media_type="text/plain; version=0.0.4")
+    record = record_of(request.scope)
+    key = None if record is None else record.key
+    text = exported.text(keys=key is None or key.admin)
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 @post_body(TokenizeRequest)

@@ -112,7 +112,8 @@ class Admission:
     def _take(self, sequence: Sequence, match: Match) -> None:
         self.rows.take(sequence, match)
         again = sequence.num_cached is not None
-        self.stats.count_prompt(len(sequence.token_ids), sequence.num_computed, again=again)
+        counted = again or sequence.request.is_copy
+        self.stats.count_prompt(len(sequence.token_ids), sequence.num_computed, again=counted)
         if not again:
             sequence.num_cached = sequence.num_computed
             loaded = match.num_blocks - match.num_cached

@@ -25,7 +25,13 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from inferno.errors import AuthenticationError, OptionError, PermissionDeniedError
+from inferno.configs.files import contents
+from inferno.errors import (
+    AuthenticationError,
+    CheckpointError,
+    OptionError,
+    PermissionDeniedError,
+)
 from inferno.server.access.limits import Account, Bucket, Key
 from inferno.server.observe.record import record_of
 
@@ -33,6 +39,8 @@ log = logging.getLogger("inferno.server")
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
+_MOST_BYTES = 4 * 2**20
+"""Of a file of keys."""
 _LOOPBACK = ("127.0.0.1", "::1")
 _FORWARDED = (
     *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
@@ -186,7 +194,11 @@ def owner_of(connection: Connection) -> str:
 def read_keys(file: Path) -> tuple[Key, ...]:
     """Read a file of keys. Raises OptionError."""
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(contents(file, _MOST_BYTES).decode())
+        if file.stat().st_mode & 0o044 and any("key" in t for t in _tables(content)):
+            log.warning("other users can read the keys in %s: chmod 600 %s", file, file)
+    except CheckpointError as error:
+        raise OptionError(f"cannot read the keys in {file}: {error.cause}", error.remedy) from error
     except (OSError, ValueError) as error:
         raise OptionError(
             f"cannot read the keys in {file}: {error}", "Give a TOML file with [keys.NAME] tables."
@@ -202,6 +214,11 @@ def read_keys(file: Path) -> tuple[Key, ...]:
             "Write a table for each key: [keys.NAME].",
         )
     return tuple(_parse(name, table) for name, table in tables.items())
+
+
+def _tables(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tables = content.get("keys")
+    return [t for t in tables.values() if isinstance(t, dict)] if isinstance(tables, dict) else []
 
 
 @frozen(kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from inferno.errors import AddressError, OptionError
 
+log = logging.getLogger("inferno.server")
+_MOST_PATH = 103
+"""Bytes of a Unix socket's path on every system."""
 UDS_MODE = 0o600
 """Permissions of a Unix socket: only this user."""
 
@@ -57,10 +61,17 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
             f"cannot use the certificate {certfile} with the key {keyfile or certfile}: {error}",
             "Give PEM files of a certificate and its unencrypted private key.",
         ) from error
+    if os.stat(key := keyfile or certfile).st_mode & 0o044:
+        log.warning("other users can read the private key in %s: chmod 600 %s", key, key)
 
 
 def _bind_unix(path: Path, mode: int) -> socket.socket:
     """Listen on a Unix socket. A file that a dead server left is replaced."""
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise AddressError(
+            f"the path {str(path)[:80]}... is too long for a Unix socket",
+            f"Give one of at most {_MOST_PATH} bytes: --uds PATH.",
+        )
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise AddressError(f"{path} is a file", "Give a path that does not exist: --uds PATH.")
     if path.exists() and _answers(path):

@@ -8,6 +8,7 @@ drains, each answer ends its connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 import socket
 import struct
@@ -28,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from inferno.server.access.keys import PEER_UID
 from inferno.server.http.apis import Apis
 
+log = logging.getLogger("inferno.server")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE_SECONDS = 0.1
 """Seconds between checks whether a client that has closed its side is still there."""
@@ -118,6 +120,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            self._refuse(400, "the request has several Host headers", "Send one.", "invalid_http")
+            raise httptools.HttpParserError("refused")
         size = len(self.url) + sum(len(n) + len(v) + 4 for n, v in self.headers)
         if size > self._limits.head_bytes:
             self._refuse_head()
@@ -126,6 +131,15 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self._door.draining:
             self.cycle.keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+            return
+        self._head_bytes += len(name) + len(value) + 4  # of trailers, which nobody reads
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse_head()
+            raise httptools.HttpParserError("refused")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -150,6 +164,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if cycle.scope["http_version"] == "1.0":
             app = partial(_until_close, app, cycle)
+        app = partial(_unless_gone, app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _head_is_late(self) -> None:
@@ -219,6 +234,24 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+async def _unless_gone(
+    app: ASGI3Application,
+    cycle: RequestResponseCycle,
+    scope: Scope,
+    receive: ASGIReceiveCallable,
+    send: ASGISendCallable,
+) -> None:
+    """Run the app. That an answer cannot be written because its client is gone is no error of the
+    server."""
+    try:
+        await app(scope, receive, send)
+    except (RuntimeError, OSError) as error:
+        if not (cycle.disconnected or cycle.transport.is_closing()):
+            raise
+        cycle.disconnected = True
+        log.debug("the client was gone before its answer was sent: %s", error)
 
 
 async def _until_close(

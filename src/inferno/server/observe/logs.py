@@ -83,6 +83,7 @@ def fields(record: Record) -> dict[str, Any]:
     line: dict[str, Any] = {
         "request_id": record.id,
         "status": record.status,  # None: the client was gone before the response began
+        "client": record.client or None,
         "key": record.key_name or None,
         "model": record.model,
     }

@@ -203,8 +203,9 @@ class Metrics:
         """`keys` are shown by name, if given."""
         self._registry = registry = CollectorRegistry()
         registry.register(_Models(models))
+        self._keys = CollectorRegistry()
         if keys is not None:
-            registry.register(_Keys(keys))
+            self._keys.register(_Keys(keys))
         if store is not None:
             registry.register(_Stores(store))
 
@@ -266,9 +267,9 @@ class Metrics:
         """Count a response."""
         self._http.labels(str(status)).inc()
 
-    def text(self) -> bytes:
-        """Render the exposition format."""
-        return generate_latest(self._registry)
+    def text(self, *, keys: bool = True) -> bytes:
+        """Render the exposition format, with what is shown of `keys` or without."""
+        return generate_latest(self._registry) + (generate_latest(self._keys) if keys else b"")
 
 
 @frozen(eq=False)

@@ -33,6 +33,8 @@ class Record:
     header and a log line; else a new one."""
     method: str
     path: str
+    client: str = ""
+    """Its client's address; empty on a Unix socket."""
     started: float = field(factory=time.monotonic)
     key: Key | None = None
     """The API key, once it is checked; None without keys."""
@@ -141,6 +143,7 @@ async def in_record(
         return
     record = Record(request.id, request.method, request.path, key=request.key, status=200)
     record.keeps_prompts, record.trace_headers = request.keeps_prompts, request.trace_headers
+    record.client = request.client
     if record.key is not None:
         record.key.account.running += 1
         record.at_end.append(record.key.account.leave)
@@ -172,6 +175,7 @@ class Recorded:
         sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
         header = safe_id(sent.decode("latin-1"))
         record = Record(header or uuid.uuid4().hex, scope["method"], scope["path"])
+        record.client = (scope.get("client") or ("",))[0] or ""
         record.keeps_prompts = self._prompts
         record.trace_headers = {
             name.decode(): value.decode("latin-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,8 +106,28 @@ class Connection:
 def _open(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         # Only its user may read the file; SQLite gives its own files the same permissions.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
+        try:
+            _check_private(path, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
     return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
+
+
+def _check_private(path: Path, found: os.stat_result) -> None:
+    """Raise OptionError unless the file is this user's own, and nobody else may use it."""
+    if not stat.S_ISREG(found.st_mode):
+        raise OptionError(f"{path} is not a regular file", "Give the path of a file: --store PATH")
+    if found.st_uid != os.geteuid():
+        raise OptionError(
+            f"{path} belongs to another user, who can read what is stored",
+            "Give the path of a new file: --store PATH",
+        )
+    if found.st_mode & 0o077:
+        raise OptionError(
+            f"other users may use {path}: its mode is {stat.S_IMODE(found.st_mode):04o}",
+            f"If it is a store, keep it to yourself: chmod 600 {path}. Else name a new file.",
+        )
 
 
 def explained(path: Path | None, error: Exception) -> tuple[str, str]:
