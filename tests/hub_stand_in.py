@@ -27,6 +27,9 @@ class Hub:
     repos: dict[str, dict[str, bytes]] = field(factory=dict)
     gated: set[str] = field(factory=set)
     broken: bool = False
+    silent: str = ""
+    """What the paths contain that are never answered: "/" for all."""
+    ended: threading.Event = field(factory=threading.Event)
     asked: list[tuple[str, str]] = field(factory=list)
 
     def downloads(self) -> list[str]:
@@ -45,7 +48,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append((self.command, path))
-            if hub.broken:
+            if hub.silent and hub.silent in path:
+                hub.ended.wait()
+            elif hub.broken:
                 self.answer(502)
             elif path.startswith("/api/models/"):
                 self.api(path.removeprefix("/api/models/").split("/"))
@@ -138,5 +143,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     }.items():
         monkeypatch.setenv(f"HF_{name}", value)  # for other processes
     yield hub
+    hub.ended.set()
     server.shutdown()
     server.server_close()

@@ -225,6 +225,33 @@ def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(
         assert not isinstance(caught.value, ModelNotFoundError)
 
 
+@pytest.mark.parametrize("silent", ["/", "/tree/"])
+@pytest.mark.parametrize("ref", ["toys/other", "toys/other/model.gguf"])
+def test_a_hub_that_never_answers_cannot_be_reached(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, silent: str, ref: str
+) -> None:
+    monkeypatch.setattr("inferno.builtin.sources.PATIENCE", 0.2)
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda s: None))
+    hub.repos["toys/other"], hub.silent = MODEL, silent
+
+    with pytest.raises(ModelNotFoundError, match="cannot be reached|has no file"):
+        fetch(ref)
+
+
+@pytest.mark.parametrize("ref", ["toys/bear", "toys/bear/config.json"])
+def test_what_is_here_is_taken_from_a_hub_that_never_answers(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ref: str
+) -> None:
+    monkeypatch.setattr("inferno.builtin.sources.PATIENCE_IF_HERE", 0.2)
+    hub.repos["toys/bear"] = MODEL
+    path = fetch(ref)
+    hub.silent = "/"
+    hub.asked.clear()
+
+    assert fetch(ref) == path
+    assert len(hub.asked) == 1 and "does not answer" in caplog.text
+
+
 def test_a_hub_without_an_address_is_one_that_cannot_be_reached(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,9 @@ that listing plugins stays cheap.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,11 @@ UNWANTED = ("[!0-9]*/*", "consolidated*")
 """Folders (onnx, original), but not those of sentence-transformers' modules (1_Pooling), and
 Mistral's second copy of the weights."""
 
+PATIENCE, PATIENCE_IF_HERE = 10.0, 2.0
+"""Seconds to wait for the hub's answer: to each question, and to the first if the model is already
+on this machine."""
+
+_LOG = logging.getLogger(__name__)
 _PART = r"[A-Za-z0-9][\w.-]*"
 _REF = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?",
@@ -52,32 +59,94 @@ def is_hub(ref: str) -> bool:
 
 def fetch_hub(ref: str, options: FetchOptions) -> Path:
     """Download the missing files of a model, or one of its files, into the hub's cache."""
+    wanted = _HubRef.parse(ref, options.revision)
+    with _limited():
+        with _explained(wanted, options):
+            path = _fetched(wanted, options)
+        if not wanted.file and not any(path.glob("*.safetensors")):
+            raise ModelNotFoundError(
+                f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options)
+            )
+    return path
+
+
+def _fetched(wanted: _HubRef, options: FetchOptions) -> Path:
+    here = _on_disk(wanted, options)
+    if not options.offline and _is_silent(wanted, PATIENCE_IF_HERE if here else PATIENCE):
+        if here is None:
+            raise _not_here(wanted, options)
+        _LOG.warning("the hub does not answer: taking %s as it is on this machine", wanted.repo)
+        return here
+    return _download(wanted, options, offline=options.offline)
+
+
+def _download(wanted: _HubRef, options: FetchOptions, *, offline: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    wanted = _HubRef.parse(ref, options.revision)
     common: dict[str, Any] = {
         "revision": wanted.revision,
-        "local_files_only": options.offline,
+        "local_files_only": offline,
         "library_name": "inferno",
         "tqdm_class": None if options.progress else _silent_bar(),
     }
-    with _explained(wanted, options):
-        if wanted.file:
-            files = {
-                part: Path(hf_hub_download(wanted.repo, part, **common))
-                for part in _parts(wanted.file)
-            }
-            return files[wanted.file]
-        path = Path(
-            snapshot_download(
-                wanted.repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), **common
-            )
+    if wanted.file:
+        files = {
+            part: Path(hf_hub_download(wanted.repo, part, **common)) for part in _parts(wanted.file)
+        }
+        return files[wanted.file]
+    common |= {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    return Path(snapshot_download(wanted.repo, **common))
+
+
+def _on_disk(wanted: _HubRef, options: FetchOptions) -> Path | None:
+    """Return what is wanted if all of it was downloaded before, whatever the hub has now."""
+    from huggingface_hub import errors
+
+    try:
+        return _download(wanted, options, offline=True)
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _is_silent(wanted: _HubRef, seconds: float) -> bool:
+    """Return whether the hub accepts a question and leaves it open. Asked first, because the client
+    repeats its own questions for minutes."""
+    from huggingface_hub import HfApi, constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    http = sys.modules[type(get_session()).__module__.partition(".")[0]]  # httpx, or httpx2
+    try:
+        HfApi(library_name="inferno").repo_info(
+            wanted.repo, revision=wanted.revision, timeout=seconds
         )
-    if not any(path.glob("*.safetensors")):
-        raise ModelNotFoundError(
-            f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options)
-        )
-    return path
+    except http.TimeoutException:
+        return True
+    except Exception:  # it answers: the download says what is wrong
+        return False
+    return False
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Context in which the client waits `PATIENCE` for each read that it would await without
+    end."""
+    from huggingface_hub import get_session
+
+    def limit(request: Any) -> None:
+        limits = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {
+            step: PATIENCE if limits.get(step) is None else limits[step]
+            for step in ("connect", "read", "write", "pool")
+        }
+
+    client = get_session()
+    hooks = client.event_hooks
+    client.event_hooks = {**hooks, "request": [*hooks["request"], limit]}
+    try:
+        yield
+    finally:
+        client.event_hooks = hooks
 
 
 def _parts(file: str) -> list[str]:
