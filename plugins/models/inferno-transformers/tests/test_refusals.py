@@ -4,7 +4,8 @@ noticed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.testing import run_python
-from inferno_transformers import skeleton
+from inferno_transformers import inspection, skeleton
 from inferno_transformers.adapt import Recipe
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.inspection import window_of
@@ -139,6 +140,25 @@ def test_more_modules_than_anyone_publishes_are_not_built(monkeypatch: pytest.Mo
                 "num_hidden_layers": 3,
             }
         )
+
+
+def test_what_one_layer_shows_is_known_of_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is built twice, not once for each of its routers, whose matrices the code reads."""
+    built: list[int] = []
+
+    def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> skeleton.Skeleton:
+        built.append(len(plain))
+        return skeleton.build(fields, plain)
+
+    monkeypatch.setattr(inspection, "skeleton", SimpleNamespace(build=build))
+    longcat = {
+        "architectures": ["LongcatFlashForCausalLM"],
+        "model_type": "longcat_flash",
+        "num_layers": 3,
+        "num_hidden_layers": 6,
+    }
+    found = inspection.inspect(json.dumps(longcat))
+    assert built == [0, 3] and len(found["plain"]) == 3 and len(found["attention"]) == 6
 
 
 TOKENS = 127

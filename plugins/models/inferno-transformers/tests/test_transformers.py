@@ -125,6 +125,16 @@ class TestOlmo2(FamilyTests):
     config = family("olmo2")
 
 
+class TestModernBertDecoder(FamilyTests):
+    """A head that the code calls `decoder`, and hands its argument by name."""
+
+    config = family(
+        "modernbert-decoder", sliding_window=24, global_attn_every_n_layers=2, num_hidden_layers=3
+    )
+    # Its head has a layer of its own, which sees sampled rows only: adapters cannot change that.
+    test_adapters_in_one_batch_equal_merged_models: Any = None
+
+
 class TestGranite(FamilyTests):
     """Multipliers on embeddings, scores, residuals and logits."""
 

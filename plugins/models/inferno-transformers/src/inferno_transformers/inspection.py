@@ -7,6 +7,7 @@ Suffixes: T tokens, H query heads, K key/value heads, C head dim, N positions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -53,8 +54,9 @@ def inspect(config: str) -> dict[str, Any]:
             record, vocab_size = _run(found.model)
         except UnsupportedError as error:
             read = {path for path, weight in weights.items() if weight.is_read}
-            if read:  # again, with torch's own matrices there
-                plain |= read
+            if read:  # again, with torch's own matrices there and in all layers alike
+                kinds = {_kind(path) for path in read}
+                plain |= {path for path in weights if _kind(path) in kinds}
                 continue
             cause = f"{fields['architectures'][0]} {CANNOT}: {error.cause}"
             raise UnsupportedError(cause, error.remedy) from error
@@ -68,6 +70,11 @@ def inspect(config: str) -> dict[str, Any]:
         "plain": sorted(plain),
         "unused_tensors": list(found.tied),
     }
+
+
+def _kind(path: str) -> str:
+    """The path of a module in whichever layer: with `*` for each number."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _give_shapes(model: Any) -> dict[str, _Watched]:

@@ -77,8 +77,8 @@ class HostedLinear(Linear):
         self.bias = original.bias
         self.in_features, self.out_features = original.in_features, original.out_features
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _by_rows(super().forward, x)
+    def forward(self, input: Tensor) -> Tensor:  # some code names the argument, as torch does
+        return _by_rows(super().forward, input)
 
 
 class HostedHead(HostedLinear, LMHead):
@@ -90,8 +90,8 @@ class HostedTiedHead(TiedLMHead):
         super().__init__(embedding)
         self.bias = bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = _by_rows(super().forward, x)
+    def forward(self, input: Tensor) -> Tensor:
+        y = _by_rows(super().forward, input)
         return y if self.bias is None else y + self.bias
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from inferno.nn import Attention, Layer
 from inferno.nn.batch import Batch
@@ -74,7 +75,10 @@ def logits(causal: Any, x_SD: Tensor) -> Tensor:
 
 def _decoder(causal: Any) -> Any:
     """The module from token ids to hidden states. In some models it is inside the base model."""
-    return causal.get_decoder()
+    found = causal.get_decoder()
+    return (
+        found if isinstance(found, PreTrainedModel) else causal.base_model
+    )  # some heads are `decoder`
 
 
 @frozen(eq=False)

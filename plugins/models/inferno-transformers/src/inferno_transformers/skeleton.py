@@ -173,7 +173,9 @@ def _parameters_on_meta() -> Iterator[None]:
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, param)
         if param is not None and not param.is_meta:
-            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+            param = module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+        if param is not None:  # nothing is drawn for it: in a large mixture, that takes seconds
+            vars(param)["_is_hf_initialized"] = True
         if next(count) > MOST_TENSORS:
             raise ValueError(f"it has more than {MOST_TENSORS} tensors")
 
