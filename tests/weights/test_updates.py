@@ -4,8 +4,10 @@ and nothing that the old ones computed is used again."""
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from tests.weights.test_sleep import DEMO, GREEDY, load, prompt_of, request, run
 from torch import Tensor
 
 from inferno import LLM, AsyncLLM, SamplingParams
-from inferno.errors import CheckpointError, RequestError
+from inferno.errors import CheckpointError, OutOfMemoryError, RequestError
 from inferno.plan import resolve
+from inferno.weights.updates import write_tensors
 
 PROMPT = prompt_of(1)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -208,14 +211,24 @@ def test_what_does_not_fit_changes_nothing(model: Path, tmp_path: Path) -> None:
     assert set(Path(tempfile.gettempdir()).glob("inferno_weights_*")) == files
 
 
-def test_temporary_files_go_once_nothing_needs_them(model: Path) -> None:
+def open_files() -> Iterator[str]:
+    """Names of files that this process has open."""
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor that lists them
+            yield os.readlink(each)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_temporary_files_have_no_names_and_go_once_nothing_needs_them(model: Path) -> None:
+    """A process that is killed leaves none behind."""
     old = stored(model)
     names = [name for name in old if name.endswith("v_proj.weight")]
     folder = Path(tempfile.gettempdir())
     files = set(folder.glob("inferno_weights_*"))
 
     def made() -> int:
-        return len(set(folder.glob("inferno_weights_*")) - files)
+        assert set(folder.glob("inferno_weights_*")) == files
+        return sum("inferno_weights_" in each for each in open_files())
 
     with LLM("demo", dtype="float32", **DEMO) as llm:
         llm.update_weights([(names[0], old[names[0]])])
@@ -223,21 +236,33 @@ def test_temporary_files_go_once_nothing_needs_them(model: Path) -> None:
         assert made() == 2
         llm.update_weights([(name, old[name]) for name in names])
         assert made() == 1
+        llm.sleep(2)
+        llm.wake_up()  # from the file without a name
+        assert made() == 1
     assert made() == 0
 
 
-def test_temporary_files_go_with_the_engine_process(model: Path) -> None:
+def test_what_killed_processes_have_left_is_deleted(tmp_path: Path) -> None:
+    left, fresh = (tmp_path / f"inferno_weights_{name}.safetensors" for name in "ab")
+    for file in (left, fresh):
+        file.touch()
+    os.utime(left, (0, 0))
+    written = write_tensors([("a", torch.zeros(2))], tmp_path)
+    assert set(tmp_path.iterdir()) == {fresh, written}
+
+
+def test_an_engine_process_leaves_no_temporary_files(model: Path) -> None:
     [(name, tensor), *_] = stored(model).items()
     folder = Path(tempfile.gettempdir())
     files = set(folder.glob("inferno_weights_*"))
 
-    async def updated() -> int:
+    async def updated() -> str:
         async with AsyncLLM("demo", dtype="float32", **DEMO) as llm:
             await llm.update_weights([(name, tensor)])
-            return len(set(folder.glob("inferno_weights_*")) - files)
+            assert set(folder.glob("inferno_weights_*")) == files
+            return llm.weight_version
 
-    assert asyncio.run(updated()) == 1
-    assert set(folder.glob("inferno_weights_*")) == files
+    assert asyncio.run(updated()) == "1"
 
 
 def test_weights_outlive_the_file_but_a_deep_sleep_needs_it(
@@ -291,3 +316,22 @@ def test_if_the_new_weights_do_not_load_the_old_ones_are_again(
         llm.wake_up()
         assert ask(llm) == expected
         assert set(Path(tempfile.gettempdir()).glob("inferno_weights_*")) == files
+
+
+def test_a_lack_of_memory_for_what_runs_new_weights_is_told_as_one(model: Path) -> None:
+    engine = load()
+
+    def again() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    assert engine._home is not None
+    home, right = engine._home, engine._home.again
+    home.again = again
+    with pytest.raises(OutOfMemoryError, match="memory to update its weights"):
+        engine.update_weights(model)
+    assert engine.asleep
+    home.again = right
+    engine.wake_up()
+    engine.submit(request("a", GREEDY))
+    assert run(engine) and engine.weight_version == "1"
+    engine.close()

@@ -323,11 +323,9 @@ class Engine:
     def wake_up(self, *, cache: bool = True) -> None:
         """Load what `sleep` released, or without `cache` only the weights: it sleeps on. Raises
         what loading raises; then it is asleep."""
-        from inferno.device import device_errors
-
         home = self._needed_home()
         if self.asleep:
-            with device_errors(self.plan.device, "wake up"):
+            with home.errors("wake up"):
                 home.resident.restore()
                 if cache:
                     self._rise(home)
@@ -345,11 +343,12 @@ class Engine:
             home.resident.apply(update, version, load=False)
             return self.weight_version
         self._let_go()
-        try:
-            home.resident.apply(update, version)
-        finally:
-            if home.resident.loaded is not None:
-                self._rise(home)
+        with home.errors("update its weights"):
+            try:
+                home.resident.apply(update, version)
+            finally:
+                if home.resident.loaded is not None:
+                    self._rise(home)
         self._versions = Versions()
         return self.weight_version
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
 from attrs import define
@@ -10,6 +11,7 @@ from attrs import define
 from inferno.constraints import Constraint, Grammars
 from inferno.contracts import Sessions
 from inferno.core.kvcache import CacheGroups
+from inferno.device import device_errors
 from inferno.plan import Opened, Plan
 from inferno.request.requests import Request
 from inferno.stores import NO_STORE, NoStore, open_store
@@ -66,6 +68,10 @@ class Home:
         runner, store = self.run(plan, groups, sessions)
         runner.capture_ahead()
         return runner, store
+
+    def errors(self, purpose: str) -> AbstractContextManager[None]:
+        """Context in which torch's errors about the device become the engine's."""
+        return device_errors(self.resident.opened.plan.device, purpose)
 
     def constrain(self, request: Request) -> Constraint | None:
         """Read a request's adapter, and return its constraint."""

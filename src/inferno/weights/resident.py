@@ -118,8 +118,8 @@ class Resident:
     def checked(self, path: Path, *, temporary: bool = False) -> Update:
         """Read the headers of tensors and check them against the checkpoint, and their numbers.
         Changes nothing. Raises CheckpointError."""
+        update, plan = Update.of(path, temporary=temporary), self.opened.plan
         try:
-            update, plan = Update.of(path, temporary=temporary), self.opened.plan
             names, patterns = update.tensors.stored, unused_tensors(self.opened.config)
             unread = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
             self._check_taken(update)
@@ -128,8 +128,7 @@ class Resident:
             for other in needed([*self._updates, update]):
                 other.check_unchanged()
         except BaseException:
-            if temporary:
-                path.unlink(missing_ok=True)
+            update.close()
             raise
         return update
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 """Safetensors' names of dtypes, by torch's."""
+_NAME_FILE = "Name a safetensors file, or a folder with such files."
+_PREFIX = "inferno_weights_"
+_LEFT = 24 * 3600
+"""Seconds after which nobody will take a temporary file any more."""
 _SHOWN = 3
 """Names that an error lists."""
 
@@ -33,8 +39,8 @@ class Update:
     writes the files may write the next ones over them once the model is loaded."""
 
     tensors: SafetensorsCheckpoint
-    temporary: bool = False
-    """Whether the file is deleted with this."""
+    _held: int | None = None
+    """The descriptor that keeps a file without a name."""
     _states: Mapping[Path, list[int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -42,20 +48,25 @@ class Update:
 
     @classmethod
     def of(cls, path: Path, *, temporary: bool = False) -> Update:
-        """Read the headers. Raises CheckpointError."""
+        """Read the headers. A `temporary` file loses its name, so that the system deletes it with
+        this process, however that ends. Raises CheckpointError."""
+        held = None
         try:
+            if temporary:
+                held, named = os.open(path, os.O_RDONLY), path
+                path = Path(f"/dev/fd/{held}")
+                named.unlink()
             tensors = SafetensorsCheckpoint.of_tensors(path)
-            update = cls(tensors, temporary)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error.strerror or error}",
-                "Name a safetensors file, or a folder with such files.",
-            ) from error
-        if not tensors.stored:
-            raise CheckpointError(
-                f"{path} has no tensors", "Name a safetensors file, or a folder with such files."
-            )
-        return update
+            if not tensors.stored:
+                raise CheckpointError(f"{path} has no tensors", _NAME_FILE)
+            return cls(tensors, held)
+        except BaseException as error:
+            if held is not None:
+                os.close(held)
+            if isinstance(error, OSError):
+                why = error.strerror or error
+                raise CheckpointError(f"{path} cannot be read: {why}", _NAME_FILE) from error
+            raise
 
     def read(self, name: str) -> Tensor:
         """Return a copy of a tensor. Raises CheckpointError, also if its file has changed."""
@@ -88,10 +99,10 @@ class Update:
             )
 
     def close(self) -> None:
-        """Delete the file if it is temporary."""
-        for file in self.tensors.files if self.temporary else ():
-            with suppress(OSError):
-                file.unlink()
+        """Let go of the file if it is temporary, which deletes it."""
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
 
 
 @frozen(eq=False)
@@ -186,6 +197,7 @@ def write_tensors(tensors: Iterable[tuple[str, Any]], folder: Path | None = None
     path. Raises RequestError for what are no tensors."""
     import torch
 
+    _sweep(Path(folder or tempfile.gettempdir()))
     given: dict[str, Tensor] = {}
     header, offset = dict[str, Any](), 0
     for name, tensor in _pairs(tensors):
@@ -205,7 +217,7 @@ def write_tensors(tensors: Iterable[tuple[str, Any]], folder: Path | None = None
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with tempfile.NamedTemporaryFile(
-        prefix="inferno_weights_", suffix=".safetensors", dir=folder, delete=False
+        prefix=_PREFIX, suffix=".safetensors", dir=folder, delete=False
     ) as stream:
         path = Path(stream.name)
         try:
@@ -217,6 +229,14 @@ def write_tensors(tensors: Iterable[tuple[str, Any]], folder: Path | None = None
             path.unlink(missing_ok=True)
             raise
     return path
+
+
+def _sweep(folder: Path) -> None:
+    """Delete files of processes that were killed before an engine had taken them."""
+    for file in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone
+            if time.time() - file.stat().st_mtime > _LEFT:
+                file.unlink()
 
 
 def _pairs(tensors: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Tensor]]:
