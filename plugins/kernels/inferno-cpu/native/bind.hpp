@@ -7,6 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "upcoming.hpp"
+
 namespace nb = nanobind;
 using Address = uintptr_t;
 
@@ -15,18 +17,23 @@ inline T* at(Address a) {
   return reinterpret_cast<T*>(a);
 }
 
-// The ops of a recorded step, each with its arguments by value.
-struct Recording : std::vector<std::function<void()>> {
+// An op of a recorded step, with its arguments by value.
+struct Recorded {
+  std::function<void()> op;
+  bool product;  // whether it fetches what the ops up to the next product read
+  std::function<void(Upcoming&)> reads;  // adds what it reads to that
+};
+struct Recording : std::vector<Recorded> {
 };  // not a bare vector: nanobind converts those to Python lists
 inline thread_local Recording* recording = nullptr;  // each thread records its own ops, if any
 
 template <class Op>
-inline void run(const Op& op) {
+inline void run(const Op& op, bool product = false, std::function<void(Upcoming&)> reads = {}) {
   {
     nb::gil_scoped_release released;
     op();
   }
-  if (recording) recording->emplace_back(op);
+  if (recording) recording->push_back({op, product, std::move(reads)});
 }
 
 void bind_elementwise(nb::module_& m);

@@ -11,10 +11,12 @@ void bind_packed(nb::module_& m) {
   });
   m.def("packed_matmul", [](int layout, Address panels, int x_dtype, Address x, int y_dtype,
                             Address y, Address bias, int64_t M, int64_t N, int64_t K) {
-    run([=] {
-      active().packed->matmul(layout, at(panels), x_dtype, at(x), y_dtype, at(y), at(bias), M, N,
-                              K);
-    });
+    run(
+        [=] {
+          active().packed->matmul(layout, at(panels), x_dtype, at(x), y_dtype, at(y), at(bias), M,
+                                  N, K);
+        },
+        true);
   });
   m.def("packed_grouped",
         [](int layout, Address panels, int x_dtype, Address x, int y_dtype, Address y, Address bias,

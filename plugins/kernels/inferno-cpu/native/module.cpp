@@ -14,6 +14,23 @@
 #include "levels.hpp"
 #include "parallel.hpp"
 
+struct Told {  // while an op runs, which may throw
+  explicit Told(const Upcoming& later) { upcoming = later.count ? &later : nullptr; }
+  ~Told() { upcoming = nullptr; }
+};
+
+// Run recorded ops again. A product is told what is read between it and the next one.
+static void replay(const Recording& ops) {
+  for (auto op = ops.begin(); op != ops.end(); op++) {
+    Upcoming later;
+    if (op->product)
+      for (auto next = op + 1; next != ops.end() && !next->product; next++)
+        if (next->reads) next->reads(later);
+    Told told(later);
+    op->op();
+  }
+}
+
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // objects still alive at exit are not leaks of the bindings
   m.doc() =
@@ -41,11 +58,7 @@ NB_MODULE(_native, m) {
       .def(
           "replay",
           [](Recording& self) {
-            parallel_region(
-                [](void* ops) {
-                  for (const auto& op : *static_cast<Recording*>(ops)) op();
-                },
-                &self);
+            parallel_region([](void* ops) { replay(*static_cast<Recording*>(ops)); }, &self);
           },
           nb::call_guard<nb::gil_scoped_release>());
   bind_elementwise(m);

@@ -6,6 +6,7 @@
 #include "packed_tile.hpp"
 #include "parallel.hpp"
 #include "problems.hpp"
+#include "upcoming.hpp"
 #if defined(INFERNO_AMX)
 #include "simd/amx.hpp"
 #endif
@@ -213,6 +214,7 @@ struct Problem {
   int64_t tile, task;     // first ones, counted through all problems
   bool direct() const { return M <= kDirectRows; }
   int64_t step() const { return direct() ? 1 : kWidePanels; }  // panels multiplied at once
+  int64_t steps() const { return (count + step() - 1) / step(); }
   int64_t task_count() const { return (count + chunk - 1) / chunk; }
   int64_t begin(int64_t i) const { return M * i / tiles; }  // first row of a tile
   int rows(int64_t i) const { return int(begin(i + 1) - begin(i)); }
@@ -244,7 +246,7 @@ INL bool any_outlier(const uint8_t* outliers, int T) {
 // Run a part of a task: the panels [first, last) of a problem times the tiles [begin, end) of x.
 template <class Sink>
 void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t last, int64_t begin,
-               int64_t end, const uint8_t* xs, int64_t groups, Sink& sink) {
+               int64_t end, const uint8_t* xs, int64_t groups, const Upcoming* later, Sink& sink) {
   int64_t bytes = k.panel_bytes(groups), wide_bytes = k.unpacked_bytes(groups),
           step = problem.step();
   int64_t x_bytes = k.row_bytes(groups);
@@ -254,12 +256,12 @@ void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t l
   // Packed panels that are read once are prefetched a little ahead. During several tiles, each
   // prefetches its share of the next panels: memory is read while the processor multiplies. Threads
   // take tasks in turns, so a later task's panels follow the last ones.
-  int64_t later = first + inferno_threads * problem.chunk;
+  int64_t next_task = first + inferno_threads * problem.chunk;
   auto ahead = [&](int64_t p, int64_t i) -> Ahead {
     const uint8_t* panel = problem.panels + p * bytes;
     if (direct && problem.tiles == 1)  // of more than 4 rows, their whole group at once is better
       return {panel, panel + (problem.M <= 4 ? kAhead : 0), 1 << 16, bytes};
-    int64_t next = p + step < last ? p + step : later < problem.count ? later : p;
+    int64_t next = p + step < last ? p + step : next_task < problem.count ? next_task : p;
     int64_t share = bytes / (end - begin), read = direct ? bytes : wide_bytes;
     return {direct ? panel : unpacked, problem.panels + next * bytes + share * (i - begin),
             (share << 16) / read, next + step <= problem.count ? bytes : 0};
@@ -286,6 +288,7 @@ void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t l
       for (int t = 0; t < T; t++)  // both panels of a row at once: in bfloat16 they are one line
         for (int r = 0; r < at_once; r++)
           sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
+      if (later) fetch(*later, p / step * problem.tiles + i, problem.steps() * problem.tiles);
     }
     p += at_once;
   }
@@ -294,12 +297,12 @@ void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t l
 // Run one task: the panels [first, last) of a problem.
 template <class Sink>
 void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t last,
-              const uint8_t* xs, int64_t groups, Sink& sink) {
+              const uint8_t* xs, int64_t groups, const Upcoming* later, Sink& sink) {
   int64_t fits = kResidentBytes / (kWide * k.row_bytes(groups)) + 1, tiles = problem.tiles;
   int64_t parts = (tiles + fits - 1) / fits;
   for (int64_t i = 0; i < parts; i++)
     run_tiles(k, problem, first, last, tiles * i / parts, tiles * (i + 1) / parts, xs, groups,
-              sink);
+              later, sink);
 }
 
 // For each task of each problem: sink = make_sink(problem), then sink.take(n, t, values) for 16
@@ -320,6 +323,7 @@ void product(const Kernel& k, int dtype, const void* x, int64_t K, const Problem
                     problem.rows(i - problem.tile), kWideIsTiles && !problem.direct());
     }
   });
+  const Upcoming* later = num_problems == 1 && M > 1 ? upcoming : nullptr;
   parallel_chunks(last.task + last.task_count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
 #if defined(INFERNO_AMX)
@@ -328,7 +332,8 @@ void product(const Kernel& k, int dtype, const void* x, int64_t K, const Problem
       const Problem& problem = problem_at(problems, num_problems, &Problem::task, i);
       int64_t first = (i - problem.task) * problem.chunk, past = first + problem.chunk;
       auto sink = make_sink(problem);
-      run_task(k, problem, first, past < problem.count ? past : problem.count, xs, groups, sink);
+      run_task(k, problem, first, past < problem.count ? past : problem.count, xs, groups, later,
+               sink);
       sink.done();
     }
   });

@@ -3,11 +3,14 @@
 #include <atomic>
 #include <exception>
 
+#include "upcoming.hpp"
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <sched.h>
 #endif
 
 int inferno_threads = 1;
+__thread const Upcoming* upcoming = nullptr;
 
 namespace {
 

@@ -8,10 +8,12 @@ import time
 
 import pytest
 import torch
+from packed_matrices import matrix
+from torch import Tensor
 
 from inferno.nn import Dense
 from inferno.testing.grid import grid
-from inferno_cpu import _native, elementwise
+from inferno_cpu import _native, adapters, elementwise
 from inferno_cpu.dense import Panels
 from inferno_cpu.dtypes import DTYPES
 
@@ -41,6 +43,35 @@ def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
             output.fill_(float("nan"))
         recording.replay()
         assert all(torch.equal(output, want) for output, want in zip(outputs, wanted, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 21])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_product_that_fetches_for_the_adapters_after_it_changes_no_values(
+    count: int, rows: int
+) -> None:
+    """Whichever slots a replay has: more than are fetched, one, or none."""
+    _native.set_threads(count)
+    torch.manual_seed(0)
+    rank, inputs, outputs, slots = 4, 256, 160, 40
+    packed = matrix("q8_0", outputs, inputs, dtype=torch.bfloat16).panels
+    x_TI, slots_T = torch.randn(rows, inputs).bfloat16(), torch.arange(rows) % 3
+    down_SRI = torch.randn(slots, 2 * rank, inputs).bfloat16()
+    ups = [torch.randn(slots, rank, each).bfloat16() for each in (96, 64)]
+
+    def computed() -> Tensor:
+        y_TO = packed.matmul(x_TI)
+        kept.extend([y_TO, h_TR := adapters.shrink(x_TI, down_SRI, slots_T)])
+        return adapters.expand(y_TO, h_TR, ups, slots_T)
+
+    kept: list[Tensor] = []
+    with _native.Recording() as recording:
+        replayed = computed()
+    for own_T in (torch.arange(rows) * 2 % slots, torch.full((rows,), 39), torch.full((rows,), -1)):
+        slots_T.copy_(own_T)
+        expected = computed()
+        recording.replay()
+        assert torch.equal(replayed, expected)
 
 
 def test_an_operator_that_fails_ends_the_run() -> None:
