@@ -225,3 +225,25 @@ def test_only_admins_may(client: Any) -> None:
     for path in paths:
         assert http.post(path, json={"weights": "x"}, headers=forwarded).status_code == 403
     assert http.get("/v1/is_sleeping", headers=forwarded).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"model": "demo", "input": "hi", "max_output_tokens": 16}),
+        (
+            "/v1/messages",
+            {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]},
+        ),
+        ("/api/generate", {"model": "demo", "prompt": "hi", "options": {"num_predict": 2}}),
+        ("/completion", {"prompt": "hi", "n_predict": 2}),
+    ],
+)
+def test_every_api_says_the_version(server: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    version = server.get("/v1/models").json()["data"][0]["weight_version"]
+    for stream in (False, True):
+        answer = server.post(path, json={**body, "stream": stream})
+        if answer.status_code == 404:
+            pytest.skip("its distribution is not installed")
+        assert answer.status_code == 200, answer.text
+        assert f'"weight_version":"{version}"' in answer.text

@@ -288,6 +288,8 @@ class ResponsesShape(Shape[_Choice]):
             "user": None,
             "metadata": self.metadata,
         }
+        if version := self.choices[0].weight_version:
+            response["weight_version"] = version
         return response | ({"x_inferno": {"ignored": ignored}} if ignored else {})
 
     def _close(self, status: str | None = None) -> None:

@@ -123,11 +123,12 @@ class MessageShape(Shape[_Choice]):
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         usage = self._usage()
-        last = {"type": "message_delta", "delta": delta, "usage": usage}
+        last = {"type": "message_delta", "delta": delta, "usage": usage, **self._version()}
         return [_event(last), _event({"type": "message_stop"})]
 
     def whole(self) -> dict[str, Any]:
-        return self._message(self.choices[0].blocks, *self._stop(), self._usage())
+        message = self._message(self.choices[0].blocks, *self._stop(), self._usage())
+        return message | self._version()
 
     def error(self, error: BaseException) -> bytes:
         if not isinstance(error, InfernoError):
@@ -153,6 +154,10 @@ class MessageShape(Shape[_Choice]):
         }
         ignored = prepared.ignored
         return message | ({"x_inferno": {"ignored": ignored}} if ignored else {})
+
+    def _version(self) -> dict[str, str]:
+        version = self.choices[0].weight_version
+        return {"weight_version": version} if version else {}
 
     def _stop(self) -> tuple[str, str | None]:
         choice = self.choices[0]

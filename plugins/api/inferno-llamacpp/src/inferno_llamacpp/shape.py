@@ -96,6 +96,8 @@ class LlamaShape(Shape[_Choice]):
             "generation_settings": settings(self._model, prepared.params),
             "timings": self._timings(choice),
         }
+        if choice.weight_version:
+            final["weight_version"] = choice.weight_version
         if prepared.ignored:
             final["x_inferno"] = {"ignored": prepared.ignored}
         return final

@@ -127,6 +127,8 @@ class OllamaShape(Shape[_Choice]):
             "eval_count": choice.num_tokens,
             "eval_duration": _nanoseconds(now - first),
         }
+        if choice.weight_version:
+            final["weight_version"] = choice.weight_version
         if prepared.ignored:
             final["x_inferno"] = {"ignored": prepared.ignored}
         return final
