@@ -53,6 +53,8 @@ PATHS = {
     "/api/tags": "inferno-ollama",
     "/v1/messages": "inferno-anthropic",
     "/v1/messages/count_tokens": "inferno-anthropic",
+    "/generate": "inferno-sglang",
+    "/update_weights_from_disk": "inferno-sglang",
     "/completion": "inferno-llamacpp",
     "/infill": "inferno-llamacpp",
     "/apply-template": "inferno-llamacpp",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, cast
 
 from inferno.process import protocol
@@ -31,7 +32,7 @@ class Prefilling:
 
     def __init__(self) -> None:
         self.unfinished = ["mine", "link-0"]
-        self.steps = 0
+        self.steps = self.rests = 0
 
     def step(self) -> list[EngineOutput]:
         self.steps += 1
@@ -44,6 +45,15 @@ class Prefilling:
         assert "mine" not in self.unfinished
         self.asleep = True
 
+    def update_weights(self, path: Path, version: str | None, *, temporary: bool) -> None:
+        self.weight_version = str(version)
+
+    def rest(self) -> None:
+        self.rests += 1
+
+    def abort(self, request_id: str) -> None:
+        self.unfinished = [each for each in self.unfinished if each != request_id]
+
     def stats(self) -> EngineStats:
         return EngineStats()
 
@@ -53,11 +63,39 @@ class Heart:
         return None
 
 
-def test_a_pause_does_not_wait_for_the_prompts_that_other_instances_go_on_asking_for() -> None:
-    socket, engine = Socket(), Prefilling()
+def worker_of(socket: Socket, engine: Prefilling) -> Worker:
     worker = Worker(cast(Any, socket), os.getppid(), cast(Any, Heart()))
     worker._engine = cast(Any, engine)
-    control = protocol.Control(action="sleep", mode="wait")
-    assert worker._take(protocol.CONTROL, protocol.encode(control))
+    return worker
+
+
+def told(worker: Worker, **control: Any) -> None:
+    assert worker._take(protocol.CONTROL, protocol.encode(protocol.Control(**control)))
+
+
+def test_nothing_is_computed_in_a_pause_in_which_weights_may_be_updated() -> None:
+    socket, engine = Socket(), Prefilling()
+    worker = worker_of(socket, engine)
+    told(worker, action="pause", mode="keep")
+    assert worker._serve() and worker._serve()
+    assert engine.steps == 0 and engine.rests == 2
+    told(worker, action="update_weights", mode="wait", version="new")  # nobody can end
+    assert engine.steps == 0 and engine.weight_version == "new"
+    told(worker, action="resume")
+    assert worker._serve() and engine.steps == 1
+
+
+def test_a_pause_may_end_requests_or_wait_for_their_ends() -> None:
+    engine = Prefilling()
+    told(worker_of(Socket(), engine), action="pause", mode="abort")
+    assert engine.unfinished == [] and engine.steps == 0
+    engine = Prefilling()
+    told(worker_of(Socket(), engine), action="pause", mode="wait")
+    assert engine.steps == 5 and "mine" not in engine.unfinished
+
+
+def test_a_pause_does_not_wait_for_the_prompts_that_other_instances_go_on_asking_for() -> None:
+    socket, engine = Socket(), Prefilling()
+    told(worker_of(socket, engine), action="sleep", mode="wait")
     assert engine.asleep and engine.steps == 5
     assert protocol.CONTROLLED in socket.sent

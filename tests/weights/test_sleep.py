@@ -107,6 +107,21 @@ def test_a_cached_prefix_is_forgotten_and_steps_are_captured_again() -> None:
     engine.close()
 
 
+def test_a_cached_prefix_is_forgotten_while_requests_go_on() -> None:
+    engine = load()
+    engine.submit(request("a", GREEDY))
+    expected = tokens(run(engine))
+    for cached in (True, False):
+        engine.submit(request("a", GREEDY))
+        outputs = run(engine, 5)
+        assert bool(outputs[0].num_cached) is cached
+        engine.reset_prefix_cache()
+        engine.check()
+        assert tokens([*outputs, *run(engine)]) == expected
+        engine.reset_prefix_cache()
+    engine.close()
+
+
 def test_sleeping_twice_deeper_and_waking_by_parts() -> None:
     engine = load()
     engine.submit(request("a", GREEDY))

@@ -311,9 +311,8 @@ class Engine:
             raise AsleepError()
 
     def sleep(self, level: int = 1) -> None:
-        """Give back the memory of the cache and, on another device than the CPU, of the weights,
-        which host memory keeps; by `level` 2 of all weights, which `wake_up` loads again. Requests
-        go on after it; new ones are refused until then."""
+        """Give back the cache's memory and, not on a CPU, the weights', which host memory keeps; by
+        `level` 2 all weights', which are read again. New requests are refused until `wake_up`."""
         home = self._needed_home()
         sleep_level(level)
         if not self.asleep:
@@ -321,8 +320,7 @@ class Engine:
         home.resident.release(level)
 
     def wake_up(self, *, cache: bool = True) -> None:
-        """Load what `sleep` released, or without `cache` only the weights: it sleeps on. Raises
-        what loading raises; then it is asleep."""
+        """Load what `sleep` released; without `cache` the weights only. If it raises, it sleeps."""
         home = self._needed_home()
         if self.asleep:
             with home.errors("wake up"):
@@ -351,6 +349,10 @@ class Engine:
                     self._rise(home)
         self._versions = Versions()
         return self.weight_version
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what memory has of earlier tokens; requests compute theirs again."""
+        self._drop_in_flight(self._store)
 
     def _needed_home(self) -> Home:
         if self._home is None:
@@ -391,8 +393,7 @@ class Engine:
         self._store.close()
         self._presence.close()
         self._runner = Closed()
-        self._in_flight.clear()
-        self._scheduler.drop_in_flight()
+        self._drop_in_flight()
         if self._home is not None:
             self._home.resident.close()
             self._home = None

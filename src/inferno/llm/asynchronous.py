@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
@@ -17,28 +17,21 @@ from inferno.contracts import RequestField
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.adapters import reading
 from inferno.llm.client import Client, Tokens
+from inferno.llm.controls import Controls
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
-from inferno.llm.weights import Weights, send_update, woken_wholly
 from inferno.plan import AdapterUse, Opened, Plan
 from inferno.process.launch import EngineProcess
-from inferno.process.protocol import Control
-from inferno.request.requests import (
-    EngineStats,
-    Pooling,
-    Reduction,
-    pause_mode,
-    sleep_level,
-)
+from inferno.request.requests import EngineStats, Pooling, Reduction
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint, SessionView, hint_of, short_name
 
 _ONE = SamplingParams(max_tokens=1)
 
 
-class AsyncLLM:
+class AsyncLLM(Controls):
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
     engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
@@ -309,33 +302,6 @@ class AsyncLLM:
                 pass
         names.add(use)
         return use
-
-    @property
-    def is_sleeping(self) -> bool:
-        """Whether `sleep` was called, and not yet `wake_up`."""
-        return self._client.asleep
-
-    @property
-    def weight_version(self) -> str:
-        """The version of the weights that it computes with now."""
-        return self._client.weight_version
-
-    async def sleep(self, level: int = 1, *, mode: str = "wait") -> None:
-        """Give memory back, like `LLM.sleep`. An engine process that ends meanwhile is restarted,
-        awake."""
-        level, chosen = sleep_level(level), pause_mode(mode)
-        await self._client.control(Control(action="sleep", level=level, mode=chosen))
-
-    async def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Have the memory again, like `LLM.wake_up`."""
-        await self._client.control(Control(action="wake_up", cache=woken_wholly(tags)))
-
-    async def update_weights(
-        self, weights: Weights, *, version: str | None = None, mode: str = "wait"
-    ) -> str:
-        """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
-        await send_update(self._client.control, weights, version, mode)
-        return self._client.weight_version
 
     async def sessions(
         self, name: str | None = None, *, owner: str = "", limit: int = 100

@@ -108,9 +108,9 @@ class EngineClient:
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
         may already be in use again."""
-        self.asleep, self.weight_version = False, FIRST_VERSION
-        """Whether the engine is asleep, and the version of its weights. Another process is awake,
-        with the weights of the checkpoint."""
+        self.asleep, self.paused, self.weight_version = False, False, FIRST_VERSION
+        """Whether the engine is asleep or paused, and the version of its weights. Another process
+        is neither, with the weights of the checkpoint."""
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count()
 
@@ -220,7 +220,8 @@ class EngineClient:
         await done
 
     def _controlled(self, answer: protocol.Controlled) -> None:
-        self.asleep, self.weight_version = answer.asleep, answer.weight_version
+        self.asleep, self.paused = answer.asleep, answer.paused
+        self.weight_version = answer.weight_version
         done = self._controls.pop(answer.number)
         if done.cancelled():
             return
@@ -288,7 +289,7 @@ class EngineClient:
     def _fail_all(self, error: EngineDeadError) -> None:
         streams, self._streams = self._streams, {}
         self._aborting.clear()
-        self.asleep, self.weight_version = False, FIRST_VERSION
+        self.asleep, self.paused, self.weight_version = False, False, FIRST_VERSION
         for stream in streams.values():
             stream.fail(error)
         controls, self._controls = self._controls, {}

@@ -66,7 +66,7 @@ class Control:
 
     number: int = 0
     """By which the answer is told from others."""
-    action: Literal["sleep", "wake_up", "update_weights"]
+    action: Literal["sleep", "wake_up", "update_weights", "pause", "resume", "reset_prefix_cache"]
     mode: PauseMode = "wait"
     """What becomes of the requests that run."""
     level: int = 1
@@ -89,6 +89,7 @@ class Controlled:
     asleep: bool
     weight_version: str
     failure: Failure | None = None
+    paused: bool = False
 
 
 @frozen

@@ -23,6 +23,8 @@ from inferno.request.requests import EngineOutput, EngineStats, FinishReason
 if TYPE_CHECKING:
     from inferno.catalog import Catalog
 
+_STOPS = ("sleep", "update_weights", "pause")
+"""What is done once running requests have ended, are aborted, or are kept."""
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
 
@@ -37,6 +39,8 @@ class Worker:
         """Whether the client waits at the end for packed weights to be written."""
         self._held: list[tuple[bytes, bytes]] | None = None
         """The messages that wait until running requests have ended, while they do."""
+        self._paused = False
+        """Whether requests wait, those that come too."""
 
     def run(self, plan: Path, catalog: Catalog | None = None) -> None:
         """Run the plan in a file, until the client stops it. `catalog` has all installed
@@ -66,7 +70,7 @@ class Worker:
         engine = self._engine
         if os.getppid() != self._parent:
             return False
-        if not engine.busy and not self._wait(engine.listens):
+        if not self._busy and not self._wait(engine.listens):
             engine.rest()
             return True
         if (descriptor := engine.waits_for) is not None:
@@ -74,11 +78,15 @@ class Worker:
         while self._socket.poll(0):
             if not self._take(*self._socket.recv_multipart()):
                 return False
-        if engine.busy and (tokens := engine.step()):
+        if self._busy and (tokens := engine.step()):
             self._send(protocol.TOKENS, protocol.encode(tokens))
-        if not engine.busy or engine.stats().steps % 16 == 1:
+        if not self._busy or engine.stats().steps % 16 == 1:
             self._send(protocol.STATS, protocol.encode(engine.stats()))
         return True
+
+    @property
+    def _busy(self) -> bool:
+        return self._engine.busy and not self._paused
 
     def _wait(self, descriptor: int | None) -> bool:
         """Wait a moment for a message, or for a store. Returns whether there is one."""
@@ -128,27 +136,36 @@ class Worker:
         """Do something between two steps, once running requests have ended if it is to wait, and
         report it. Returns False to end the process."""
         engine, failure = self._engine, None
-        waits = control.mode == "wait" and control.action != "wake_up"
         held: list[tuple[bytes, bytes]] = []
-        if waits and not self._drain(held):
-            return False
-        if control.mode == "abort" and control.action != "wake_up":
-            self._abort_all()
+        if control.action in _STOPS:
+            if control.mode == "wait" and not self._paused and not self._drain(held):
+                return False
+            if control.mode == "abort":
+                self._abort_all()
         try:
-            if control.action == "sleep":
-                engine.sleep(control.level)
-            elif control.action == "wake_up":
-                engine.wake_up(cache=control.cache)
-            else:
-                engine.update_weights(
-                    Path(control.path), control.version, temporary=control.temporary
-                )
+            self._do(control)
         except InfernoError as error:
             failure = protocol.Failure.of(error)
-        done = protocol.Controlled(control.number, engine.asleep, engine.weight_version, failure)
+        now = engine.asleep, engine.weight_version
+        done = protocol.Controlled(control.number, *now, failure, self._paused)
         self._send(protocol.CONTROLLED, protocol.encode(done))
         self._send(protocol.STATS, protocol.encode(engine.stats()))
         return all(self._take(*message) for message in held)
+
+    def _do(self, control: protocol.Control) -> None:
+        engine = self._engine
+        match control.action:
+            case "sleep":
+                engine.sleep(control.level)
+            case "wake_up":
+                engine.wake_up(cache=control.cache)
+            case "update_weights":
+                path = Path(control.path)
+                engine.update_weights(path, control.version, temporary=control.temporary)
+            case "reset_prefix_cache":
+                engine.reset_prefix_cache()
+            case "pause" | "resume":
+                self._paused = control.action == "pause"
 
     def _drain(self, held: list[tuple[bytes, bytes]]) -> bool:
         """Run until the requests so far have ended; those that come meanwhile are `held`. Other

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from inferno.llm.pooling import Recipe
 from inferno.request.sampling_params import Parameter, parameters
+from inferno.server.access.keys import admin_only
 from inferno.server.chat.conversation import Conversation, ParsedChoice, arguments_object
 from inferno.server.chat.translate import (
     Translation,
@@ -69,6 +70,7 @@ __all__ = [
     "TokenizeRequest",
     "Translation",
     "WholeShape",
+    "admin_only",
     "arguments_object",
     "blaming",
     "current_record",

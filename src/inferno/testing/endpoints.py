@@ -51,20 +51,22 @@ class EndpointsTests:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def server(cls) -> Iterator[TestClient[Any]]:
-        """A server that wants a key, with a model that is never loaded."""
+    def server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient[Any]]:
+        """A server that wants a key, which is an admin's, with a model that is never loaded."""
         from litestar.testing import TestClient
 
         from inferno.server import ServerOptions, create_app
+        from inferno.server.access.keys import Keys
         from inferno.server.hosting.hosted_model import ModelSpec
 
         def make() -> Any:
             raise AssertionError("no request of these tests needs a model")
 
         spec = ModelSpec(names=("unloaded",), make=make, ref="unloaded")
-        app = create_app(
-            [spec], ServerOptions(api_keys=[_KEY], max_body_bytes=_LARGEST, page=False)
-        )
+        keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+        keys.write_text(f'[keys.operator]\nkey = "{_KEY}"\nadmin = true')
+        options = ServerOptions(api_keys=Keys(file=keys), max_body_bytes=_LARGEST, page=False)
+        app = create_app([spec], options)
         with TestClient(app, raise_server_exceptions=False) as client:
             yield client
 

@@ -136,6 +136,8 @@ class Generation:
     """Receives what the generation yields, and its end."""
     record: Record | None = field(factory=current)
     """Of the HTTP request, if it is one."""
+    partial: bool = False
+    """Whether an answer that the engine aborts is told as far as it came, instead of an error."""
     _started: float = field(factory=time.monotonic)
     _times: dict[int, Times] = field(factory=dict)
     """Of each output that has begun."""
@@ -269,7 +271,7 @@ class Generation:
                 self._count(deltas)
                 if self._gone():
                     return
-                if any(d.finish_reason == "abort" for d in deltas):
+                if not self.partial and any(d.finish_reason == "abort" for d in deltas):
                     raise InfernoError(
                         "the engine aborted the request", "See the server's log for the reason."
                     )

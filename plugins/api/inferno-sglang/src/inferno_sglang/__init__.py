@@ -1,0 +1,46 @@
+"""SGLang's API, as trainers use it: generate, pauses, other weights, memory that is given back."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Endpoints
+
+PATHS = (
+    "/generate",
+    "/health_generate",
+    "/abort_request",
+    "/model_info",
+    "/get_model_info",
+    "/server_info",
+    "/get_server_info",
+    "/weight_version",
+    "/get_weight_version",
+    "/flush_cache",
+    "/reset_prefix_cache",
+    "/pause_generation",
+    "/continue_generation",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/update_weights_from_disk",
+    "/update_weight_version",
+    "/get_world_size",
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/get_weights_by_name",
+    "/init_weight_transfer_engine",
+    "/init_communicator",
+    "/update_named_param",
+    "/batch_update_named_params",
+    "/close_communicator",
+    "/collective_rpc",
+)
+
+
+@hookimpl
+def inferno_endpoints() -> list[Endpoints]:
+    return [Endpoints(name="sglang", paths=PATHS, api="inferno_sglang.api:API")]
