@@ -7,6 +7,11 @@ In "mixed" steps every row has the next of the adapters and the model alone, in 
 have the same adapter; "none" has room for adapters, and none in the step. The cases alternate, some
 steps each, so that a busy machine slows all of them alike; the figure is the median of the rounds'
 ratios.
+
+--large 40 loads adapters of that rank (50 MB for SmolLM2-135M) while 16 rows are decoded, and
+begins a request with each. It tells the longest of these steps, and of as many without: in the time
+of the engine's thread, which also writes adapters into slots, and on the clock, which on a busy
+machine has the other programs in it.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from inferno import LLM
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.llm.adapters import reading
-from inferno.request.requests import AdapterRef, Request
+from inferno.request.requests import AdapterRef, EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
 
 STEPS = 8
@@ -100,32 +105,52 @@ def drain(engines: Sequence[Engine]) -> None:
             engine.step()
 
 
-def loading(llm: LLM, ref: AdapterRef, rows: int) -> tuple[float, float]:
-    """Return the median and the longest time of a step, while an adapter is loaded and begun."""
+def loading(llm: LLM, refs: Sequence[AdapterRef], rows: int) -> str:
+    """Load adapters one after the other while rows are decoded, and begin a request with each."""
     engine = engine_of(llm)
-    start(engine, [None] * rows, 400, 16)
-    usual = [_timed(engine) for _ in range(60)]
-    engine.submit(reading(ref).request, wait=False)
-    during: list[float] = []
-    while not any(output.finish == "stop" for output in engine.step()):
-        during.append(_timed(engine))
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    engine.submit(Request(id="row 999", token_ids=(5, 6, 7), params=params, adapter=ref))
-    during += [_timed(engine) for _ in range(20)]
+    start(engine, [None] * rows, 440, 560)  # of one width of the blocks' table
+    usual, during = list[_Times](), list[_Times]()
+    for i, ref in enumerate(refs):
+        request = reading(ref).request
+        engine.submit(request, wait=False)
+        loads, ended = list[_Times](), False
+        while not ended:
+            times, outputs = _timed(engine)
+            loads.append(times)
+            ended = any(output.request_id == request.id for output in outputs)
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        engine.submit(Request(id=f"row {900 + i}", token_ids=(5,), params=params, adapter=ref))
+        loads += [_timed(engine)[0] for _ in range(16)]
+        others = [_timed(engine)[0] for _ in range(len(loads) - 8)]
+        if i:  # steps of new shapes are captured during the first
+            during += loads[:-8]  # the last ones are after the request
+            usual += others
     drain([engine])
-    return statistics.median(usual), max(during)
+    told = []
+    for name, which in (("processor", 0), ("clock", 1)):
+        median = statistics.median(times[which] for times in usual)
+        longest, before = (max(times[which] for times in each) for each in (during, usual))
+        told.append(
+            f"{name}: {median * 1e3:.1f} ms, the longest {longest / median:.2f} x "
+            f"({before / median:.2f} x without)"
+        )
+    return f"{len(during)} steps, {'; '.join(told)}"
 
 
-def _timed(engine: Engine) -> float:
-    begin = time.perf_counter()
-    engine.step()
-    return time.perf_counter() - begin
+_Times = tuple[float, float]
+"""Seconds of a step: of the engine's thread, and on the clock."""
+
+
+def _timed(engine: Engine) -> tuple[_Times, Sequence[EngineOutput]]:
+    begin, clock = time.thread_time(), time.perf_counter()
+    outputs = engine.step()
+    return (time.thread_time() - begin, time.perf_counter() - clock), outputs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 64])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 16, 64])
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
@@ -133,11 +158,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--large", type=int, default=0, help="rank of an adapter that is loaded")
+    parser.add_argument("--loads", type=int, default=6, help="how many of them")
     given = parser.parse_args()
     options: dict[str, Any] = {
         "dtype": given.dtype,
         "threads": given.threads,
-        "max_num_seqs": max(given.rows) + 1,
+        "max_num_seqs": max(*given.rows, 16, 16) + 1,
         "max_model_len": 1024,
         "memory": "3GiB",
     }
@@ -167,14 +193,14 @@ def main() -> None:
                     drain(engines)
                 print(f"{rows} rows:", ", ".join(f"{n} {r:.3f}" for n, r in found.items()))
             if given.large:
-                path = write_adapter(Path(folder) / "large", shapes, given.large, 99)
-                nbytes = sum(file.stat().st_size for file in Path(path).iterdir())
-                use = llm.preprocessor.adapters.look_up("large", path)
-                median, longest = loading(llm, use.adapter, 16)
-                print(
-                    f"loading {nbytes / 1e6:.0f} MB: steps of {median * 1e3:.1f} ms, the longest "
-                    f"{longest * 1e3:.1f} ms, {longest / median:.2f} x"
-                )
+                paths = [
+                    write_adapter(Path(folder) / f"large {i}", shapes, given.large, 99 + i)
+                    for i in range(1 + given.loads)
+                ]
+                nbytes = sum(file.stat().st_size for file in Path(paths[0]).iterdir())
+                names = llm.preprocessor.adapters
+                refs = [names.look_up(f"large {i}", path).adapter for i, path in enumerate(paths)]
+                print(f"loading {nbytes / 1e6:.0f} MB: {loading(llm, refs, 16)}")
 
 
 if __name__ == "__main__":
