@@ -246,27 +246,28 @@ prompts = [[i, *prompt] for i in range(4)]
 ask = lambda: [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 expected = ask()
 weights, cached = llm._engine.plan.memory[0].nbytes, 1800 * llm._engine.plan.kv_bytes_per_token
-found, same, kept = [], [], []
-for level in (1, 2):
-    before = resident()
+awake, same, asleep = resident(), [], []
+for level in (1, 2, 1, 2, 2):
     llm.sleep(level)
-    found.append(before - resident())
-    kept.append(llm._engine._home.resident.loaded is not None)
+    asleep.append(resident())
     llm.wake_up()
     same.append(ask() == expected)
-    found.append(resident() - before)
-print(json.dumps([weights, cached, *found, *same, *kept]))
+print(json.dumps([weights, cached, awake, asleep, same]))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_sleep_gives_the_memory_back(tmp_path: Path) -> None:
+    """Measured asleep: one that is awake has besides what malloc keeps of finished steps, which is
+    up to half of these weights, and differs from one answer to the next."""
     sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 3}
     write(tmp_path, **sizes, num_key_value_heads=4, head_dim=64)
     done = run_python(CODE, str(tmp_path))
-    weights, cached, first, more, second, again, *same = json.loads(done.stdout.splitlines()[-1])
-    assert weights > 80e6 and cached > 10e6
-    assert first > 0.8 * cached
-    assert second > 0.8 * (weights + cached), done.stderr
-    assert more < 0.6 * weights and again < 0.6 * weights, "it grows from sleep to sleep"
-    assert same == [True, True, True, False], "level 1 keeps the weights on a CPU"
+    weights, cached, awake, asleep, same = json.loads(done.stdout.splitlines()[-1])
+    assert weights > 80e6 and cached > 10e6 and all(same)
+    little = 0.05 * weights
+    light, deep, light_again, *deep_again = asleep
+    assert awake - light > 0.8 * cached
+    assert abs(light - deep - weights) < little, "level 1 keeps the weights on a CPU, 2 does not"
+    assert abs(light_again - light) < little, "it grows from sleep to sleep"
+    assert all(abs(each - deep) < little for each in deep_again), "it grows from sleep to sleep"
