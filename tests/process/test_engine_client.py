@@ -16,12 +16,14 @@ from pathlib import Path
 
 import attrs
 import pytest
+from safetensors.torch import load_file, save_file
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import launch
 from inferno.process.client import EngineClient
+from inferno.process.protocol import Control
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import Watchdog
 from inferno.process.worker import ToClient
@@ -149,6 +151,40 @@ def test_a_killed_engine_fails_waiting_requests_and_is_restarted(with_client: Wi
             )
             == 4
         )
+
+    with_client(body)
+
+
+def test_a_killed_engine_comes_back_with_the_weights_that_it_says(
+    with_client: WithClient, plan: Plan, tmp_path: Path
+) -> None:
+    """Those of the checkpoint, version 0, and neither paused nor asleep."""
+    tensors = load_file(Path(plan.path) / "model.safetensors")
+    changed = {name: each.flip(0) for name, each in tensors.items() if "down_proj" in name}
+    save_file(changed, tmp_path / "changed.safetensors")
+    update = Control(
+        action="update_weights", path=str(tmp_path / "changed.safetensors"), version="new"
+    )
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+    async def body(client: EngineClient) -> None:
+        async def answer(name: str) -> tuple[list[int | None], str]:
+            outputs = await collect(client.submit(request(name, greedy)))
+            return [output.token_id for output in outputs], outputs[0].weight_version
+
+        before, version = await answer("before")
+        assert version == client.weight_version == "0"
+        await client.control(update)
+        other, version = await answer("updated")
+        assert other != before and version == client.weight_version == "new"
+        await client.control(Control(action="pause"))
+        assert client.paused
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: client.pid != first and client.alive)
+        assert (client.weight_version, client.paused, client.asleep) == ("0", False, False)
+        assert await answer("after") == (before, "0")
 
     with_client(body)
 
