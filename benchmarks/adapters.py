@@ -199,8 +199,8 @@ def main() -> None:
                 ]
                 nbytes = sum(file.stat().st_size for file in Path(paths[0]).iterdir())
                 names = llm.preprocessor.adapters
-                refs = [names.look_up(f"large {i}", path).adapter for i, path in enumerate(paths)]
-                print(f"loading {nbytes / 1e6:.0f} MB: {loading(llm, refs, 16)}")
+                large = [names.look_up(f"large {i}", path).adapter for i, path in enumerate(paths)]
+                print(f"loading {nbytes / 1e6:.0f} MB: {loading(llm, large, 16)}")
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ class FakeClient:
         self.checked: list[GrammarSpec] = []
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
-        self.asleep, self.weight_version = False, "0"
+        self.asleep, self.paused, self.weight_version = False, False, "0"
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from attrs import field, frozen
 
@@ -149,6 +149,16 @@ def without(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
     tensors as it is. For a `QuantScheme.adapt`."""
     kept = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
     return _Fewer(checkpoint, kept) if len(kept) < len(checkpoint.tensors) else checkpoint
+
+
+def left_out(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of the stored tensors that `without` has left out."""
+    found, view = set[str](), cast(object, checkpoint)
+    while isinstance(view, CheckpointView):
+        if isinstance(view, _Fewer):
+            found |= view.checkpoint.tensors.keys() - view.tensors.keys()
+        view = view.checkpoint
+    return found
 
 
 class Refused(ValueError):

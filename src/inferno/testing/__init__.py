@@ -69,6 +69,7 @@ from inferno.testing.trained import (
     trained_products,
 )
 from inferno.testing.trained_weights import TrainedTests, like_trained
+from inferno.testing.updates import UpdateTests
 from inferno.testing.writer import WriterTests, skewed_model
 from inferno.text import ChatTemplate, Tokenizer, with_written_tools
 from inferno.text.tokenizer import eos_token_ids
@@ -103,6 +104,7 @@ __all__ = [
     "Tokenizer",
     "Toy",
     "TrainedTests",
+    "UpdateTests",
     "WriterTests",
     "assert_kernels",
     "assert_near",

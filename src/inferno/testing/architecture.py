@@ -42,12 +42,13 @@ from inferno.testing.tiny import (
     without_kernels,
 )
 from inferno.testing.trained_weights import TrainedTests
+from inferno.testing.updates import UpdateTests
 from inferno.weights.loading import build, fill
 
 NUM_GREEDY = 64
 
 
-class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTests):
+class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTests, UpdateTests):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
     tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
     reference is transformers' model of that config with random weights; if transformers has none,

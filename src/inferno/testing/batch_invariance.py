@@ -8,13 +8,20 @@ from pathlib import Path
 
 import attrs
 import pytest
-import torch
 
 from inferno.catalog import Catalog
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
 from inferno.testing.grid import grid
-from inferno.testing.tiny import Outcome, Toy, generate, load_toy, plan_of, ragged_prompts
+from inferno.testing.tiny import (
+    Outcome,
+    Toy,
+    generate,
+    load_toy,
+    plan_of,
+    ragged_prompts,
+    same_bits,
+)
 
 TOKENS = 6
 
@@ -42,9 +49,9 @@ class BatchInvariantTests:
         with_two_threads = generate(two, prompts, TOKENS)
         toy = self._load(checkpoint, catalog, dtype, threads=1)  # and so for later tests
         alone = [generate(toy, [prompt], TOKENS)[0] for prompt in prompts]
-        assert _same_bits(with_two_threads, alone), "with two threads: other bits than with one"
+        assert same_bits(with_two_threads, alone), "with two threads: other bits than with one"
         for what, again in _histories(toy, prompts):
-            assert _same_bits(again, alone), f"{what}: other bits than alone"
+            assert same_bits(again, alone), f"{what}: other bits than alone"
 
     def _load(self, checkpoint: Path, catalog: Catalog, dtype: str, threads: int) -> Toy:
         return load_toy(checkpoint, catalog, dtype=dtype, batch_invariant=True, threads=threads)
@@ -70,10 +77,3 @@ def _histories(toy: Toy, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[str
     hits = generate(toy, prompts, TOKENS, engine=engine)
     assert hits[-1].num_cached > 0
     yield "after a prefix hit", hits
-
-
-def _same_bits(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:
-    return all(
-        a.token_ids == b.token_ids and torch.equal(a.logits_NV, b.logits_NV)
-        for a, b in zip(ours, theirs, strict=True)
-    )

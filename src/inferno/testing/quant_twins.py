@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import pytest
@@ -17,6 +18,7 @@ from inferno.catalog import Catalog
 from inferno.errors import UnsupportedError
 from inferno.testing.reference import transformers_model
 from inferno.testing.tiny import generate, load_toy, plan_of, ragged_prompts
+from inferno.testing.updates import assert_updated
 
 VOCAB = 160
 TOY_SIZES: dict[str, Any] = {
@@ -86,14 +88,20 @@ def write_twins(
     return folder / "packed", folder / "plain"
 
 
-def assert_same_tokens(twins: Sequence[Path], catalog: Catalog | None = None) -> None:
-    """Both give the same greedy tokens, and logits within 1e-4. Kernels may round activations:
-    then give `torch_only()`."""
+def assert_same_tokens(
+    twins: Sequence[Path], catalog: Catalog | None = None, *, updates: bool = True
+) -> None:
+    """Both give the same greedy tokens, and logits within 1e-4. Kernels may round activations: then
+    give `torch_only()`. And the first takes `updates` of its tensors, unless its scheme reads them
+    under other names."""
     prompts = ragged_prompts(VOCAB)
     toys = (load_toy(path, catalog) for path in twins)
     for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
         assert ours.token_ids == theirs.token_ids
+    if updates:
+        with TemporaryDirectory() as folder:
+            assert_updated(twins[0], catalog, Path(folder))
 
 
 def assert_kernels(twins: Sequence[Path], layout: str) -> None:

@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 from torch import nn
 
 from inferno.contracts import Drafter
+from inferno.contracts.checkpoints import left_out
 from inferno.device.offload import Offloaded
 from inferno.errors import CheckpointError
 from inferno.host import give_memory_back
@@ -124,7 +125,7 @@ class Resident:
             unread = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
             self._check_taken(update)
             with closing(self.opened.parts.catalog.open(Path(plan.path))[1]) as checkpoint:
-                check_update(update, checkpoint, plan.dtype, unread)
+                check_update(update, checkpoint, plan.dtype, {*unread, *left_out(checkpoint)})
             for other in needed([*self._updates, update]):
                 other.check_unchanged()
         except BaseException:

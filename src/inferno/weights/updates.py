@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,11 +142,11 @@ def needed(updates: Iterable[Update]) -> tuple[Update, ...]:
 
 
 def check_update(
-    update: Update, checkpoint: Checkpoint, dtype: str, unread: Sequence[str] = ()
+    update: Update, checkpoint: Checkpoint, dtype: str, unread: Collection[str] = ()
 ) -> None:
     """Raise CheckpointError unless the tensors of an update can replace those of a checkpoint, as
     it is stored: names, shapes, dtypes and finite numbers, also in the compute `dtype`. `unread`
-    are names that the model does without, such as a tied head's."""
+    are names that the model does without, such as a tied head's or a cache's scales."""
     known = checkpoint.tensors
     if unknown := [n for n in update.tensors.stored if n not in known and n not in unread]:
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
