@@ -367,3 +367,31 @@ def test_bytes_that_wait_to_be_sent_are_counted_until_they_are(url: str, server:
     server.post(Run(transfer, 0, [0, 1, 2, 3], np.zeros((4, 8), np.uint8), -1))
     until(lambda: not peer.waiting)
     client.close()
+
+
+def test_the_end_of_a_prompt_that_was_let_go_is_not_that_of_the_next_of_its_number(
+    url: str, server: Server
+) -> None:
+    client = Client(parse(url), url, b"token", LAYOUT, SIZES)
+    until(lambda: client.joined)
+    found = list[Transfer]()
+
+    def come() -> list[Transfer]:
+        found.extend(news for news in server.news.take() if isinstance(news, Transfer))
+        return found
+
+    def ask() -> None:
+        client.ask(Asked(messages.Ask(0, bytes(8), [1], "", ""), time.monotonic() + 60))
+
+    ask()
+    until(come)
+    client.release(0)
+    until(lambda: not found[0].peer.transfers)
+    ask()
+    until(lambda: len(come()) == 2)
+    server.post(Finish(found[0], "full"))
+    server.post(Finish(found[1], ""))
+    until(lambda: client.news)
+    (ended,) = client.news.take()
+    assert isinstance(ended, Ended) and ended.cause == ""
+    client.close()

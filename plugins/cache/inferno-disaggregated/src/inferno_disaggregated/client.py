@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from inferno_disaggregated import messages, pulling, shared_memory
 from inferno_disaggregated.address import Address
-from inferno_disaggregated.mailbox import Mailbox
+from inferno_disaggregated.mailbox import Mailbox, waiting
 from inferno_disaggregated.messages import Foreign, Session
 from inferno_disaggregated.pieces import Bytes
 from inferno_disaggregated.server import SILENCE
@@ -212,11 +212,7 @@ class Client:
         return True
 
     def _receive(self) -> None:
-        for _ in range(64):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frames in waiting(self._socket):
             self._heard = time.monotonic()
             try:
                 self._take(frames)

@@ -1,16 +1,20 @@
-"""Messages between threads, with a descriptor to wait on."""
+"""Messages between threads, with a descriptor to wait on, and those that wait in a socket."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+import zmq
 from attrs import define, field
 
 T = TypeVar("T")
+MOST_AT_ONCE = 64
+"""Messages that are read before what is to be sent has its turn."""
 
 
 @define(eq=False)
@@ -56,3 +60,13 @@ class Mailbox(Generic[T]):
                 os.close(self.descriptor)
             self._signal = -1
             self._items.clear()
+
+
+def waiting(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    """Yield the messages that wait in a socket, each with its frames."""
+    for _ in range(MOST_AT_ONCE):
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        yield frames

@@ -21,7 +21,7 @@ from inferno.errors import OptionError
 from inferno_disaggregated import messages, pulling, shared_memory
 from inferno_disaggregated.address import Address, own_folder
 from inferno_disaggregated.layouts import differences
-from inferno_disaggregated.mailbox import Mailbox
+from inferno_disaggregated.mailbox import Mailbox, waiting
 from inferno_disaggregated.messages import Cause, Foreign, Session
 from inferno_disaggregated.pieces import Bytes
 from inferno_disaggregated.shared_memory import Arena
@@ -212,11 +212,8 @@ class Server:
                 os.close(self._lock)
 
     def _receive(self) -> None:
-        for _ in range(64):  # so that what is to be sent has its turn
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for received in waiting(self._socket):
+            identity, *frames = (frame.bytes for frame in received)
             peer = self._peers.get(identity)
             try:
                 self._take(identity, peer, frames)
@@ -320,7 +317,7 @@ class Server:
 
     def _do(self, work: Run | Finish) -> None:
         transfer, peer = work.transfer, work.transfer.peer
-        if peer.gone or transfer.number not in peer.transfers:
+        if peer.gone or peer.transfers.get(transfer.number) is not transfer:
             if isinstance(work, Run) and work.offset < 0:
                 peer.wait(-work.parts.nbytes)
             return
