@@ -21,6 +21,7 @@ from inferno.contracts.attention import (
     DType,
     Waves,
 )
+from inferno.contracts.blocks_by_key import BlocksByKey
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.cache_events import (
     BlocksCleared,
@@ -161,6 +162,7 @@ __all__ = [
     "COMPUTE_DTYPES",
     "CacheDType",
     "CacheEvent",
+    "BlocksByKey",
     "CachePolicy",
     "CacheTensor",
     "Capture",

@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_was_idle_for_too_long_is_not_found(clock: list[float]) -> None:
-    cache = AgeCache(10.0, 8)
+    cache = AgeCache(8, ttl=10.0)
     for block, key in enumerate((b"a", b"b")):
         cache.insert(key, block)
     cache.release(1)
@@ -37,7 +37,7 @@ def test_what_was_idle_for_too_long_is_not_found(clock: list[float]) -> None:
 
 
 def test_an_old_block_that_is_computed_again_is_used_again(clock: list[float]) -> None:
-    cache = AgeCache(10.0, 8)
+    cache = AgeCache(8, ttl=10.0)
     cache.insert(b"a", 0)
     cache.release(0)
     clock[0] += 100
