@@ -18,6 +18,9 @@ from inferno_vllm_rs import (
     FieldError,
     GenerationConfig,
     Message,
+    PdConfig,
+    PdMethod,
+    PdRole,
     SamplingParams,
 )
 from inferno_vllm_rs.config import _REFUSED
@@ -183,6 +186,8 @@ def test_every_field_of_the_config_is_honoured_or_refused() -> None:
         seed=3,
         prefix_cache=False,
         fp8_kvcache=True,
+        cpu_mem_fold=0.5,
+        pd_config=PdConfig(PdRole.Client, PdMethod.RemoteTcp, "tcp://there:7000"),
     )
     assert config.options() == {
         "max_model_len": 4096,
@@ -192,9 +197,31 @@ def test_every_field_of_the_config_is_honoured_or_refused() -> None:
         "seed": 3,
         "cache_policy": "none",
         "kv_cache_dtype": "fp8_e4m3",
+        "cpu_mem_fold": 0.5,
+        "decode_with": "tcp://there:7000",
     }
     set_here = {a.name for a in attrs.fields(EngineConfig) if getattr(config, a.name) is not None}
     assert {a.name for a in attrs.fields(EngineConfig)} == honoured | set_here | set(_REFUSED)
+
+
+def test_a_client_finds_the_server_of_its_machine_without_a_url() -> None:
+    config = EngineConfig(pd_config=PdConfig(PdRole.Client))
+    assert config.options() == {"decode_with": "shm://pd"}
+
+
+@pytest.mark.parametrize(
+    ("refused", "remedy"),
+    [
+        (PdConfig(PdRole.PDServer), "--pd-server"),
+        (PdConfig(PdRole.Client, PdMethod.RemoteTcp), "tcp://HOST:PORT"),
+    ],
+)
+def test_a_pd_config_that_no_engine_can_have_says_what_to_do(
+    refused: PdConfig, remedy: str
+) -> None:
+    with pytest.raises(FieldError, match="PdConfig") as caught:
+        EngineConfig(pd_config=refused)
+    assert remedy in caught.value.remedy
 
 
 def test_several_shards_are_refused() -> None:

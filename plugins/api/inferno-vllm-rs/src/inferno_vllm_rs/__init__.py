@@ -1,6 +1,14 @@
 """The Python API of vllm.rs, over `inferno.LLM`. A field is honoured, or refused by its name."""
 
-from inferno_vllm_rs.config import EngineConfig, FieldError, GenerationConfig, SamplingParams
+from inferno_vllm_rs.config import (
+    EngineConfig,
+    FieldError,
+    GenerationConfig,
+    PdConfig,
+    PdMethod,
+    PdRole,
+    SamplingParams,
+)
 from inferno_vllm_rs.engine import Engine, EngineStream, GenerationOutput, Message, StreamItem
 
 __all__ = [
@@ -11,6 +19,9 @@ __all__ = [
     "GenerationConfig",
     "GenerationOutput",
     "Message",
+    "PdConfig",
+    "PdMethod",
+    "PdRole",
     "SamplingParams",
     "StreamItem",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from inferno import SamplingParams as Params
 
 MAX_TOKENS = 4096
 """Most tokens of an answer, unless params or config say."""
+_PD_URL = "shm://pd"
 
 _REFUSED: Mapping[str, str] = {
     "hf_token": "Set HF_TOKEN in the environment.",
@@ -22,12 +24,10 @@ _REFUSED: Mapping[str, str] = {
     "tokenizer_config": "Put tokenizer_config.json into the model's folder.",
     "num_blocks": "The plan sizes the cache: lower max_model_len or max_num_seqs.",
     "kv_fraction": "The plan sizes the cache: lower max_model_len or max_num_seqs.",
-    "cpu_mem_fold": "There is no swap space: a preempted sequence is computed again.",
     "device_id": "Use inferno.LLM(ref, device=...).",
     "flash_context": "The plan chooses the attention backend: see `inferno explain`.",
     "prefix_cache_max_tokens": "The prefix cache evicts when the KV cache is full.",
     "server_mode": "Run `inferno serve REF`.",
-    "pd_config": "Prefill and decode run in one engine.",
     "record_conversation": "Run `inferno serve REF`: /v1/responses with `previous_response_id` or "
     "`conversation`.",
     "mcp_config": "Tools are the caller's: see chat completions with `tools`.",
@@ -94,6 +94,43 @@ class SamplingParams:
         return attrs.evolve(default, **given)
 
 
+class PdRole(Enum):
+    """Which of two instances this is: one computes long prompts for the other."""
+
+    Client = 1
+    PDServer = 2
+
+
+class PdMethod(Enum):
+    """How the two exchange blocks."""
+
+    LocalIpc = 1
+    RemoteTcp = 2
+
+
+@frozen
+class PdConfig:
+    """Prefill and decode apart: this engine has long prompts computed by the instance at `url`,
+    which `inferno serve MODEL --pd-server --pd-url URL` starts."""
+
+    role: PdRole
+    method: PdMethod = PdMethod.LocalIpc
+    url: str | None = None
+    """tcp://HOST:PORT, or shm://NAME on one machine; None: shm://pd, where `--pd-server` listens
+    unless told otherwise."""
+
+    def options(self) -> dict[str, str]:
+        """Options of `inferno.LLM`. Raises FieldError."""
+        if self.role is not PdRole.Client:
+            raise FieldError(
+                "PdConfig.role is PDServer, and an Engine computes only while it is called",
+                "Run `inferno serve MODEL --pd-server --pd-url URL`.",
+            )
+        if self.url is None and self.method is PdMethod.RemoteTcp:
+            raise FieldError("PdConfig has no url", "Give that of the server: tcp://HOST:PORT.")
+        return {"decode_with": self.url or _PD_URL}
+
+
 @frozen(kw_only=True)
 class EngineConfig:
     """What to load: a folder (`weight_path`), a file (`weight_file`) or a hub id (`model_id`), and
@@ -119,24 +156,28 @@ class EngineConfig:
     generation_cfg: GenerationConfig | None = None
     prefix_cache: bool | None = None
     fp8_kvcache: bool | None = None
+    cpu_mem_fold: float | None = None
+    """Host memory for blocks that leave the cache, as a multiple of it; needs `inferno-offload`."""
+    pd_config: PdConfig | None = None
+    """Needs `inferno-disaggregated`."""
     hf_token: str | None = None
     hf_token_path: str | None = None
     tokenizer: str | None = None
     tokenizer_config: str | None = None
     num_blocks: int | None = None
     kv_fraction: float | None = None
-    cpu_mem_fold: float | None = None
     device_id: int | None = None
     flash_context: bool | None = None
     prefix_cache_max_tokens: int | None = None
     server_mode: bool | None = None
     record_conversation: bool | None = None
-    pd_config: object | None = None
     mcp_config: str | None = None
     mcp_command: str | None = None
     mcp_args: str | None = None
 
     def __attrs_post_init__(self) -> None:
+        if self.pd_config is not None:
+            self.pd_config.options()  # or it is refused
         for name, remedy in _REFUSED.items():
             value = getattr(self, name)
             if value is not None and value is not False:
@@ -160,8 +201,10 @@ class EngineConfig:
 
     def options(self) -> dict[str, Any]:
         """Options of `inferno.LLM`."""
-        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed")
+        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed", "cpu_mem_fold")
         given = {name: getattr(self, name) for name in names}
+        if self.pd_config is not None:
+            given |= self.pd_config.options()
         given["isq"] = None if self.isq is None else _ISQ.get(self.isq, self.isq)
         if self.prefix_cache is not None:
             given["cache_policy"] = "auto" if self.prefix_cache else "none"
