@@ -27,10 +27,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 from soak import engines, resident, serve
 
 from inferno_offload.folder import Folder
+from inferno_offload.parts import Read
+from inferno_offload.slots import Buffer
 
 LIMIT = 12 << 20
 SIZES = ("--max-num-seqs", "4", "--max-model-len", "1024", "--dtype", "float32")
@@ -223,16 +226,16 @@ def left(folder: Path) -> list[str]:
     found = [f"{path} is incomplete" for path in files if path.suffix == ".draft"]
     opened = Folder.open(folder, layout, parts, LIMIT)
     try:
-        bad = [
-            part
-            for part, _ in opened.parts()
-            if not opened.read(part, memoryview(bytearray(parts[part[1]])))
+        reads = [
+            Read(part, place, Buffer(torch.empty(parts[part[1]], dtype=torch.uint8)))
+            for part, place in opened.places.items()
         ]
+        whole = [good for each in opened.parts.read(opened.parts.together(reads)) for good in each]
     finally:
         opened.close()
-    print(f"folder: {len(files)} files, {sum(files.values()) / 2**20:.1f} MiB of {LIMIT >> 20}")
-    found += [f"{len(bad)} files are damaged"] if bad else []
-    found += ["nothing was stored"] if not files else []
+    print(f"folder: {len(whole)} parts, {sum(files.values()) / 2**20:.1f} MiB of {LIMIT >> 20}")
+    found += [f"{whole.count(False)} parts are damaged"] if not all(whole) else []
+    found += ["nothing was stored"] if not whole else []
     return found + (["more is left than the limit"] if sum(files.values()) > LIMIT else [])
 
 

@@ -6,14 +6,16 @@ Save and load are compared with one copy of memory, files with `dd` of the same 
 page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
 prompt is loaded from host memory and from disk while another sequence generates.
 
-On a busy machine only ratios mean something: they are of processor time for copies, of wall time
-for files.
+On a busy machine only ratios mean something. Copies are of processor time; files of both: what the
+store takes includes the copy out of the cache, and checksums. Both write their files again and
+again: memory that the page cache has not had before costs a virtual machine more than writing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -59,7 +61,8 @@ def _scattered(count: int) -> list[int]:
 
 
 def cache(count: int) -> list[torch.Tensor]:
-    return [torch.ones(count, PIECE, dtype=torch.uint8) for _ in range(PIECES)]
+    """Return pieces as the engine has them: one after another in one memory."""
+    return list(torch.ones(PIECES, count, PIECE, dtype=torch.uint8))
 
 
 def store_of(count: int, folder: Path | None = None) -> Store:
@@ -80,6 +83,12 @@ def store_of(count: int, folder: Path | None = None) -> Store:
 def placed(places: Sequence[int], of: int) -> list[Placed]:
     keys = [of.to_bytes(8, "big") + i.to_bytes(8, "big") for i in range(len(places))]
     return [Placed(key, (place,)) for key, place in zip(keys, places, strict=True)]
+
+
+def processor_time() -> float:
+    """Return that of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
@@ -106,35 +115,61 @@ def copies(name: str, places: list[int]) -> None:
 def files(places: list[int], folder: Path) -> None:
     """Print the rates of files beside `dd`."""
     size = PIECES * PIECE
-    nbytes, took = len(places) * size, dict[str, list[float]]()
-    dropped = True
-    for turn in range(ROUNDS):
-        kv, plain = folder / f"kv{turn}", folder / f"dd{turn}"
-        store, blocks = store_of(len(places), kv), placed(places, turn)
+    nbytes, dropped = len(places) * size, True
+    took: dict[str, dict[str, list[float]]] = {"wall": {}, "processor": {}}
 
-        def write(store: Store = store, blocks: list[Placed] = blocks) -> None:
-            store.save(blocks)
-            while store._writing:
-                wait(store)
+    def measure(name: str, work: Callable[[], object]) -> None:
+        used = processor_time()
+        took["wall"].setdefault(name, []).append(timed(work, time.perf_counter))
+        took["processor"].setdefault(name, []).append(processor_time() - used)
 
-        def fetch(store: Store = store, blocks: list[Placed] = blocks) -> None:
-            store.fetch([(each.key, 1) for each in blocks], "owner")
-            while "owner" not in store.poll():
-                wait(store)
+    kv, plain = folder / "kv", folder / "dd"
+    store = store_of(len(places), kv)
+    (parts,) = kv.rglob("parts")
+    sync = "conv=notrunc,fdatasync"
 
+    def write(blocks: list[Placed], synced: Path | None = None) -> None:
+        store.save(blocks)
+        while store._writing:
+            wait(store)
+        if synced is not None:
+            with synced.open("rb") as file:
+                os.fdatasync(file.fileno())
+
+    def drop(blocks: list[Placed]) -> None:
+        """Let the next blocks be written where these are, as `dd` writes its file again."""
+        for each in blocks:
+            store.drop(each.key)
+
+    def fetch(blocks: list[Placed]) -> None:
+        store.fetch([(each.key, 1) for each in blocks], "owner")
+        while "owner" not in store.poll():
+            wait(store)
+        store.release("owner")
+        store.poll()
+
+    for turn in range(ROUNDS + 1):  # the first round, in which buffers get memory, is not told
+        blocks = placed(places, turn)
         dd = ["dd", f"bs={size}", f"count={len(places)}", "status=none"]
-        out = [*dd, "if=/dev/zero", f"of={plain}"]
-        took.setdefault("dd write", []).append(timed(partial(run, out), time.perf_counter))
-        took.setdefault("write", []).append(timed(write, time.perf_counter))
-        dropped &= forget([plain, *kv.rglob("*.0")])
-        back = [*dd, f"if={plain}", "of=/dev/null"]
-        took.setdefault("dd read", []).append(timed(partial(run, back), time.perf_counter))
-        took.setdefault("read", []).append(timed(fetch, time.perf_counter))
-        store.close()
-        run(["rm", "-r", str(kv), str(plain)])
+        measure("dd write", partial(run, [*dd, "if=/dev/zero", f"of={plain}", "conv=notrunc"]))
+        measure("write", partial(write, blocks))
+        dropped &= forget([plain, parts])
+        measure("dd read", partial(run, [*dd, f"if={plain}", "of=/dev/null"]))
+        measure("read", partial(fetch, blocks))
+        drop(blocks)
+        measure("dd sync", partial(run, [*dd, "if=/dev/zero", f"of={plain}", sync]))
+        measure("write and sync", partial(write, blocks, parts))
+        drop(blocks)
+    store.close()
     cold = "page cache dropped" if dropped else "page cache warm"
-    report("disk", nbytes, {k: v for k, v in took.items() if "write" in k}, "dd write")
-    report(f"disk, {cold}", nbytes, {k: v for k, v in took.items() if "read" in k}, "dd read")
+    for clock, times in took.items():
+        pairs = {
+            "disk, written to the page cache": ("dd write", "write"),
+            "disk, written and synced": ("dd sync", "write and sync"),
+            f"disk, read, {cold}": ("dd read", "read"),
+        }
+        for title, names in pairs.items():
+            report(f"{title}, {clock} time", nbytes, {n: times[n] for n in names}, names[0])
 
 
 def run(command: list[str]) -> None:
@@ -187,7 +222,7 @@ def steps(model: str, folder: Path, turn: int) -> None:
         drain(engine)
         if where == "disk":
             engine.close()
-            forget(list(Path(kv).rglob("*.0")))
+            forget(list(Path(kv).rglob("parts")))
             with open_model(model, Options(**options)) as opened:
                 engine = Engine.load(opened)
         options.pop("cpu_mem_fold", None)

@@ -197,15 +197,24 @@ class StoreTests(Installed):
         filled.mover.close()
 
     @pytest.mark.parametrize("how", ["cut", "flipped", "longer", "removed", "another's"])
-    def test_a_damaged_file_is_a_lost_part(
-        self, restarted: Callable[..., Filled], how: str
+    @pytest.mark.parametrize("which", [0, 1])
+    def test_damaged_files_are_lost_parts(
+        self, restarted: Callable[..., Filled], how: str, which: int
     ) -> None:
-        filled = restarted(lambda files: damage(files[0], how, files[1]))
+        filled = restarted(lambda files: damage(files[which], how, files[1 - which]))
+        promised = sum(filled.index.groups_of(key).bit_count() for key in KEYS[:3])
         filled.fetch(*KEYS[:3])
         near = [filled.index.near(key) for key in KEYS[:3]]
-        assert sum(groups.bit_count() for groups in near) == 5
         assert near == [filled.index.groups_of(key) for key in KEYS[:3]], "a lost part is promised"
-        assert filled.index.usage.lost_parts <= 1
+        count = sum(groups.bit_count() for groups in near)
+        assert filled.index.usage.lost_parts == promised - count
+        assert count < 6 or how == "longer"
+        for i, key in enumerate(KEYS[:3]):
+            for group, size in enumerate(SIZES):
+                if near[i] >> group & 1:
+                    expected = filled.bytes_at(group, i)
+                    filled.mover.load([Placed(key, ((7, None), (None, 7))[group])])
+                    assert filled.bytes_at(group, 7) == expected and len(expected) == size
         filled.mover.close()
 
     def test_files_are_for_their_owner(
@@ -220,25 +229,25 @@ class StoreTests(Installed):
     def test_files_keep_to_their_limit(self, item: BlockStore, tmp_path: Path) -> None:
         if not self.keeps_files:
             pytest.skip("it keeps no files")
-        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=160)))
-        for _ in range(3):
-            for i, key in enumerate(KEYS):
-                filled.save(key, i, i)
-                filled.settle()
-        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 160
-        assert filled.index.usage.folder_bytes <= 160
-        kept = [key for key in KEYS if filled.index.groups_of(key)]
-        assert KEYS[-1] in kept and len(kept) < len(KEYS)
+        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=1000)))
+        keys = [bytes([i]) * 16 for i in range(24)]
+        for key in keys + keys[:12]:
+            filled.save(key, 1, 2)
+            filled.settle()
+        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 1000
+        assert filled.index.usage.folder_bytes <= 1000
+        kept = [key for key in keys if filled.index.groups_of(key)]
+        assert keys[11] in kept and len(kept) < len(keys)
         filled.mover.close()
 
     def test_files_keep_to_their_limit_at_the_end(self, item: BlockStore, tmp_path: Path) -> None:
         if not self.keeps_files:
             pytest.skip("it keeps no files")
-        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=160)))
-        for i, key in enumerate(KEYS):
-            filled.save(key, i, i)
+        filled = Filled(item.build(self.need_of(tmp_path, folder_limit=1000)))
+        for i in range(24):
+            filled.save(bytes([i]) * 16, 1, 2)
         filled.mover.close()  # while files are written, and their sizes were not taken
-        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 160
+        assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 1000
 
     def test_another_layouts_blocks_are_not_seen(self, item: BlockStore, tmp_path: Path) -> None:
         if not self.keeps_files:
@@ -298,7 +307,8 @@ class StoreTests(Installed):
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The files of blocks, as opposed to those that describe the folder: all but the topmost."""
+    """The files of blocks, as opposed to those that describe a folder of one layout: all but the
+    topmost of it."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(path for path in found if len(path.relative_to(folder).parts) > 2)
 

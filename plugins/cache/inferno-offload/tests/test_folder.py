@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from inferno.errors import OptionError
 from inferno_offload.folder import Folder, survey
+from inferno_offload.parts import Write
+from inferno_offload.slots import Buffer
 
 PART = (bytes(16), 0)
 
@@ -27,14 +30,19 @@ def test_the_folder_used_longest_ago_makes_room_first(tmp_path: Path) -> None:
     paths = list[Path]()
     for layout in ("a", "b"):
         found = folder(tmp_path, layout)
-        found.write(PART, memoryview(bytearray(8)))
+        offset = found.free.take(8)
+        assert offset == 0
+        work = Write(PART, offset, Buffer(torch.ones(8, dtype=torch.uint8)))
+        ((_, place),) = found.parts.write([work])
+        assert place is not None
+        found.places[PART] = place
         found.close()
         age(found.path, 1000 + len(paths))
         paths.append(found.path)
     again = folder(tmp_path, "a")
-    assert again.read(PART, memoryview(bytearray(8)))
+    assert again.places.keys() == {PART}
     again.close()
-    os.utime(paths[0], (1, 1))  # reading a block makes no file in it
+    os.utime(paths[0], (1, 1))  # as long as its files are newer
     sizes = [each.nbytes for each in survey(tmp_path)]
     folder(tmp_path, "c", 2 * max(sizes)).close()
     assert paths[0].exists() and not paths[1].exists()

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from inferno_offload import files
-from inferno_offload.files import Files, Read
+from inferno_offload.files import Fetched, Files
 from inferno_offload.folder import Folder
+from inferno_offload.parts import Read, Write
 from inferno_offload.slots import Buffer, Slots, runs
 
 PARTS = [(bytes([i]) * 16, 0) for i in range(20)]
@@ -27,34 +28,38 @@ class Counting(Files):
         super().signal()
 
 
-def test_who_waits_for_many_files_is_woken_once(
+def test_a_wait_for_many_parts_is_woken_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "PAUSE", 1000.0)
-    found = Counting(Folder.open(tmp_path, "{}", (8,), 1 << 20))
+    folder = Folder.open(tmp_path, "{}", (8,), 1 << 20)
+    found = Counting(folder.parts)
     found._told = monotonic()
-    buffers = [Buffer(torch.full((8,), i, dtype=torch.uint8)) for i in range(len(PARTS))]
     with found._lock:  # nothing is reported before all are asked for
         found._left += 1
-    for part, buffer in zip(PARTS, buffers, strict=True):
-        found.folder.write(part, buffer.data.numpy().data)
-        found.read(part, Buffer(torch.zeros(8, dtype=torch.uint8)))
+    for i, part in enumerate(PARTS):
+        buffer = Buffer(torch.full((8,), i, dtype=torch.uint8))
+        (written,) = folder.parts.write([Write(part, 16 * i, buffer)])
+        assert written[1] is not None
+        found.read([Read(part, written[1], Buffer(torch.zeros(8, dtype=torch.uint8)))])
     with found._lock:
         found._left -= 1
         last = not found._left
-    reports = list[Read]()
+    reports = list[Fetched]()
     while len(reports) < len(PARTS):
-        assert last or select([found.descriptor], [], [], 30)[0], "the last report wakes nobody"
-        reports += [each for each in found.take() if isinstance(each, Read)]
+        assert last or select([found.descriptor], [], [], 30)[0], "the last report wakes nothing"
+        reports += [each for each in found.take() if isinstance(each, Fetched)]
     assert found.signals <= 1 and all(report.whole for report in reports)
+    assert all(r.read.buffer.data.tolist() == [PARTS.index(r.read.part)] * 8 for r in reports)
     found.close()
+    folder.close()
 
 
 # --- slots ----------------------------------------------------------------------------------------
 
 
 def test_slots_are_used_again_the_first_one_first() -> None:
-    slots = Slots.of(8, 24)
+    slots = Slots.of(8, 24, 24)
     given = [slots.take() for _ in range(4)]
     assert [buffer.slot for buffer in given] == [0, 1, 2, -1]
     for buffer in reversed(given):
@@ -62,16 +67,28 @@ def test_slots_are_used_again_the_first_one_first() -> None:
     assert [slots.take().slot for _ in range(4)] == [0, 1, 2, -1]
 
 
+def test_memory_that_only_bursts_need_can_be_written_again() -> None:
+    slots = Slots.of(3 * 4096 + 8, 0, 1 << 20)
+    for content in (1, 2):
+        buffers = [slots.take() for _ in range(20)]
+        for buffer in buffers:
+            buffer.data.fill_(content)
+        slots.give(buffers.pop(7))
+        assert all((buffer.data == content).all() for buffer in buffers), "a neighbour lost bytes"
+        for buffer in buffers:
+            slots.give(buffer)
+
+
 def test_a_group_without_bytes_has_no_slots() -> None:
-    assert Slots.of(0, 1 << 20).take().nbytes == 0
+    assert Slots.of(0, 0, 1 << 20).take().nbytes == 0
 
 
 def test_more_memory_than_there_is_means_no_slots() -> None:
-    assert Slots.of(8, 1 << 62).take().slot == -1
+    assert Slots.of(8, 0, 1 << 62).take().slot == -1
 
 
 def test_neighbours_on_both_sides_are_together() -> None:
-    slots = Slots.of(8, 64)
+    slots = Slots.of(8, 0, 64)
     one, two, three, four = (slots.take() for _ in range(4))
     own = Buffer(torch.zeros(8, dtype=torch.uint8))
     assert list(runs([4, 5, 6], [one, two, three])) == [(0, 3)]

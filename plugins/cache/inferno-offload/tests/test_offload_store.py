@@ -16,10 +16,11 @@ class TestDisk(StoreTests):
     def abandon(built: tuple[StoreIndex, Mover]) -> None:
         store = built[1]
         assert isinstance(store, Store) and store.files is not None
-        store.files._writer.shutdown(wait=True, cancel_futures=True)
-        store.files._readers.shutdown(wait=True, cancel_futures=True)
-        for descriptor in (store.files.folder._lock, store.files.descriptor, store.files._signal):
-            os.close(descriptor)
+        store.files._work.clear()
+        store.files.close()
+        assert store._folder is not None
+        store._folder.parts.close()
+        os.close(store._folder._lock)
 
 
 class TestHost(StoreTests):

@@ -5,35 +5,37 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, perf_counter
 
 from attrs import define, field
 
-from inferno_offload.folder import Folder, Part
-from inferno_offload.slots import Buffer
+from inferno_offload.index import Part, Place
+from inferno_offload.parts import PartsFile, Read, Write
 
 MOST_QUEUED = 1 << 30
 """Bytes that wait to be written. Where a disk cannot follow, further blocks are not kept on it."""
-
-
+BATCH = 16 << 20
+"""Bytes that are written before the index has them."""
+READERS = 2
+LEAST_SHARE, MOST_SHARE = 4 << 20, 32 << 20
+"""Bytes that one of them reads before it turns to another fetch."""
 PAUSE = 0.05
-"""Seconds between two signals while more is on its way: who waits for a hundred files looks at a
+"""Seconds between two signals while more is on its way: who waits for a hundred parts looks at a
 few of them at once."""
 
 
 @define(eq=False)
 class Written:
-    part: Part
-    buffer: Buffer
-    nbytes: int
-    """Of the file; 0 if it could not be written."""
+    write: Write
+    place: Place | None
+    """None: it could not be written."""
 
 
 @define(eq=False)
-class Read:
-    part: Part
-    buffer: Buffer
+class Fetched:
+    read: Read
     whole: bool
     """Whether the buffer has its bytes: else they are lost."""
     seconds: float
@@ -44,12 +46,14 @@ class Files:
     """Hands work to threads: one writes and removes, in order; others read. `descriptor` is
     readable once `take` has all that was asked for, or something for a while."""
 
-    folder: Folder
+    parts: PartsFile
     queued: int = 0
     """Bytes that wait to be written."""
+    _work: deque[Write | Part] = field(factory=deque, init=False)
+    """Parts to write, and those that were removed."""
     _readers: ThreadPoolExecutor = field(init=False)
     _writer: ThreadPoolExecutor = field(init=False)
-    _reports: deque[Written | Read] = field(factory=deque, init=False)
+    _reports: deque[Written | Fetched] = field(factory=deque, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _left: int = 0
     """Reads and writes that were not reported yet."""
@@ -59,49 +63,66 @@ class Files:
     _signal: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._readers = ThreadPoolExecutor(2, "inferno-offload-read")
+        self._readers = ThreadPoolExecutor(READERS, "inferno-offload-read")
         self._writer = ThreadPoolExecutor(1, "inferno-offload-write")
         self.descriptor, self._signal = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._signal, False)
 
-    def write(self, part: Part, data: Buffer) -> bool:
-        """Write a part. Returns False if too much waits already."""
-        if self.queued + data.nbytes > MOST_QUEUED:
-            return False
-        self.queued += data.nbytes
-        self._begin()
-        self._writer.submit(self._write, part, data)
-        return True
+    def accepts(self, nbytes: int) -> bool:
+        """Whether so many bytes more may wait to be written."""
+        return self.queued + nbytes <= MOST_QUEUED
 
-    def _write(self, part: Part, buffer: Buffer) -> None:
-        try:
-            nbytes = self.folder.write(part, buffer.data.numpy().data)
-        except OSError:
-            nbytes = 0
-        self._report(Written(part, buffer, nbytes))
-
-    def remove(self, part: Part) -> None:
-        self._writer.submit(self.folder.remove, part)
-
-    def read(self, part: Part, buffer: Buffer) -> None:
-        """Read a part into a buffer."""
-        self._begin()
-        self._readers.submit(self._read, part, buffer)
-
-    def _read(self, part: Part, buffer: Buffer) -> None:
-        started = perf_counter()
-        whole = self.folder.read(part, buffer.data.numpy().data)
-        self._report(Read(part, buffer, whole, perf_counter() - started))
-
-    def _begin(self) -> None:
+    def write(self, write: Write) -> None:
+        """Write a part, after all that was asked for before."""
+        self.queued += write.buffer.nbytes
         with self._lock:
             self._left += 1
+        self._work.append(write)
+        self._writer.submit(self._write)
 
-    def _report(self, report: Written | Read) -> None:
+    def remove(self, part: Part) -> None:
+        """Note that a part's extent may be another's from now on."""
+        self._work.append(part)
+        self._writer.submit(self._write)
+
+    def _write(self) -> None:
+        """Do some of the work: often all of it, so that the next calls have none."""
+        work, nbytes = list[Write | Part](), 0
+        while self._work and nbytes < BATCH:
+            work.append(each := self._work.popleft())
+            nbytes += each.buffer.nbytes if isinstance(each, Write) else 0
+        if work:
+            self._report([Written(*each) for each in self.parts.write(work)])
+
+    def read(self, work: Sequence[Read]) -> None:
+        """Read parts into their buffers."""
         with self._lock:
-            self._reports.append(report)
-            self._left -= 1
+            self._left += len(work)
+        share = sum(each.buffer.nbytes for each in work) // READERS
+        share = min(max(share, LEAST_SHARE), MOST_SHARE)
+        lists, left = list[list[Read]](), share
+        for together in self.parts.together(work):
+            lists.append(together)
+            left -= sum(each.buffer.nbytes for each in together)
+            if left <= 0:
+                self._readers.submit(self._read, lists)
+                lists, left = [], share
+        if lists:
+            self._readers.submit(self._read, lists)
+
+    def _read(self, lists: list[list[Read]]) -> None:
+        started = perf_counter()
+        for work, whole in zip(lists, self.parts.read(lists), strict=True):
+            seconds, started = perf_counter() - started, perf_counter()
+            pairs = zip(work, whole, strict=True)
+            self._report([Fetched(*each, seconds / len(work)) for each in pairs])
+
+    def _report(self, reports: Iterable[Written | Fetched]) -> None:
+        with self._lock:
+            before = len(self._reports)
+            self._reports.extend(reports)
+            self._left -= len(self._reports) - before
             now = monotonic()
             if not self._left or now - self._told > PAUSE:
                 self._told = now
@@ -114,7 +135,7 @@ class Files:
         except BlockingIOError:  # it is readable
             pass
 
-    def take(self) -> list[Written | Read]:
+    def take(self) -> list[Written | Fetched]:
         """Return what has been done since the last call."""
         with self._lock:
             try:
@@ -137,4 +158,3 @@ class Files:
         self._writer.shutdown()
         os.close(self.descriptor)
         os.close(self._signal)
-        self.folder.close()

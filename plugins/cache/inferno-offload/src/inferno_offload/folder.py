@@ -1,4 +1,4 @@
-"""Blocks on disk: a file for each part of a block, in a folder for each layout."""
+"""Folders of blocks on disk, one for each layout."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ import hashlib
 import json
 import os
 import shutil
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from attrs import define, field
 
 from inferno.contracts import StoredLayout
 from inferno.errors import OptionError
+from inferno_offload.extents import Extents
+from inferno_offload.index import Part, Place
+from inferno_offload.parts import PartsFile
 
-Part = tuple[bytes, int]
-"""A block's content key, and a cache group."""
-_TRAILER = struct.Struct("<8sQQ")
-"""Magic, bytes of the body, checksum. After the body, whose pages are whole ones so: as a header it
-made a write take twice as long."""
-_MAGIC = b"inferno2"
-_AT_ONCE = 128 << 10
-"""Bytes of a write: with all of a part at once, Linux takes twice as long."""
-_LAYOUT, _LOCK = "layout.json", "lock"
+_LAYOUT, _LOCK, _DATA = "layout.json", "lock", "data"
 _PREFIX = "blocks-"
 _LONGEST = 16 << 20
 """Letters of a layout that are read."""
@@ -38,9 +31,10 @@ class Folder:
     """The files of one layout. Only one process has it open."""
 
     path: Path
-    layout: str
-    sizes: tuple[int, ...]
-    """Bytes of a part, by group."""
+    parts: PartsFile
+    places: dict[Part, Place]
+    """Where the parts are, used longest ago first."""
+    free: Extents
     _lock: int = field(default=-1)
 
     @classmethod
@@ -59,79 +53,22 @@ class Folder:
                 )
             _agree(path / _LAYOUT, layout)
             _make_room(parent, path, limit // 2)
+            _remove_older_format(path)
+            parts = PartsFile.open(path / _DATA, layout, sizes, limit)
+            places, free = parts.recover()
         except OSError as error:
             raise OptionError(
                 f"--kv-store {parent}: {error.strerror or error}",
                 "Name a folder that can be written.",
             ) from error
-        return cls(path, layout, sizes, lock)
-
-    def parts(self) -> Iterator[tuple[Part, int]]:
-        """Return the parts there are and the bytes of their files, used longest ago first. Removes
-        what a crash has left behind."""
-        found = list[tuple[int, Part, int]]()
-        for sub in self.path.iterdir():
-            for entry in os.scandir(sub) if sub.is_dir() else ():
-                try:
-                    key, group = entry.name.split(".")
-                    part = bytes.fromhex(key), int(group)
-                    status = entry.stat()
-                except (ValueError, OSError):
-                    _remove(Path(entry.path))
-                    continue
-                if len(part[0]) == 16 and part[1] < len(self.sizes):
-                    found.append((status.st_mtime_ns, part, status.st_size))
-        found.sort()
-        yield from ((part, nbytes) for _, part, nbytes in found)
-
-    def write(self, part: Part, body: memoryview) -> int:
-        """Write a part's file, whole or not at all. Returns its bytes. Raises OSError."""
-        path = self._file(part)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        draft = path.with_name(f"{path.name}.draft")
-        trailer = _TRAILER.pack(_MAGIC, len(body), self._checksum(part, body))
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            while len(body):
-                body = body[file.write(body[:_AT_ONCE]) :]
-            file.write(trailer)
-        os.replace(draft, path)
-        return path.stat().st_size
-
-    def read(self, part: Part, body: memoryview) -> bool:
-        """Read a part's file into `body`. Returns False if it is missing, damaged, or another's."""
-        path, trailer = self._file(part), b""
-        try:
-            with path.open("rb", buffering=0) as file:
-                count = 0
-                while count < len(body) and (read := file.readinto(body[count:])):
-                    count += read
-                trailer = file.read(_TRAILER.size + 1)
-        except OSError:
-            return False
-        if count < len(body) or trailer != _TRAILER.pack(
-            _MAGIC, len(body), self._checksum(part, body)
-        ):
-            return False
-        os.utime(path)
-        return True
-
-    def remove(self, part: Part) -> None:
-        _remove(self._file(part))
+        return cls(path, parts, places, free, lock)
 
     def close(self) -> None:
+        """Keep the order of `places`, and close the files."""
+        with suppress(OSError):  # the index is as it was appended to
+            self.parts.write_index(self.places, self.free.end)
+        self.parts.close()
         os.close(self._lock)
-
-    def _file(self, part: Part) -> Path:
-        name = part[0].hex()
-        return self.path / name[:2] / f"{name}.{part[1]}"
-
-    def _checksum(self, part: Part, body: memoryview) -> int:
-        """Of the body and of what it is: a file under another's name is damaged too."""
-        digest = xxhash.xxh3_64(self.layout.encode())
-        digest.update(part[0] + part[1].to_bytes(4, "little"))
-        digest.update(body)
-        return digest.intdigest()
 
 
 def _locked(path: Path) -> int | None:
@@ -143,6 +80,12 @@ def _locked(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _remove_older_format(path: Path) -> None:
+    """Remove blocks that had a file each, in folders by the first byte of their key."""
+    for byte in range(256):
+        shutil.rmtree(path / f"{byte:02x}", ignore_errors=True)
 
 
 def _agree(file: Path, layout: str) -> None:
@@ -231,7 +174,3 @@ def _make_room(parent: Path, own: Path, limit: int) -> None:
             shutil.rmtree(each.path, ignore_errors=True)
             os.close(lock)
             total -= each.nbytes
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import mmap as mmap_module
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-SPARE = 64 << 20
-"""Bytes for parts on their way, beside the host tier's."""
+SPARE, BURST = 64 << 20, 1 << 30
+"""Bytes for parts on their way, beside the host tier's: as they are common, and at most. What only
+bursts need is free for the system to take, which costs less than new memory for each burst."""
+_FREE: int | None = getattr(mmap_module, "MADV_FREE", None)
 
 
 @frozen(eq=False)
@@ -35,20 +38,25 @@ class Slots:
     size: int
     memory: Tensor
     """(slots, bytes of one)"""
+    _pages: mmap | None = None
+    _kept: int = 0
+    """Bytes at the beginning that keep their memory."""
     _unused: int = 0
     """The first slot that was never given out; there are no free ones after `_free` but these."""
     _free: list[int] = field(factory=list)
 
     @classmethod
-    def of(cls, size: int, limit: int) -> Slots:
-        """Reserve addresses for so many bytes. Memory is taken when it is written to."""
-        count = limit // size if size else 0
-        try:
-            pages = mmap(-1, count * size, flags=MAP_PRIVATE | MAP_ANONYMOUS) if count else b""
-        except OSError:  # more than the machine has: each buffer then has memory of its own
-            count, pages = 0, b""
-        memory = torch.frombuffer(pages, dtype=torch.uint8) if count else torch.empty(0)
-        return cls(size, memory.view(count, size) if count else memory)
+    def of(cls, size: int, kept: int, most: int) -> Slots:
+        """Reserve addresses for `most` bytes. Memory is taken when it is written to, and of the
+        first `kept` bytes never given back."""
+        if count := most // size if size else 0:
+            try:
+                pages = mmap(-1, count * size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+            except OSError:  # more than the machine has: each buffer then has memory of its own
+                return cls(size, torch.empty(0))
+            memory = torch.frombuffer(pages, dtype=torch.uint8).view(count, size)
+            return cls(size, memory, pages, kept)
+        return cls(size, torch.empty(0))
 
     def take(self) -> Buffer:
         if self._free:
@@ -61,8 +69,13 @@ class Slots:
 
     def give(self, buffer: Buffer) -> None:
         """Take a buffer back. Its content is lost once it is given out again."""
-        if buffer.slot >= 0:
-            heappush(self._free, buffer.slot)
+        if buffer.slot < 0:
+            return
+        heappush(self._free, buffer.slot)
+        begin = -(-(buffer.slot * self.size) // PAGESIZE) * PAGESIZE
+        end = (buffer.slot + 1) * self.size // PAGESIZE * PAGESIZE
+        if self._pages is not None and _FREE is not None and self._kept <= begin < end:
+            self._pages.madvise(_FREE, begin, end - begin)
 
 
 def runs(places: Sequence[int], buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:

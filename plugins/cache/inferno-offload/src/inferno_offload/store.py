@@ -11,11 +11,15 @@ from torch import Tensor
 
 from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage, Tier
 from inferno_offload.copying import GroupCopies
-from inferno_offload.files import Files, Read, Written
-from inferno_offload.folder import Folder, Part
+from inferno_offload.files import Fetched, Files, Written
+from inferno_offload.folder import Folder
+from inferno_offload.index import Part, Place
+from inferno_offload.parts import Read, Write
 from inferno_offload.pins import Pins
-from inferno_offload.slots import SPARE, Buffer, Slots
+from inferno_offload.slots import BURST, SPARE, Buffer, Slots
 
+SAVED_AT_ONCE = 8 << 20
+"""Bytes that are copied before they begin to be written to disk."""
 MOST_LOOKS = 4096
 """Pinned parts that are passed over, as if they were used now, before one of them makes room."""
 
@@ -26,11 +30,7 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     store = Store(need)
     if need.folder is not None:
         folder = Folder.open(need.folder, need.layout, need.sizes, need.folder_limit)
-        store.files = Files(folder)
-        for part, nbytes in folder.parts():
-            store.on_disk[part] = nbytes
-            store.add(part)
-        store.usage.folder_bytes = sum(store.on_disk.values())
+        store.use(folder)
     return store, store
 
 
@@ -42,8 +42,8 @@ class Store:
     need: StoreNeed
     files: Files | None = None
     """None: there is no disk tier."""
-    on_disk: dict[Part, int] = field(factory=dict)
-    """Parts with a file, and its bytes, used longest ago first."""
+    on_disk: dict[Part, Place] = field(factory=dict)
+    """Parts that are in the folder, used longest ago first."""
     usage: StoreUsage = field(factory=StoreUsage)
     _groups: dict[bytes, int] = field(factory=dict)
     """By key, the groups in any tier."""
@@ -51,7 +51,8 @@ class Store:
     _idle: dict[Part, None] = field(factory=dict)
     """Parts in host memory that nothing needs there, used longest ago first."""
     _idle_bytes: int = 0
-    _writing: set[Part] = field(factory=set)
+    _folder: Folder | None = None
+    _writing: dict[Part, Write] = field(factory=dict)
     _reading: dict[Part, set[str]] = field(factory=dict)
     """Parts that are read from disk, and whose fetches wait for them."""
     _waiting: Counter[str] = field(factory=Counter)
@@ -67,8 +68,15 @@ class Store:
     _changed: Callable[[bytes], object] = lambda key: None
 
     def __attrs_post_init__(self) -> None:
-        room = self.need.host_limit + SPARE
-        self._slots = [Slots.of(size, room) for size in self.need.sizes]
+        kept = self.need.host_limit + SPARE
+        self._slots = [Slots.of(size, kept, kept + BURST) for size in self.need.sizes]
+
+    def use(self, folder: Folder) -> None:
+        """Take a folder as the disk tier."""
+        self._folder, self.files, self.on_disk = folder, Files(folder.parts), folder.places
+        for part in self.on_disk:
+            self.add(part)
+            self.usage.folder_bytes += folder.parts.extent(part)
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
@@ -107,7 +115,7 @@ class Store:
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         parts = [part for key, groups in wanted for part in parts_of(key, groups)]
-        held = self._held.setdefault(owner, [])
+        held, reads = self._held.setdefault(owner, []), list[Read]()
         for part in parts:
             held.append(part)
             self._holders[part] += 1
@@ -115,13 +123,16 @@ class Store:
                 self._not_idle(part)
             elif part in self.on_disk and self.files is not None:
                 if part not in self._reading:
-                    self.files.read(part, self._slots[part[1]].take())
+                    self.on_disk[part] = place = self.on_disk.pop(part)  # used now
+                    reads.append(Read(part, place, self._slots[part[1]].take()))
                     self._reading[part] = set()
                 if owner not in self._reading[part]:
                     self._reading[part].add(owner)
                     self._waiting[owner] += 1
             else:
                 self._lose(part)
+        if self.files is not None and reads:
+            self.files.read(reads)
         if not self._waiting[owner]:
             self._end(owner)
 
@@ -152,20 +163,23 @@ class Store:
             wanted = [
                 each for each in _in_group(saves, group) if (each[0], group) not in self._host
             ]
-            parts = copies.out([place for _, place in wanted]) if wanted else []
-            for (key, _), data in zip(wanted, parts, strict=True):
-                part = key, group
-                self._host[part] = data
-                self.add(part)
-                self.usage.saved_bytes += data.nbytes
-                self.usage.host_bytes += data.nbytes
-                self._changed(key)
-                if self.files is not None and part not in self.on_disk:
-                    if self.files.write(part, data):
-                        self._writing.add(part)
-                        self._lent.add(data)
-                self._make_idle(part)
+            count = max(1, SAVED_AT_ONCE // max(1, self.need.sizes[group]))
+            for i in range(0, len(wanted), count):
+                self._save(group, copies, wanted[i : i + count])
         self.usage.copy_seconds += time.perf_counter() - started
+
+    def _save(self, group: int, copies: GroupCopies, wanted: Sequence[tuple[bytes, int]]) -> None:
+        parts = copies.out([place for _, place in wanted])
+        for (key, _), data in zip(wanted, parts, strict=True):
+            part = key, group
+            self._host[part] = data
+            self.add(part)
+            self.usage.saved_bytes += data.nbytes
+            self.usage.host_bytes += data.nbytes
+            self._changed(key)
+            if part not in self.on_disk:
+                self._write(part, data)
+            self._make_idle(part)
 
     def load(self, loads: Sequence[Placed]) -> None:
         started = time.perf_counter()
@@ -181,7 +195,7 @@ class Store:
             if isinstance(report, Written):
                 self._written(report)
             else:
-                self._read(report)
+                self._fetched(report)
         self._make_room()
         ended, self._ended = self._ended, []
         return ended
@@ -192,9 +206,12 @@ class Store:
     def close(self) -> None:
         if self.files is not None:
             self.files.finish()
-            self.poll()  # files that nobody has counted yet may be more than there is room for
+            self.poll()  # what the index does not have yet
             self.files.close()
             self.files = None
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
     # --- tiers ------------------------------------------------------------------------------------
 
@@ -203,24 +220,42 @@ class Store:
         key, group = part
         self._groups[key] = self._groups.get(key, 0) | 1 << group
 
-    def _written(self, report: Written) -> None:
-        part = report.part
-        if self.files is not None:
-            self.files.queued -= self.need.sizes[part[1]]
-        self._lent.discard(report.buffer)
-        if self._host.get(part) is not report.buffer:
-            self._slots[part[1]].give(report.buffer)
-        if part not in self._writing:  # it was dropped, and its file is removed
+    def _write(self, part: Part, data: Buffer) -> None:
+        """Write a part to disk, if there is room, or if others make room for it."""
+        if self.files is None or self._folder is None or not self.files.accepts(data.nbytes):
             return
-        self._writing.remove(part)
-        if report.nbytes:
-            self.on_disk[part] = report.nbytes
+        size = self._folder.parts.extent(part)
+        while (offset := self._folder.free.take(size)) is None:
+            if not self.on_disk:
+                return
+            other = self._least_useful(self.on_disk)
+            self._remove_file(other)
+            if other not in self._host:
+                self._forget(other)
+        self._writing[part] = write = Write(part, offset, data)
+        self._lent.add(data)
+        self.files.write(write)
+
+    def _written(self, report: Written) -> None:
+        part, buffer = report.write.part, report.write.buffer
+        if self.files is not None:
+            self.files.queued -= buffer.nbytes
+        self._lent.discard(buffer)
+        if self._host.get(part) is not buffer:
+            self._slots[part[1]].give(buffer)
+        if self._writing.get(part) is not report.write:  # it was dropped
+            return
+        if report.place is None:
+            self._remove_file(part)
+        else:
+            del self._writing[part]
+            self.on_disk[part] = report.place
             self._changed(part[0])
-            self.usage.folder_bytes += report.nbytes
+            self.usage.folder_bytes += self._extent(part)
         self._make_idle(part)
 
-    def _read(self, report: Read) -> None:
-        part, buffer = report.part, report.buffer
+    def _fetched(self, report: Fetched) -> None:
+        part, buffer = report.read.part, report.read.buffer
         owners = self._reading.pop(part, set())
         self.usage.fetched_bytes += buffer.nbytes
         self.usage.fetch_seconds += report.seconds
@@ -266,12 +301,16 @@ class Store:
             self._groups.pop(key, None)
 
     def _remove_file(self, part: Part) -> None:
-        nbytes = self.on_disk.pop(part, 0)
-        self.usage.folder_bytes -= nbytes
-        if self.files is not None and (nbytes or part in self._writing):
+        if part in self.on_disk:
+            self.usage.folder_bytes -= self._extent(part)
+        found = self.on_disk.pop(part, None) or self._writing.pop(part, None)
+        if found is not None and self._folder is not None and self.files is not None:
+            self._folder.free.give(found.offset, self._extent(part))
             self.files.remove(part)
-        self._writing.discard(part)
         self._changed(part[0])
+
+    def _extent(self, part: Part) -> int:
+        return self._folder.parts.extent(part) if self._folder is not None else 0
 
     def _let_go(self, part: Part) -> None:
         """Remove a part from host memory."""
@@ -293,7 +332,7 @@ class Store:
             self._idle_bytes -= self._host[part].nbytes
 
     def _make_room(self) -> None:
-        """Let the parts go that were used longest ago, until each tier has its size."""
+        """Let the parts go that were used longest ago, until host memory has its size."""
         while self._idle_bytes > self.need.host_limit:
             part = self._least_useful(self._idle)
             self._not_idle(part)
@@ -301,13 +340,8 @@ class Store:
                 self._let_go(part)
             else:
                 self._forget(part)
-        while self.usage.folder_bytes > self.need.folder_limit and self.on_disk:
-            part = self._least_useful(self.on_disk)
-            self._remove_file(part)
-            if part not in self._host:
-                self._forget(part)
 
-    def _least_useful(self, parts: dict[Part, None] | dict[Part, int]) -> Part:
+    def _least_useful(self, parts: dict[Part, None] | dict[Part, Place]) -> Part:
         self._pins.expire()
         for _ in range(min(len(parts), MOST_LOOKS)):
             part = next(iter(parts))
