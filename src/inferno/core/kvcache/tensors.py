@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -55,12 +53,17 @@ class KVCache:
     ) -> KVCache:
         """Allocate one layout per layer. `num_units` is the number of blocks or slots, for all
         layers or for each."""
+        from inferno.device.zeros import zeros
+
         counts = [num_units] * len(layouts) if isinstance(num_units, int) else num_units
+        counted = [
+            (count, tensor)
+            for layout, count in zip(layouts, counts, strict=True)
+            for tensor in layout.values()
+        ]
+        tensors = zeros(counted, device)
         return cls(
-            tuple(
-                {name: _zeros(count, tensor, device) for name, tensor in layout.items()}
-                for layout, count in zip(layouts, counts, strict=True)
-            ),
+            tuple({name: next(tensors) for name in layout} for layout in layouts),
             groups,
         )
 
@@ -94,15 +97,3 @@ class KVCache:
         """Copy whole places in every layer of their groups, or clear them, in order."""
         for group in dict.fromkeys(copy.group for copy in copies):
             self.places[group].copy([copy[1:] for copy in copies if copy.group == group])
-
-
-def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:
-    import torch
-
-    shape, dtype = (count, *tensor.shape), getattr(torch, tensor.dtype)
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # The operating system zeroes these pages on first touch, so unused blocks cost no memory.
-    # `torch.zeros` would write them all: that takes seconds and makes the whole budget resident.
-    pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
