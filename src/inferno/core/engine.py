@@ -245,8 +245,7 @@ class Engine:
         return self._store.listens
 
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
-        """Queue the requests whose grammars have been compiled and whose adapters are read. Returns
-        the errors of others, and the ends of those that have no tokens."""
+        """Queue what is compiled. Returns others' errors, and the ends of those without tokens."""
         if not self._compiling:
             return []
         outputs = list[EngineOutput]()
@@ -388,8 +387,7 @@ class Engine:
         self._scheduler.check()
 
     def close(self) -> None:
-        """Free the model and its cache, and give their memory back to the system. The engine cannot
-        be used again."""
+        """Free the model and its cache for good, and give their memory back to the system."""
         self._store.close()
         self._presence.close()
         self._runner = Closed()

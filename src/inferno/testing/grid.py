@@ -13,4 +13,3 @@ def grid(test: _Test) -> _Test:
     by inheritance, the first one is run by `make test`, and all of them by `make test-all`."""
     test.__dict__["grid"] = True
     return test
-
