@@ -349,6 +349,7 @@ def test_a_store_of_the_first_version_gets_the_tables(tmp_path: Path) -> None:
     old = sqlite3.connect(path)
     old.executescript(f"{SCHEMA} PRAGMA application_id = {0x696E6672}; PRAGMA user_version = 1;")
     old.close()
+    path.chmod(0o600)
     database = Database(path, None, 2**20)
     database.files.create("file", "", {"id": "file-1"}, [b"x", b"y"])
     assert database.files.parts("file-1") == [b"x", b"y"]
