@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.request.sampling_params import SamplingParams
 from inferno.text import ChatTemplate
+from inferno.text.template import SlowTemplateError
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -390,3 +392,29 @@ def test_a_streamed_tool_call_gives_its_name_once_then_arguments(live: Any, chun
 def test_mistakes_are_found_before_a_stream_begins(live: Any) -> None:
     response = live().post(CHAT, messages=MESSAGES, stream=True, temperature=-1)
     assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+
+
+class SlowTemplate(ChatTemplate):
+    """Takes longer than the event loop allows, for messages that say so."""
+
+    def __init__(self) -> None:
+        super().__init__({"default": "{{ messages }}"})
+        self.rendered: list[tuple[int, float | None]] = []
+        """The threads, and the seconds that they had."""
+
+    def render(self, messages: Any, seconds: float | None = None, /, **kwargs: Any) -> str:
+        self.rendered.append((get_ident(), seconds))
+        if seconds is not None or messages[0]["content"] == "for ever":
+            raise SlowTemplateError("the chat template takes more than 2 s, line 1")
+        return "hi"
+
+
+def test_a_template_that_takes_long_is_rendered_beside_the_event_loop(client: Any) -> None:
+    template = SlowTemplate()
+    http = client(FakeLLM(template=template))
+    template.rendered.clear()  # of the start
+    assert ask(http)["choices"][0]["message"]["content"] == "Hello there"
+    [(loop, brief), (beside, whole)] = template.rendered
+    assert loop != beside and brief is not None and brief < 0.1 and whole is None
+    error = refusal(http, messages=[{"role": "user", "content": "for ever"}])
+    assert "line 1" in error["message"] and error["param"] is None
