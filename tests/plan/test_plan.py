@@ -389,7 +389,25 @@ def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write
 @pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])
 def test_a_config_without_architecture_says_so(write: Write, architectures: Any) -> None:
     with pytest.raises(CheckpointError, match="architectures"):
-        resolve(write(architectures=architectures), on_cpu())
+        resolve(write(architectures=architectures, model_type=None), on_cpu())
+
+
+@pytest.mark.parametrize(
+    "names", [None, [], ["Qwen3Model"], ["qwen3forcausallm"], ["QWEN3Model", "Other"]]
+)
+def test_a_model_is_known_by_its_base_class_another_spelling_or_its_type(
+    write: Write, names: list[str] | None
+) -> None:
+    plan = resolve(write(architectures=names, model_type="qwen3"), on_cpu())
+    [chosen] = [each.name for each in plan.chosen if each.kind == "architecture"]
+    assert chosen == "Qwen3ForCausalLM"
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForRewardModel", "Qwen3VisionModel", "Model", "XQwen3"])
+def test_another_class_of_a_known_type_is_not_taken_for_it(write: Write, name: str) -> None:
+    catalog = load_catalog(disable=("transformers",))
+    with pytest.raises(UnsupportedError, match=name):
+        resolve(write(architectures=[name], model_type="qwen3"), on_cpu(), catalog)
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers"])

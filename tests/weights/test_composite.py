@@ -166,7 +166,7 @@ def test_a_model_may_be_overridden_with_its_own_modules(pair: tuple[Path, Path])
         ("*={tied}", CheckpointError, "which the model has and .* has not"),
         ("*={deeper}", CheckpointError, "model.layers.2.* more, which .* has and the model has"),
         ("*={foreign}", CheckpointError, "is a Qwen3ForCausalLM"),
-        ("*={unnamed}", CheckpointError, 'unnamed: config.json has no "architectures"'),
+        ("*={unnamed}", CheckpointError, 'unnamed: config.json has neither "architectures"'),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_read(

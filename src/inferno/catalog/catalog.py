@@ -121,7 +121,7 @@ class Catalog:
         what, hint = f"architecture {name!r}", self.hint("architecture", name)
         if found := [o for o in offers if o.item.name == name]:
             return choose(found, what)
-        if lost := [p for p in self.plugins if self._has_lost(p, name)]:
+        if lost := self.has_lost(name):
             switches = " ".join(f"--disable {plugin.name}" for plugin in lost)
             remedy = f"{lost[0].remedy_for(name)} Or run without it: {switches}."
             raise self._missing(f"no working plugin provides the {what}", offers, remedy, lost)
@@ -133,6 +133,10 @@ class Catalog:
             hint = f"No plugin is known to have it; a fallback may run it. {any_hint}"
         hint = hint or "Install a plugin that provides it."
         raise self._missing(f"no installed plugin provides the {what}", offers, hint)
+
+    def has_lost(self, name: str) -> list[Plugin]:
+        """Return the plugins that have the architecture of that name, and are set aside."""
+        return [plugin for plugin in self.plugins if self._has_lost(plugin, name)]
 
     def _has_lost(self, plugin: Plugin, name: str) -> bool:
         """Whether the plugin is set aside but has the architecture, by its own declaration or by a

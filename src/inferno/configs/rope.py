@@ -73,7 +73,9 @@ class RopeConfig:
             )
         given = config.get("rope_theta")
         merged = {"rope_theta": theta if given is None else given, **scaling}
-        merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        # With "mrope", parts of a head turn by an image's rows and columns: of text, all are alike.
+        merged["rope_type"] = "default" if kind == "mrope" else kind
         merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
         return read_config(cls, {k: v for k, v in merged.items() if v is not None})
 

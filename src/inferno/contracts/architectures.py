@@ -115,6 +115,12 @@ class Architecture:
     name: str
     """As in `config.json`'s "architectures"; `*` is the fallback for names that no other plugin
     offers."""
+    aliases: tuple[str, ...] = field(default=(), converter=_texts)
+    """Other classes that checkpoints name for the same model. Its base class (`XModel` for
+    `XForCausalLM`) and other spellings in lower and upper case need no entry."""
+    model_types: tuple[str, ...] = field(default=(), converter=_texts)
+    """Values of "model_type" that mean it, where no class is named: in a `config.json`, or in its
+    `text_config`, if the model reads more than text."""
     config: Callable[[Mapping[str, Any]], ModelConfig] = field(converter=lazy.function)
     """Parses the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=lazy.function)
@@ -149,3 +155,7 @@ class Architecture:
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a checkpoint that names this class means it."""
+        return name.lower() in {each.lower() for each in (self.name, *self.aliases)}

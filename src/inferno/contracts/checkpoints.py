@@ -129,11 +129,42 @@ class BareDecoder(CheckpointView):
         return peek(self.checkpoint, name.removeprefix("model."))
 
 
+@frozen(eq=False)
+class _Headless(CheckpointView):
+    """A decoder saved without its head, under the names of a model that ties it."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return {**self.checkpoint.config, "tie_word_embeddings": True}
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.checkpoint.tensors
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(name)
+
+
 def with_head(checkpoint: Checkpoint) -> Checkpoint:
-    """View a checkpoint whose decoder is not under `model` as a `BareDecoder`; others as they are.
-    An `Architecture.adapt`."""
-    bare = not any(name.startswith(("model.", "lm_head.")) for name in checkpoint.tensors)
-    return BareDecoder(checkpoint) if bare else checkpoint
+    """View a checkpoint whose decoder is not under `model` as a `BareDecoder`, and give that of a
+    base class (`XModel`) its embedding as the head; others as they are. An `Architecture.adapt`."""
+    if not any(name.startswith(("model.", "lm_head.")) for name in checkpoint.tensors):
+        return BareDecoder(checkpoint)
+    return with_tied_head(checkpoint)
+
+
+def with_tied_head(checkpoint: Checkpoint) -> Checkpoint:
+    """View a checkpoint of a base class (`XModel`) that stores no head as one that ties it; others
+    as they are."""
+    classes = checkpoint.config.get("architectures") or [""]
+    headless = not any(name.startswith("lm_head.") for name in checkpoint.tensors)
+    return _Headless(checkpoint) if headless and causal_of(str(classes[0])) else checkpoint
+
+
+def causal_of(name: str) -> str:
+    """Return the class with a head for the base class `XModel`: `XForCausalLM`. Empty for
+    others."""
+    return f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else ""
 
 
 @frozen(eq=False)

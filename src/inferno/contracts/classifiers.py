@@ -48,6 +48,8 @@ def classifier_of(architecture: Architecture) -> Architecture:
         dialects={},
         reranker=None,
         checkpoints=(),
+        aliases=(),
+        model_types=(),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from inferno.catalog import Catalog
+from inferno.catalog import Catalog, architecture_name
 from inferno.contracts import (
     Architecture,
     Checkpoint,
@@ -24,7 +24,7 @@ from inferno.errors import CheckpointError, OptionError, UnsupportedError
 from inferno.plan.decided import Decided, refusals_of
 from inferno.plan.origins import origin_of
 from inferno.plan.plan import OverrideUse, by_pattern
-from inferno.plan.stored import adapted, architecture_name, matrix_of, modules_of
+from inferno.plan.stored import adapted, matrix_of, modules_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from inferno.catalog import ANY
 from inferno.configs import RopeConfig
-from inferno.contracts import ModelConfig
+from inferno.contracts import ModelConfig, encoder_of
 from inferno.plan.stages import Given, ModelFacts
+from inferno.plan.stored import text_part_for
 
 
 def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
     """Return the notes on the architecture: what serves it, if no plugin was made for it."""
     offered = model.architecture.value
     notes = [offered.note] if offered.note else []
+    if (part := text_part_for(given.stored, offered)) is not None:
+        encoder = encoder_of(given.stored.config)
+        notes.append(
+            f"text only: images are off. {model.name} has {encoder}, which is not loaded: "
+            f"{len(part.left_out)} of its {len(given.stored.tensors)} tensors are unused"
+        )
     if offered.name == ANY and (hint := given.catalog.hint("architecture", model.name)):
         notes.append(f"a plugin made for {model.name} is not installed: {hint}")
     return notes

@@ -11,7 +11,7 @@ from typing import Any, cast
 from attrs import frozen
 
 from inferno import host
-from inferno.catalog import Catalog, Offer
+from inferno.catalog import Catalog, Offer, architecture_name, find_architecture
 from inferno.contracts import (
     ADAPTER_OPS,
     GROUPED,
@@ -64,7 +64,7 @@ from inferno.plan.plan import (
 from inferno.plan.schemes import Matrices, choose_schemes
 from inferno.plan.speculation import Drafting, MTPUse, choose_drafting, choose_proposer, mtp_use
 from inferno.plan.step_budget import max_step_time
-from inferno.plan.stored import adapted, architecture_name, unused_tensors
+from inferno.plan.stored import adapted, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
@@ -108,7 +108,7 @@ class ModelFacts:
 def read_model(given: Given) -> ModelFacts:
     """Raises UnsupportedError, CheckpointError."""
     name = architecture_name(given.stored.config)
-    architecture = Decided.by("architecture", given.catalog.architecture(name))
+    architecture = Decided.by("architecture", find_architecture(given.catalog, given.stored.config))
     checkpoint = adapted(given.stored, architecture.value)
     config = model_config(architecture.value, checkpoint)
     unused = unused_tensors(config)

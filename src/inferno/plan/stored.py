@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
+from inferno.catalog import class_name
 from inferno.contracts import (
     COMPUTE_DTYPES,
     Architecture,
@@ -14,22 +14,27 @@ from inferno.contracts import (
     ModelConfig,
     MTPModelConfig,
     TensorInfo,
+    TextPart,
+    text_config,
+    text_part,
 )
-from inferno.errors import CheckpointError
-
-
-def architecture_name(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        raise CheckpointError(
-            'config.json has no "architectures"', "It must be a list with the model class."
-        )
-    return names[0]
 
 
 def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
-    """Return the checkpoint as the architecture sees it."""
+    """Return the checkpoint as the architecture sees it: of one that reads more than text, only the
+    text part, unless the architecture has its name."""
+    if (part := text_part_for(checkpoint, architecture)) is not None:
+        checkpoint = part
     return architecture.adapt(checkpoint) if architecture.adapt is not None else checkpoint
+
+
+def text_part_for(checkpoint: Checkpoint, architecture: Architecture) -> TextPart | None:
+    """Return the part of a checkpoint that an architecture made for text computes. None: all of
+    it."""
+    config = checkpoint.config
+    if text_config(config) is None or architecture.is_named(class_name(config)):
+        return None
+    return text_part(checkpoint)
 
 
 def modules_of(

@@ -50,6 +50,7 @@ from inferno.testing.quant_twins import (
 from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
+from inferno.testing.text_part import TextPartTests
 from inferno.testing.tiny import (
     Outcome,
     Toy,
@@ -102,6 +103,7 @@ __all__ = [
     "SourceTests",
     "StoreTests",
     "Tokenizer",
+    "TextPartTests",
     "Toy",
     "TrainedTests",
     "UpdateTests",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
@@ -15,6 +16,8 @@ from inferno.testing import (
     gguf_dialect,
     load_catalog,
     load_toy,
+    reference_logits,
+    transformers_model,
     write_gguf,
 )
 from inferno_mistral.config import MistralConfig
@@ -40,6 +43,17 @@ def without_llama() -> Catalog:
     """GGUF files of Mistral are read by the plugin for Llama where that is installed."""
     installed = {plugin.distribution for plugin in load_catalog().plugins}
     return load_catalog(disable={"inferno-llama"} & installed)
+
+
+def test_a_decoder_saved_without_its_head_ties_it(tmp_path: Path) -> None:
+    """As sentence-transformers save it: MistralModel, whose tensors are not under `model`."""
+    reference: Any = transformers_model(V0_3)
+    reference.base_model.save_pretrained(tmp_path)
+    toy = load_toy(tmp_path, without_llama())
+    assert toy.plan.architecture == "MistralModel"
+    reference.lm_head.weight.data = reference.get_input_embeddings().weight.data
+    expected_V = reference_logits(reference, [5, 6, 7])[-1]
+    torch.testing.assert_close(toy.logits([5, 6, 7]), expected_V, rtol=1e-4, atol=1e-4)
 
 
 class MistralTests(ArchitectureTests):

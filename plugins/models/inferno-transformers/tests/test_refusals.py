@@ -51,8 +51,11 @@ SMALL: dict[str, Any] = {
         ("Llama4ForCausalLM", "llama4_text", {}, "chunked_attention"),
         ("Lfm2ForCausalLM", "lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
         ("Gemma3ForConditionalGeneration", "gemma3", {}, "more than text"),
+        ("Mistral4ForConditionalGeneration", "mistral4", {}, "no causal language model"),
+        ("DbrxForCausalLM", "dbrx", {}, "has a fault"),
         ("DiffLlamaForCausalLM", "diffllama", {}, "several times"),
-        ("LlamaModel", "llama", {}, "that is LlamaForCausalLM"),
+        ("LlamaForRewardModel", "llama", {}, "that is LlamaForCausalLM"),
+        ("LlamaBidirectionalModel", "llama", {}, "that is LlamaForCausalLM"),
         ("WaltzForCausalLM", "waltz", {}, "nor does transformers"),
     ],
 )
@@ -63,6 +66,35 @@ def test_a_model_that_cannot_be_hosted_is_refused_with_the_reason(
     with pytest.raises(UnsupportedError, match=why) as refused:
         HostedConfig.from_json(config)
     assert name in refused.value.cause and refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("llama4_text", r"and its text part \(llama4_text\) cannot run .* chunked_attention"),
+        ("mistral4", r"and its text part \(mistral4\): transformers .* has no causal"),
+    ],
+)
+def test_a_refusal_of_a_text_part_says_that_it_is_one(kind: str, why: str) -> None:
+    whole = "LensForConditionalGeneration has an image encoder"
+    config = {"model_type": kind, **SMALL, "text_part_of": whole}
+    with pytest.raises(UnsupportedError, match=f"{whole}, {why}"):
+        HostedConfig.from_json(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("PhiMoEForCausalLM", "phimoe"),
+        ("InternLM3ForCausalLM", "internlm3"),
+        ("Olmo2Model", "olmo2"),
+        ("LLaMAForCausalLM", "llama"),
+        (None, "llama"),
+    ],
+)
+def test_a_published_name_is_known_by_its_type(name: str | None, kind: str) -> None:
+    config = {"architectures": name and [name], "model_type": kind, **SMALL}
+    assert len(HostedConfig.from_json(config).attention) == 2
 
 
 def test_a_config_transformers_refuses_is_an_error_that_says_what_is_wrong() -> None:

@@ -16,6 +16,7 @@ from inferno.nn import Linear, LMHead
 from inferno.testing import (
     ArchitectureTests,
     Catalog,
+    TextPartTests,
     Toy,
     generate,
     load_catalog,
@@ -238,6 +239,46 @@ class TestPhi3LongRope(FamilyTests):
         scaling = {**cls.config["rope_scaling"], "short_factor": cls.long}
         model: nn.Module = reference_of({**cls.config, "rope_scaling": scaling})
         return model
+
+
+class HostedTextPartTests(TextPartTests):
+    """By the fallback alone, whatever other plugins have of the family."""
+
+    computed_by = "*"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog(only=["inferno-transformers"])
+
+
+class TestMinistral3(HostedTextPartTests):
+    config = {
+        "model_type": "mistral3",
+        "text_config": {**TINY, "model_type": "ministral3", "head_dim": 16},
+        "vision_config": {"model_type": "pixtral"},
+        "image_token_index": 150,
+    }
+
+
+class TestLlava(HostedTextPartTests):
+    config = {
+        "model_type": "llava",
+        "text_config": {**TINY, "model_type": "olmo2"},
+        "vision_config": {"model_type": "clip_vision_model"},
+        "image_token_index": 150,
+    }
+
+
+def test_a_base_class_without_a_head_ties_it(tmp_path: Path) -> None:
+    reference = reference_of(TestOlmo2.config)
+    reference.base_model.save_pretrained(tmp_path)
+    catalog = load_catalog(only=["inferno-transformers"])
+    reference.lm_head.weight.data = reference.get_input_embeddings().weight.data
+    logits_V = load_toy(tmp_path, catalog).logits([5, 6, 7])
+    with torch.inference_mode():
+        theirs_V = reference(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    torch.testing.assert_close(logits_V, theirs_V, rtol=1e-4, atol=1e-4)
 
 
 def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:

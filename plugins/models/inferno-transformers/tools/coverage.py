@@ -85,6 +85,14 @@ SMALL: dict[str, Any] = {
 """Sizes by the names that configs give them; a config takes those it has."""
 
 
+PUBLISHED = {
+    "internlm3": "InternLM3ForCausalLM",
+    "iquestcoder": "IQuestCoderForCausalLM",
+    "phimoe": "PhiMoEForCausalLM",
+}
+"""The class that published checkpoints of a type name, where it is not transformers' own."""
+
+
 def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
     """The model type's own defaults, made small: first with a layer of each kind that it has, then
     with its own pattern."""
@@ -185,7 +193,7 @@ def main() -> None:
             continue
         signal.alarm(120)
         try:
-            result, said = attempt(model_type, name)
+            result, said = attempt(model_type, PUBLISHED.get(model_type, name))
         except Exception as error:
             result, said = "not tried", f"{type(error).__name__}: {error}"
         signal.alarm(0)

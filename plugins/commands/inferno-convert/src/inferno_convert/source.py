@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from inferno.catalog import Catalog
+from inferno.catalog import Catalog, find_architecture
 from inferno.contracts import (
     COMPUTE_DTYPES,
     QUANTIZE,
@@ -30,7 +30,7 @@ from inferno.errors import UnsupportedError
 from inferno.plan import modules_of, mtp_tensors
 from inferno.plan.isq import importance_of
 from inferno.plan.opened import model_config, text_assets
-from inferno.plan.stored import adapted, architecture_name, matrix_of
+from inferno.plan.stored import adapted, matrix_of
 from inferno.weights.pairing import join
 from inferno_convert.changes import Change, Merged
 
@@ -199,8 +199,7 @@ class Source:
         path = catalog.source_of(ref).item.fetch(ref, fetch)
         format, checkpoint = catalog.open(path)
         try:
-            name = architecture_name(checkpoint.config)
-            architecture = catalog.architecture(name).item
+            architecture = find_architecture(catalog, checkpoint.config).item
             model = model_config(architecture, adapted(checkpoint, architecture))
         except BaseException:
             checkpoint.close()

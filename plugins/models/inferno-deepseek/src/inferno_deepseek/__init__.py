@@ -24,6 +24,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="DeepseekV2ForCausalLM",
+            model_types=("deepseek_v2",),
             config="inferno_deepseek.config:DeepseekV2Config.from_json",
             build="inferno_deepseek.model:DeepseekV2ForCausalLM",
             dialects={"gguf": DEEPSEEK},
@@ -41,6 +42,7 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="DeepseekV3ForCausalLM",
+            model_types=("deepseek_v3", "kimi_k2"),
             config="inferno_deepseek.config:DeepseekV3Config.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",

@@ -14,8 +14,10 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="GemmaForCausalLM",
+            model_types=("gemma",),
             config="inferno_gemma.config:GemmaConfig.from_json",
             build="inferno_gemma.gemma1:GemmaForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": GEMMA},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -29,8 +31,10 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma2ForCausalLM",
+            model_types=("gemma2",),
             config="inferno_gemma.config:Gemma2Config.from_json",
             build="inferno_gemma.gemma2:Gemma2ForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": GEMMA2},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -43,8 +47,11 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma3ForCausalLM",
+            aliases=("Gemma3TextModel",),
+            model_types=("gemma3_text",),
             config="inferno_gemma.config:Gemma3Config.from_json",
             build="inferno_gemma.gemma3:Gemma3ForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": GEMMA3},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -56,6 +63,7 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma3ForConditionalGeneration",
+            model_types=("gemma3",),
             config="inferno_gemma.config:Gemma3Config.from_multimodal",
             build="inferno_gemma.gemma3:Gemma3ForCausalLM",
             adapt="inferno_gemma.multimodal:text_part",

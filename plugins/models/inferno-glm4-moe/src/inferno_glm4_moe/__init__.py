@@ -12,6 +12,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="Glm4MoeForCausalLM",
+            model_types=("glm4_moe", "glm4v_moe_text"),
             config="inferno_glm4_moe.config:Glm4MoeConfig.from_json",
             build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
             mtp="inferno_glm4_moe.model:mtp_layers",

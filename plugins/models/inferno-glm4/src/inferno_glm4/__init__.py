@@ -14,8 +14,10 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="Glm4ForCausalLM",
+            model_types=("glm4", "glm4v_text"),
             config="inferno_glm4.config:Glm4Config.from_json",
             build="inferno_glm4.model:Glm4ForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": GLM4},
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
@@ -29,8 +31,10 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="GlmForCausalLM",
+            model_types=("glm",),
             config="inferno_glm4.config:Glm4Config.from_json",
             build="inferno_glm4.model:GlmForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": GLM},
             stop_tokens=_STOP_TOKENS,
             checkpoints=(

@@ -12,6 +12,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="GptOssForCausalLM",
+            model_types=("gpt_oss",),
             config="inferno_gpt_oss.config:GptOssConfig.from_json",
             build="inferno_gpt_oss.model:GptOssForCausalLM",
             dialects={"gguf": GPT_OSS},

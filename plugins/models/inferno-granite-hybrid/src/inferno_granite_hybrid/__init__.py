@@ -11,6 +11,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="GraniteMoeHybridForCausalLM",
+            model_types=("granitemoehybrid",),
             config="inferno_granite_hybrid.config:GraniteHybridConfig.from_json",
             build="inferno_granite_hybrid.model:GraniteMoeHybridForCausalLM",
             adapt="inferno_granite_hybrid.checkpoint:per_expert",

@@ -9,8 +9,10 @@ from inferno_llama.gguf import LLAMA
 
 CAUSAL = Architecture(
     name="LlamaForCausalLM",
+    model_types=("llama",),
     config="inferno_llama.config:LlamaConfig.from_json",
     build="inferno_llama.model:LlamaForCausalLM",
+    adapt="inferno.contracts:with_head",
     dialects={"gguf": LLAMA},
     stop_tokens=("<|eot_id|>", "<|eom_id|>"),
     checkpoints=(

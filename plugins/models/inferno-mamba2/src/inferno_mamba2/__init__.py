@@ -11,6 +11,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="Mamba2ForCausalLM",
+            model_types=("mamba2",),
             config="inferno_mamba2.config:Mamba2Config.from_json",
             build="inferno_mamba2.model:Mamba2ForCausalLM",
             checkpoints=("mistralai/Mamba-Codestral-7B-v0.1",),

@@ -13,8 +13,10 @@ _BUILD = "inferno_mistral.model:MistralForCausalLM"
 
 CAUSAL = Architecture(
     name="MistralForCausalLM",
+    model_types=("mistral",),
     config=_CONFIG,
     build=_BUILD,
+    adapt="inferno.contracts:with_head",
     dialects={"gguf": MISTRAL},
     checkpoints=(
         "mistralai/Mistral-7B-v0.1",
@@ -37,5 +39,11 @@ def inferno_architectures() -> list[Architecture]:
         CAUSAL,
         classifier_of(CAUSAL),
         # transformers' name for a Mistral whose config.json has `layer_types`.
-        Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD),
+        Architecture(
+            name="MinistralForCausalLM",
+            model_types=("ministral",),
+            config=_CONFIG,
+            build=_BUILD,
+            adapt="inferno.contracts:with_head",
+        ),
     ]

@@ -13,6 +13,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="PhiForCausalLM",
+            model_types=("phi",),
             config="inferno_phi.config:PhiConfig.from_json",
             build="inferno_phi.phi:PhiForCausalLM",
             dialects={"gguf": PHI},
@@ -21,8 +22,10 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Phi3ForCausalLM",
+            model_types=("phi3",),
             config="inferno_phi.config:Phi3Config.from_json",
             build="inferno_phi.phi3:Phi3ForCausalLM",
+            adapt="inferno.contracts:with_head",
             dialects={"gguf": PHI3},
             stop_tokens=("<|end|>", "<|endoftext|>", "<|im_end|>"),
             checkpoints=(

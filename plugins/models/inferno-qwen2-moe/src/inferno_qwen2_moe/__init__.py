@@ -13,6 +13,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="Qwen2MoeForCausalLM",
+            model_types=("qwen2_moe",),
             config="inferno_qwen2_moe.config:Qwen2MoeConfig.from_json",
             build="inferno_qwen2_moe.model:Qwen2MoeForCausalLM",
             dialects={"gguf": QWEN2_MOE},

@@ -9,8 +9,10 @@ from inferno_qwen2.gguf import QWEN2
 
 CAUSAL = Architecture(
     name="Qwen2ForCausalLM",
+    model_types=("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
     config="inferno_qwen2.config:Qwen2Config.from_json",
     build="inferno_qwen2.model:Qwen2ForCausalLM",
+    adapt="inferno.contracts:with_head",
     dialects={"gguf": QWEN2},
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     checkpoints=(

@@ -12,8 +12,10 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="Qwen3MoeForCausalLM",
+            model_types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
             config="inferno_qwen3_moe.config:Qwen3MoeConfig.from_json",
             build="inferno_qwen3_moe.model:Qwen3MoeForCausalLM",
+            adapt="inferno_qwen3_moe.checkpoint:per_expert",
             dialects={"gguf": QWEN3_MOE},
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(

@@ -31,6 +31,8 @@ class Qwen3MoeConfig(WindowedConfig):
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         # transformers 5 writes the published `num_experts` as `num_local_experts`.
         config = {"num_experts": config.get("num_local_experts"), **config}
+        if config.get("model_type") == "qwen3_vl_moe_text":  # does not say it, and always does
+            config["norm_topk_prob"] = True
         window = config.get("sliding_window") if config.get("use_sliding_window") else None
         read = super().from_json({**config, "sliding_window": window, "layer_types": None})
         check_experts(read.num_experts, read.num_experts_per_tok)

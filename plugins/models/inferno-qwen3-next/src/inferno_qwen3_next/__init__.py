@@ -21,6 +21,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         _Architecture(
             name="Qwen3NextForCausalLM",
+            model_types=("qwen3_next",),
             config="inferno_qwen3_next.config:qwen3_next",
             checkpoints=(
                 "Qwen/Qwen3-Next-80B-A3B-Instruct",
@@ -30,20 +31,24 @@ def inferno_architectures() -> list[Architecture]:
         ),
         _Architecture(
             name="Qwen3_5ForCausalLM",
+            model_types=("qwen3_5_text",),
             config="inferno_qwen3_next.config:qwen3_5",
         ),
         _Architecture(
             name="Qwen3_5MoeForCausalLM",
+            model_types=("qwen3_5_moe_text",),
             config="inferno_qwen3_next.config:qwen3_5_moe",
         ),
         _Architecture(
             name="Qwen3_5ForConditionalGeneration",
+            model_types=("qwen3_5",),
             config="inferno_qwen3_next.config:qwen3_5",
             checkpoints=("Qwen/Qwen3.5-27B",),
             note=_SEES,
         ),
         _Architecture(
             name="Qwen3_5MoeForConditionalGeneration",
+            model_types=("qwen3_5_moe",),
             config="inferno_qwen3_next.config:qwen3_5_moe",
             checkpoints=("Qwen/Qwen3.5-35B-A3B",),
             note=_SEES,

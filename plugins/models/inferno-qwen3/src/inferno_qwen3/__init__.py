@@ -28,6 +28,7 @@ RERANKER = Reranker(
 
 CAUSAL = Architecture(
     name="Qwen3ForCausalLM",
+    model_types=("qwen3", "qwen3_vl_text"),
     config="inferno_qwen3.config:Qwen3Config.from_json",
     build="inferno_qwen3.model:Qwen3ForCausalLM",
     dialects={"gguf": QWEN3},

@@ -12,6 +12,7 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="StableLmForCausalLM",
+            model_types=("stablelm",),
             config="inferno_stablelm.config:StableLmConfig.from_json",
             build="inferno_stablelm.model:StableLmForCausalLM",
             dialects={"gguf": STABLELM},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from inferno.contracts import DTYPE_BYTES, Checkpoint, CheckpointView, TensorInfo
+from inferno.contracts import DTYPE_BYTES, Checkpoint, CheckpointView, TensorInfo, with_tied_head
 from inferno.errors import CheckpointError
 from inferno_transformers.config import HostedConfig, ask
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
     """View a checkpoint, or return it unchanged if it stores the module's tensors. Raises
     UnsupportedError for a model that cannot be hosted."""
+    checkpoint = with_tied_head(checkpoint)
     config = HostedConfig.from_json(checkpoint.config)
     if checkpoint.tensors.keys() <= config.parameters:
         return checkpoint

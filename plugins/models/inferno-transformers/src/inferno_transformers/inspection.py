@@ -58,7 +58,7 @@ def inspect(config: str) -> dict[str, Any]:
                 kinds = {_kind(path) for path in read}
                 plain |= {path for path in weights if _kind(path) in kinds}
                 continue
-            cause = f"{fields['architectures'][0]} {CANNOT}: {error.cause}"
+            cause = f"{skeleton.called(fields)} {CANNOT}: {error.cause}"
             raise UnsupportedError(cause, error.remedy) from error
         break
     paths = {module: path for path, module in found.model.named_modules()}

@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
 )
 
+from inferno.contracts import TEXT_PART_OF
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno_transformers.matrices import host
 from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
@@ -79,7 +80,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
 
 def _config(fields: Mapping[str, Any]) -> Any:
     """Read config.json with transformers. Raises unless its model is a text-only decoder."""
-    kind, name = str(fields.get("model_type")), _name(fields)
+    kind, name = str(fields.get("model_type")), called(fields)
     if kind not in CONFIG_MAPPING:
         raise UnsupportedError(
             f"no installed plugin provides the architecture {name!r}, nor does transformers "
@@ -88,8 +89,8 @@ def _config(fields: Mapping[str, Any]) -> Any:
             "Upgrade transformers, or install a plugin for it.",
         )
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
-    is_causal = found is not None and found.__name__ == name
     masked = CONFIG_MAPPING[kind] in MODEL_FOR_MASKED_LM_MAPPING
+    is_causal = found is not None and _means(fields, kind, found, by_name=masked)
     if masked and not is_causal and not CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise UnsupportedError(
             f"{name} is an encoder (model_type {kind!r}): it reads a text in both directions and "
@@ -99,9 +100,11 @@ def _config(fields: Mapping[str, Any]) -> Any:
         )
     if found is None:
         raise UnsupportedError(
-            f"{name}: transformers has no causal language model of the type {kind!r}", REMEDY
+            f"{name}: transformers {transformers.__version__} has no causal language model of the "
+            f"type {kind!r}",
+            REMEDY,
         )
-    if found.__name__ != name:
+    if not is_causal:
         raise UnsupportedError(
             f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY
         )
@@ -120,7 +123,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
     given = {
         k: v
         for k, v in fields.items()
-        if k not in ("quantization_config", "torch_dtype", "dtype", "auto_map")
+        if k not in ("quantization_config", "torch_dtype", "dtype", "auto_map", TEXT_PART_OF)
     }
     try:
         config = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)))
@@ -134,8 +137,36 @@ def _config(fields: Mapping[str, Any]) -> Any:
     return config
 
 
-def _name(fields: Mapping[str, Any]) -> str:
-    return str((fields.get("architectures") or ["?"])[0])
+def called(fields: Mapping[str, Any]) -> str:
+    """What messages call a model: by its class, else its type; and what it is a part of."""
+    kind = str(fields.get("model_type"))
+    if (whole := fields.get(TEXT_PART_OF)) is not None:
+        return f"{whole}, and its text part ({kind})"
+    return _class(fields) or kind
+
+
+def _class(fields: Mapping[str, Any]) -> str:
+    return str((fields.get("architectures") or [""])[0])
+
+
+def _means(fields: Mapping[str, Any], kind: str, found: type, *, by_name: bool) -> bool:
+    """Whether a config means transformers' causal language model of its type: it names it, or,
+    except `by_name`, names it in another spelling, its base class, or no class at all."""
+    name = _class(fields)
+    if by_name:
+        return name == found.__name__
+    if TEXT_PART_OF in fields or name in ("", found.__name__):
+        return True
+    families = {_plain(kind), _plain(_SUFFIX.sub("", found.__name__))}
+    return bool(_SUFFIX.search(name)) and _plain(_SUFFIX.sub("", name)) in families
+
+
+_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|TextModel|Model)$")
+"""What follows the family's name in a class that has its decoder."""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _refusal(config: Any) -> str | None:
@@ -159,10 +190,14 @@ def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
     if isinstance(error, KeyError) and error.args == (
         NAME,
     ):  # its own table of attention classes lacks the name
-        return UnsupportedError(f"{_name(fields)} {CANNOT}: {OWN_ATTENTION}", REMEDY)
-    return CheckpointError(
-        f"transformers cannot build {_name(fields)}: {error}", "Check the model's config.json."
-    )
+        return UnsupportedError(f"{called(fields)} {CANNOT}: {OWN_ATTENTION}", REMEDY)
+    cause = f"transformers cannot build {called(fields)}: {error}"
+    if isinstance(error, AttributeError) and "Config" in str(error):  # it asks its own class
+        return UnsupportedError(
+            f"transformers {transformers.__version__} has a fault: {cause}",
+            "Install another version of transformers.",
+        )
+    return CheckpointError(cause, "Check the model's config.json.")
 
 
 @contextmanager

@@ -1,0 +1,138 @@
+"""The language model inside a checkpoint that also reads images or sound: its config, and its
+tensors as if they were stored alone. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from inferno.contracts.checkpoints import Checkpoint, CheckpointView, TensorInfo, peek
+from inferno.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEXT_PART_OF = "text_part_of"
+"""Field of the config of a text part: what the whole is called and which encoder it has, as the
+beginning of a sentence."""
+
+_INSIDE, _TEXT = ("thinker_config",), ("text_config", "llm_config", "language_config")
+_DECODERS = (
+    "language_model.model",
+    "model.language_model.model",
+    "model.language_model",
+    "model.text_model",
+    "thinker.model",
+    "language_model",
+    "model",
+)
+"""Where checkpoints keep the language model's decoder."""
+_HEADS = ("language_model.lm_head", "model.language_model.lm_head", "thinker.lm_head", "lm_head")
+_OF_THE_WHOLE = (
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+"""Fields that count for the text part too, where it has none of its own."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the language model's part of a `config.json`; None if that is all of it."""
+    for name in _INSIDE:
+        if isinstance(inside := config.get(name), Mapping):
+            return text_config(inside)
+    for name in _TEXT:
+        if isinstance(text := config.get(name), Mapping):
+            whole = {k: config[k] for k in _OF_THE_WHOLE if config.get(k) is not None}
+            return {**whole, **{k: v for k, v in text.items() if v is not None or k not in whole}}
+    if isinstance(config.get("vision_config"), Mapping) and "hidden_size" in config:
+        kind = config.get("model_type")  # the first configs of Qwen2-VL: not nested
+        return {
+            **{k: v for k, v in config.items() if k != "vision_config"},
+            "model_type": f"{kind}_text",
+        }
+    return None
+
+
+def encoder_of(config: Mapping[str, Any]) -> str:
+    """Return what a model has beside its text part: "an image encoder"."""
+    inside = (config[name] for name in _INSIDE if isinstance(config.get(name), Mapping))
+    fields = {*config, *next(inside, ())}
+    kinds = {"image": "vision_config", "audio": "audio_config"}
+    found = [kind for kind, name in kinds.items() if name in fields]
+    return f"an {' and an '.join(found)} encoder" if found else "parts beside its text part"
+
+
+@frozen(eq=False)
+class TextPart(CheckpointView):
+    """The language model of a checkpoint, under the names of one stored alone."""
+
+    names: Mapping[str, str] = field(init=False)
+    """Name in the language model -> stored name."""
+
+    @names.default
+    def _find(self) -> dict[str, str]:
+        stored = self.checkpoint.tensors
+        inside = [p for p in _DECODERS if any(f"{p}.{n}" in stored for n in _EMBEDDINGS)]
+        if not inside:
+            raise CheckpointError(
+                "the checkpoint has no language model where one is expected: there is no "
+                f"embed_tokens.weight under {', '.join(_DECODERS)}",
+                "Check that all files of the model are here.",
+            )
+        places = {inside[0]: "model"}
+        places |= {head: "lm_head" for head in _HEADS if _holds(stored, head)}
+        return {
+            f"{place}{name.removeprefix(prefix)}": name
+            for prefix, place in places.items()
+            for name in stored
+            if name.startswith(f"{prefix}.")
+        }
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        whole = self.checkpoint.config
+        text = text_config(whole) or whole
+        classes = list(whole.get("architectures") or [str(whole.get("model_type"))])
+        stored = any(name.startswith("lm_head.") for name in self.names)
+        return {
+            **text,
+            "architectures": classes,
+            "tie_word_embeddings": not stored,
+            TEXT_PART_OF: f"{classes[0]} has {encoder_of(whole)}",
+        }
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        stored = self.checkpoint.tensors
+        return {name: stored[theirs] for name, theirs in self.names.items()}
+
+    @property
+    def left_out(self) -> Mapping[str, TensorInfo]:
+        """The other tensors: of encoders and projectors, by their stored names."""
+        read = set(self.names.values())
+        return {n: info for n, info in self.checkpoint.tensors.items() if n not in read}
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(self.names[name])
+
+    def peek(self, name: str) -> bytes:
+        return peek(self.checkpoint, self.names[name])
+
+
+_EMBEDDINGS = ("embed_tokens.weight", "embed_tokens.qweight", "wte.weight")
+
+
+def _holds(stored: Mapping[str, TensorInfo], module: str) -> bool:
+    return any(name.startswith(f"{module}.") for name in stored)
+
+
+def text_part(checkpoint: Checkpoint) -> TextPart:
+    """View the language model of a checkpoint. An `Architecture.adapt`. Raises CheckpointError if
+    it is not where such checkpoints have it."""
+    return TextPart(checkpoint)
