@@ -28,6 +28,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     return HeldMatrix(
         shape=(shape[0], shape[1]) if len(shape) == 2 else None,
         nbytes=math.prod(shape) * DTYPE_BYTES[dtype],
+        unit=(1, 1),
     )
 
 

@@ -45,7 +45,8 @@ def packs(group: int, shape: tuple[int, int], dtype: str) -> HeldMatrix:
     if columns % group:
         raise Refused(f"{columns} columns are not divisible into groups of {group}")
     layout = IntLayout(bits=4, group=group)
-    return HeldMatrix(layout=layout.name, shape=shape, nbytes=layout.nbytes(rows, columns))
+    nbytes = layout.nbytes(rows, columns)
+    return HeldMatrix(layout=layout.name, shape=shape, nbytes=nbytes, unit=(1, group))
 
 
 def pack(

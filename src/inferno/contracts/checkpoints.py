@@ -233,6 +233,9 @@ class HeldMatrix:
     """Rows and columns: output and input features. None: known only once it is loaded."""
     nbytes: int
     """Bytes of memory that the weight takes."""
+    unit: tuple[int, int] | None = None
+    """Rows and columns that `Weight.cut` keeps together, such as those of a block: (1, 1) for a
+    plain matrix. None: it cannot be cut, so that several ranks cannot share it."""
 
 
 def _undeclared(*_: object) -> Any:

@@ -2,6 +2,7 @@
 
 from inferno.nn.attention import Attention, ByStep
 from inferno.nn.conv import CausalConv, causal_conv
+from inferno.nn.cut import Cut
 from inferno.nn.decoder import (
     CausalLM,
     Decoder,
@@ -42,6 +43,7 @@ __all__ = [
     "ByStep",
     "CausalConv",
     "CausalLM",
+    "Cut",
     "Decoder",
     "DecoderLayer",
     "Dense",

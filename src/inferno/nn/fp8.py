@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inferno.contracts import fp8_layout
 from inferno.errors import CheckpointError
+from inferno.nn.cut import Cut
 from inferno.nn.weight import Weight
 
 CHUNK = 1 << 20
@@ -81,6 +82,13 @@ class Fp8Blocks(Weight):
             return None
         data_OI = torch.cat([w.data.view(torch.uint8) for w in every]).view(self.data.dtype)
         return Fp8Blocks(data_OI, torch.cat([w.scales for w in every]), self.block, self.dtype)
+
+    def cut(self, cut: Cut) -> Weight:
+        data_OI = cut.of(self.data.view(torch.uint8)).contiguous().view(self.data.dtype)
+        if cut.axis and self.block[1] == self.shape[1]:  # a row has one scale
+            return Fp8Blocks(data_OI, self.scales, (self.block[0], cut.size), self.dtype)
+        scales_PQ = cut.of(self.scales, self.block[cut.axis]).contiguous()
+        return Fp8Blocks(data_OI, scales_PQ, self.block, self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"

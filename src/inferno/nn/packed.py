@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferno.contracts import IntLayout
 from inferno.errors import CheckpointError
+from inferno.nn.cut import Cut
 from inferno.nn.weight import Weight
 
 CHUNK = 1 << 20
@@ -139,6 +140,14 @@ class IntGroups(Packed):
             self.dtype,
         )
 
+    def cut(self, cut: Cut) -> Weight:
+        group = (self.group, 1) if cut.axis else (1, 1)
+        grids = [None if g is None else cut.of(g, *group) for g in (self.scales, self.zeros)]
+        data_OB = cut.of(self.data, 8, self.bits) if cut.axis else cut.of(self.data)
+        scales_OG, zeros_OG = (None if g is None else g.contiguous() for g in grids)
+        assert scales_OG is not None, "there are always scales"
+        return IntGroups(data_OB.contiguous(), scales_OG, zeros_OG, self.bits, self.dtype)
+
 
 def packed_nibbles(codes_OI: Tensor) -> Tensor:
     """Return codes of at most 4 bits, uint8 (O, I), as the `data` of `IntGroups`: (O, I / 2)."""
@@ -250,6 +259,10 @@ class Permuted(Wrapper):
 
     def around(self, inner: Weight) -> Permuted:
         return Permuted(inner, self.order)
+
+    def cut(self, cut: Cut) -> Weight:
+        assert not cut.axis, "the plan does not divide columns in another order"
+        return Permuted(self.inner.cut(cut), self.order)
 
     def joins(self, other: Weight) -> bool:
         return isinstance(other, Permuted) and torch.equal(self.order, other.order)

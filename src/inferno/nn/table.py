@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inferno.contracts import TABLES, TableLayout
 from inferno.errors import CheckpointError
+from inferno.nn.cut import Cut
 from inferno.nn.packed import Packed
 from inferno.nn.weight import Weight
 
@@ -71,3 +72,8 @@ class TableGroups(Packed):
             self.kind,
             self.dtype,
         )
+
+    def cut(self, cut: Cut) -> Weight:
+        data_OB = cut.of(self.data, 2, 1) if cut.axis else cut.of(self.data)
+        scales_OG = cut.of(self.scales, self.group) if cut.axis else cut.of(self.scales)
+        return TableGroups(data_OB.contiguous(), scales_OG.contiguous(), self.kind, self.dtype)

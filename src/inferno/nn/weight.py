@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inferno.nn.cut import Cut
 from inferno.ops import reference as ops
 
 
@@ -81,6 +82,11 @@ class Weight(nn.Module):
         """Return one weight that stacks this and `others` along O, or None if their layouts do not
         allow it."""
         return None
+
+    def cut(self, cut: Cut) -> Weight:
+        """Return some of its rows or columns, whole blocks of its layout (`HeldMatrix.unit`), in
+        memory of their own where they are not rows of a mapped file."""
+        raise AssertionError(f"the plan does not divide a {type(self).__name__}")
 
     def for_matmul(self) -> Weight:
         """Return this matrix in torch's fastest layout, for `matmul` only. May take over its
@@ -207,6 +213,9 @@ class Dense(Weight):
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):
             return None
         return Dense(torch.cat([self.data, *(w.data for w in others if isinstance(w, Dense))]))
+
+    def cut(self, cut: Cut) -> Weight:
+        return Dense(cut.of(self.data).contiguous())
 
     def for_matmul(self) -> Weight:
         """Return it in oneDNN's layout, on a CPU with bfloat16 instructions: twice as fast as the

@@ -26,6 +26,7 @@ from inferno.errors import InfernoError
 from inferno.nn import Weight
 from inferno.plan.schemes import choose_schemes
 from inferno.testing.adapted_matrix import AdaptedMatrixTests
+from inferno.testing.cut_matrix import CutMatrixTests
 from inferno.testing.damage import changed, damages
 from inferno.testing.draws import random
 from inferno.testing.kernels import assert_close
@@ -40,7 +41,7 @@ _RELATIVE = 2e-3
 """Largest error of many products, relative to their norm."""
 
 
-class QuantSchemeTests(AdaptedMatrixTests):
+class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
     """Set `scheme` to its registered name, `quant_config` if it needs one, and implement `parts`
     and `dense`. The latter is the reference: take it from the format's authors, or compute it value
     by value, not with the plugin's code. Set `shapes` if not every shape can be stored, or to test

@@ -27,7 +27,8 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     packing = Packing.of(stored)
     layout = packing.layout
     name = fp8_layout(layout) if isinstance(layout, tuple) else layout.name
-    return HeldMatrix(layout=name, shape=(packing.rows, packing.columns), nbytes=packing.nbytes)
+    shape = packing.rows, packing.columns
+    return HeldMatrix(layout=name, shape=shape, nbytes=packing.nbytes, unit=packing.unit)
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:

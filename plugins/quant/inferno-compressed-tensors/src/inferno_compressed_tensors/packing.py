@@ -66,6 +66,15 @@ class Packing:
         return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
 
     @property
+    def unit(self) -> tuple[int, int] | None:
+        """Rows and columns that stay together; None if the matrix cannot be cut: with columns in
+        another order, and where a scale of activations belongs to all columns."""
+        layout = self.layout
+        if isinstance(layout, tuple):
+            return layout if layout[0] > 1 else (1, 1)
+        return (1, layout.group) if isinstance(layout, IntLayout) and not self.ordered else None
+
+    @property
     def nbytes(self) -> int:
         """Bytes in memory."""
         layout, columns = self.layout, self.columns

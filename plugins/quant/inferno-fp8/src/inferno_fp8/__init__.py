@@ -55,14 +55,18 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     block = block_of(stored)
     scales = -(-rows // block[0]) * -(-columns // block[1])
     return HeldMatrix(
-        layout=fp8_layout(block), shape=(rows, columns), nbytes=rows * columns + 4 * scales
+        layout=fp8_layout(block),
+        shape=(rows, columns),
+        nbytes=rows * columns + 4 * scales,
+        unit=block if block[0] > 1 else (1, 1),
     )
 
 
 def packs(shape: tuple[int, int], dtype: str) -> HeldMatrix:
     """Return what a dense matrix becomes: a scale for each row."""
     rows, columns = shape
-    return HeldMatrix(layout=fp8_layout((1, columns)), shape=shape, nbytes=rows * (columns + 4))
+    layout, nbytes = fp8_layout((1, columns)), rows * (columns + 4)
+    return HeldMatrix(layout=layout, shape=shape, nbytes=nbytes, unit=(1, 1))
 
 
 def block_of(stored: StoredMatrix) -> tuple[int, int]:

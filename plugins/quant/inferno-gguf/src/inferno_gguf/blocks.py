@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError
-from inferno.nn import Weight
+from inferno.nn import Cut, Weight
 from inferno_gguf.ggml import BY_NAME
 from inferno_gguf.searches import CURVE
 
@@ -68,6 +68,11 @@ class Blocks(Weight):
             return None
         stacked = torch.cat([self.data, *(w.data for w in others if isinstance(w, Blocks))])
         return Blocks(self.layout, stacked, self.dtype)
+
+    def cut(self, cut: Cut) -> Weight:
+        kind = BY_NAME[self.layout]
+        data_OB = cut.of(self.data, kind.values, kind.nbytes) if cut.axis else cut.of(self.data)
+        return Blocks(self.layout, data_OB.contiguous(), self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"

@@ -17,7 +17,8 @@ def refuses(layout: str, stored: StoredMatrix) -> str | None:
 def holds(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
     """Return a matrix that stays packed."""
     [info] = stored.parts.values()
-    return HeldMatrix(layout=layout, shape=_shape(layout, info.shape), nbytes=info.nbytes)
+    shape, unit = _shape(layout, info.shape), (1, BY_NAME[layout].values)
+    return HeldMatrix(layout=layout, shape=shape, nbytes=info.nbytes, unit=unit)
 
 
 def holds_dense(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
@@ -25,7 +26,7 @@ def holds_dense(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
     [info] = stored.parts.values()
     kind = BY_NAME[layout]
     nbytes = info.nbytes // kind.nbytes * kind.values * DTYPE_BYTES[dtype]
-    return HeldMatrix(shape=_shape(layout, info.shape), nbytes=nbytes)
+    return HeldMatrix(shape=_shape(layout, info.shape), nbytes=nbytes, unit=(1, 1))
 
 
 def holds_recoded(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
@@ -35,7 +36,8 @@ def holds_recoded(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
     [info] = stored.parts.values()
     kind, other = BY_NAME[layout], BY_NAME[RECODED[layout]]
     nbytes = info.nbytes // kind.nbytes * (kind.values // other.values) * other.nbytes
-    return HeldMatrix(layout=other.name, shape=_shape(layout, info.shape), nbytes=nbytes)
+    shape, unit = _shape(layout, info.shape), (1, other.values)
+    return HeldMatrix(layout=other.name, shape=shape, nbytes=nbytes, unit=unit)
 
 
 def packs(layout: str, shape: tuple[int, int], dtype: str) -> HeldMatrix:
@@ -43,9 +45,8 @@ def packs(layout: str, shape: tuple[int, int], dtype: str) -> HeldMatrix:
     (rows, columns), kind = shape, BY_NAME[layout]
     if columns % kind.values:
         raise Refused(f"{columns} columns are not divisible by {layout}'s blocks of {kind.values}")
-    return HeldMatrix(
-        layout=layout, shape=shape, nbytes=rows * columns // kind.values * kind.nbytes
-    )
+    nbytes = rows * columns // kind.values * kind.nbytes
+    return HeldMatrix(layout=layout, shape=shape, nbytes=nbytes, unit=(1, kind.values))
 
 
 def _shape(layout: str, stored: tuple[int, ...]) -> tuple[int, int] | None:

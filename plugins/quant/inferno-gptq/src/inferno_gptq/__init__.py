@@ -27,6 +27,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         layout=packing.layout.name,
         shape=(packing.rows, packing.columns),
         nbytes=nbytes + (8 * packing.columns if packing.ordered else 0),
+        unit=None if packing.ordered else (1, packing.layout.group),
     )
 
 

@@ -1,0 +1,40 @@
+"""What a rank holds of a tensor that several ranks share."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+
+@frozen
+class Cut:
+    """The ranges that a rank keeps along one axis of a matrix: of its rows (0) or its columns
+    (1)."""
+
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+    """Each from its first to before its last, ascending."""
+
+    @property
+    def size(self) -> int:
+        """How many rows or columns are kept."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def shape(self, whole: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of what is kept of a matrix."""
+        return (whole[0], self.size) if self.axis else (self.size, whole[1])
+
+    def of(self, tensor: Tensor, values: int = 1, stored: int = 1) -> Tensor:
+        """Return what is kept of a tensor in which `stored` entries along the axis hold `values`
+        rows or columns. Ranges that end within these are an error of the plan. With one range the
+        result is a view: no other page of a mapped file is read. Ranges may reach beyond the last
+        entry's share of a block that is cut off."""
+        axis, length = self.axis, tensor.shape[self.axis]
+        parts = list[Tensor]()
+        for start, stop in self.ranges:
+            assert start % values == 0, "a block would be cut"
+            first, last = start // values * stored, -(-stop // values) * stored
+            assert stop % values == 0 or last >= length, "a block would be cut"
+            parts.append(tensor.narrow(axis, first, min(last, length) - first))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
