@@ -9,6 +9,7 @@ import pytest
 
 from inferno.errors import EngineDeadError, OutOfMemoryError
 from inferno.plan import Options, Plan, resolve
+from inferno.process import protocol
 from inferno.process.supervisor import LONGEST_PAUSE, Supervisor
 
 pytest.importorskip("inferno_demo")
@@ -92,3 +93,15 @@ def test_nothing_is_started_for_one_that_is_closed(plan: Plan) -> None:
             await engine.revive()
 
     asyncio.run(run())
+
+
+def test_requests_learn_of_a_fatal_error_before_the_process_has_ended(plan: Plan) -> None:
+    """Its end takes a second: it gives back its memory."""
+    told: list[EngineDeadError] = []
+    engine = Supervisor(plan, lambda kind, body: None, told.append)
+    engine.running = True
+    failure = protocol.Failure.of(EngineDeadError("rank 1 was killed", "Load it again."))
+    engine._take(protocol.FAILED, protocol.encode(failure))
+    assert [error.cause for error in told] == ["rank 1 was killed"] and not engine.running
+    with pytest.raises(EngineDeadError, match="is being restarted|was not started"):
+        engine.send(b"add", b"")

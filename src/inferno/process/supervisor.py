@@ -199,9 +199,7 @@ class Supervisor:
             log.error("%s: %s; starting another", self.plan.model_id, cause)
             if words and (words.remedy or words.detail):
                 log.error("%s", words.remedy or words.detail)  # a remedy says more than a traceback
-            self._on_end(
-                EngineDeadError(cause, "It is being restarted: send the request again in a moment.")
-            )
+            self._on_end(_restarting(cause))
             if not await self._respawn():
                 return
 
@@ -262,12 +260,19 @@ class Supervisor:
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)
             self._last_words = failure.error()
+            if self.running:  # it computes nothing more, and its end takes a moment
+                self.running = False
+                self._on_end(_restarting(self._last_words.cause))
         elif kind == protocol.LOG:
             line: protocol.LogLine = protocol.decode_log(body)
             logger = logging.getLogger(line.logger)
             logger.log(line.level, "%s: %s", self.plan.model_id, line.message)
         else:
             self._on_message(kind, body)
+
+
+def _restarting(cause: str) -> EngineDeadError:
+    return EngineDeadError(cause, "It is being restarted: send the request again in a moment.")
 
 
 def _ending(process: EngineProcess) -> str:
