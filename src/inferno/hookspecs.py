@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Declaration,
         Endpoints,
         EventSink,
+        Executor,
         GrammarProvider,
         Hint,
         KernelProvider,
@@ -182,6 +183,13 @@ class ProvidesRequestFields(Protocol):
     @_hook("request field")
     def inferno_request_fields(self) -> list[RequestField]:
         """Fields of request bodies, each with what it changes in its request."""
+        ...
+
+
+class ProvidesExecutors(Protocol):
+    @_hook("executor")
+    def inferno_executors(self) -> list[Executor]:
+        """Ways to start the processes of an engine's ranks: on this machine."""
         ...
 
 

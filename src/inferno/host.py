@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from threading import Thread
 
 UNITS = {
@@ -131,6 +132,28 @@ def _field(file: str, name: str) -> int:
 def usable_cores() -> int:
     """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def numa_nodes(root: str | os.PathLike[str] = "/") -> dict[int, tuple[int, ...]]:
+    """Return the cores of each NUMA node on which this process may run, by the node's number; none
+    where the system does not say. `root` is the folder with `sys`."""
+    folder = os.path.join(root, "sys/devices/system/node")
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    nodes = dict[int, tuple[int, ...]]()
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if name.startswith("node") and name[4:].isdecimal():
+            with open(os.path.join(folder, name, "cpulist"), encoding="utf-8") as text:
+                cores = tuple(core for core in _cores(text.read()) if core in usable)
+            if cores:
+                nodes[int(name[4:])] = cores
+    return nodes
+
+
+def _cores(text: str) -> Iterator[int]:
+    """Return the numbers of a list such as `0-3,8`."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def load_torch_library() -> Thread | None:

@@ -12,6 +12,7 @@ from inferno.contracts import (
     CachePolicy,
     ChatFormat,
     CheckpointFormat,
+    Executor,
     IntLayout,
     LogitsProcessor,
     Proposer,
@@ -125,6 +126,17 @@ def inferno_chat_formats() -> list[ChatFormat]:
             build="inferno.builtin.response_template:build",
             models="checkpoints whose `tokenizer_config.json` describes the format",
             priority=100,  # the checkpoint's own word
+        )
+    ]
+
+
+@hookimpl
+def inferno_executors() -> list[Executor]:
+    return [
+        Executor(
+            name="processes",
+            start="inferno.builtin.processes:ChildProcess.start",
+            refuses="inferno.builtin.processes:refuses",
         )
     ]
 

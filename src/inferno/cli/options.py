@@ -225,9 +225,25 @@ engine_options = together(
             help="The most tokens that are kept of a session. [default: the longest context]",
         ),
         _engine(
+            "--tp",
+            "--tensor-parallel-size",
+            "--num-shards",
+            "tp",
+            type=int,
+            metavar="RANKS",
+            help="Tensor parallelism: processes on this machine that share each layer. "
+            "[default: 1]",
+        ),
+        _engine(
+            "--numa",
+            metavar="auto|NODE,..",
+            help="NUMA nodes to bind the ranks to, one after the other; auto: all. "
+            "[default: not bound]",
+        ),
+        _engine(
             "--threads",
             type=click.IntRange(max=1024),
-            help="CPU threads. [default: the cores, or one for a tiny model]",
+            help="CPU threads, of each rank. [default: the cores, or one for a tiny model]",
         ),
         _engine(
             "--batch-invariant",

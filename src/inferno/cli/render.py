@@ -12,6 +12,7 @@ import rich_click as click
 from inferno import __version__, host
 from inferno.cli import tiers
 from inferno.cli.lines import width_of, wrapped
+from inferno.cli.shares import rank_rows
 from inferno.contracts import COMPUTE_DTYPES, Link
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         ),
         *_scheme_rows(plan),
         *_override_rows(plan),
+        *rank_rows(plan, _origin(plan, "executor")),
         *_kernel_rows(plan),
         (
             "attention",
@@ -65,11 +67,12 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
 def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | None = None) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
     checkpoint is sampled by default too; with a `survey`, what its store's folder has."""
+    of_rank = "" if plan.ranks is None else " of a rank"
     sampling, columns = [] if assets is None else _sampling_rows(assets), width_of(sys.stdout)
     parts = [
         _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
         _section(
-            f"Memory, of {host.format_bytes(plan.memory_limit)}",
+            f"Memory{of_rank}, of {host.format_bytes(plan.memory_limit)}",
             _table(_memory_rows(plan), columns),
         ),
     ]
@@ -100,6 +103,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_in_situ_rows(plan),
         ("compute", f"{plan.dtype} on {plan.device.torch_name}", ""),
         ("device", _device(plan.device), ""),
+        *rank_rows(plan, _origin(plan, "executor")),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),

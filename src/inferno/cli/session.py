@@ -85,10 +85,10 @@ def _in_this_process(
 ) -> tuple[Engine, Plan, Preprocessor]:
     with prepared(opened) as packed, ThreadPoolExecutor(1, "inferno text") as beside:  # as in `LLM`
         text = beside.submit(Preprocessor.open, opened, chat_template)
-        from inferno.core.engine import Engine
+        from inferno.process.ranks.engine import load_engine
 
         clock.lap("imports")
-        engine = Engine.load(opened, packed=packed)
+        engine = load_engine(opened, packed)
         clock.lap("load")
         preprocessor = text.result()
     clock.lap("text")

@@ -67,6 +67,7 @@ from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.endpoints import Endpoints
+from inferno.contracts.executors import Executor, RankProcess, RankStart
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.grammars import (
     GrammarCompiler,
@@ -110,6 +111,7 @@ from inferno.contracts.proposers import (
     Proposer,
     Span,
 )
+from inferno.contracts.ranks import COLUMNS, DECODER, Divided, Range, Shard, divides_heads
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sessions import SessionKeeper, SessionNeed, Sessions, Unpinned
@@ -162,6 +164,7 @@ __all__ = [
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",
+    "COLUMNS",
     "COMPUTE_DTYPES",
     "CacheDType",
     "CacheEvent",
@@ -176,6 +179,7 @@ __all__ = [
     "CheckpointFormat",
     "CheckpointView",
     "Command",
+    "DECODER",
     "DTYPE_BYTES",
     "DType",
     "Declaration",
@@ -185,6 +189,7 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Dialect",
+    "Divided",
     "DraftParts",
     "DraftRequest",
     "Drafter",
@@ -195,6 +200,7 @@ __all__ = [
     "EventNeed",
     "EventPublisher",
     "EventSink",
+    "Executor",
     "FetchOptions",
     "FieldEffect",
     "GROUPED",
@@ -240,6 +246,9 @@ __all__ = [
     "QUANTIZE",
     "QuantMix",
     "QuantScheme",
+    "Range",
+    "RankProcess",
+    "RankStart",
     "ReasoningMarkers",
     "Recording",
     "Refused",
@@ -256,6 +265,7 @@ __all__ = [
     "SessionNeed",
     "SessionView",
     "Sessions",
+    "Shard",
     "Source",
     "Span",
     "StateSpec",
@@ -286,6 +296,7 @@ __all__ = [
     "WrittenFile",
     "causal_of",
     "classifier_of",
+    "divides_heads",
     "encoder_of",
     "expert_rows",
     "fp8_layout",

@@ -11,6 +11,7 @@ from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
+from inferno.contracts.ranks import Divided
 from inferno.contracts.states import StateSpec
 
 if TYPE_CHECKING:
@@ -152,6 +153,10 @@ class Architecture:
     """Of a model that multiplies in torch itself, outside of the layers of `inferno.nn`: returns
     what depends on the shape of a step with that config, as a sentence with which
     `--batch-invariant` is refused, or None. Imports no torch. None: nothing does."""
+    divides: Mapping[str, Divided] = field(factory=dict)
+    """What its matrices are divided by if several ranks compute a step, by the last part of their
+    module's path; a matrix that is not named is held whole by every rank. For models of the layers
+    of `inferno.nn` with the usual names: `DECODER`. Empty: it cannot be divided."""
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1

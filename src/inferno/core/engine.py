@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, follow
 from inferno.core.kvcache import CacheGroups
-from inferno.core.launches import Closed, InFlight, Runner
+from inferno.core.launches import Closed, InFlight, Runner, needed
 from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
@@ -85,11 +85,13 @@ class Engine:
         free: Callable[[], int] | None = None,
         packed: PackedWeights | None = None,
         streams: bool = False,
+        home_of: Callable[[Opened, PackedWeights | None], Home] | None = None,
     ) -> Engine:
         """Load the plan's model, its matrices from `packed` if they are there, measure the memory
         it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
         one. With `streams`, callers wait for each token, so steps are bounded in time too. Tests
-        give `free`, which reads the free memory. The caller closes `opened` afterwards.
+        give `free`, which reads the free memory; `home_of` loads a model that several processes
+        share. The caller closes `opened` afterwards.
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
         from inferno.core.home import Home
         from inferno.device import device_errors
@@ -117,7 +119,7 @@ class Engine:
             return engine, runner
 
         with device_errors(plan.device):
-            home = Home.load(opened, packed)
+            home = (home_of or Home.load)(opened, packed)
             if free is not None:
                 models = home.resident.present.models
                 plan = measure(plan, models, partial(start, trial=True), free, before)
@@ -238,6 +240,8 @@ class Engine:
         """Take note of what a store has done, while there is nothing to compute."""
         self._store.come()
         self._presence.publish()
+        if self._home is not None:
+            self._home.rest()
 
     @property
     def listens(self) -> int | None:
@@ -312,7 +316,7 @@ class Engine:
     def sleep(self, level: int = 1) -> None:
         """Give back the cache's memory and, not on a CPU, the weights', which host memory keeps; by
         `level` 2 all weights', which are read again. New requests are refused until `wake_up`."""
-        home = self._needed_home()
+        home = needed(self._home)
         sleep_level(level)
         if not self.asleep:
             self._let_go()
@@ -320,7 +324,7 @@ class Engine:
 
     def wake_up(self, *, cache: bool = True) -> None:
         """Load what `sleep` released; without `cache` the weights only. If it raises, it sleeps."""
-        home = self._needed_home()
+        home = needed(self._home)
         if self.asleep:
             with home.errors("wake up"):
                 home.resident.restore()
@@ -334,7 +338,7 @@ class Engine:
         and forget what the old ones computed: requests go on once their tokens are computed again.
         Returns the new version. Raises CheckpointError, and has changed nothing; if not even the
         old weights can be loaded again, it is asleep. If it is, `wake_up` loads the new ones."""
-        home = self._needed_home()
+        home = needed(self._home)
         update = home.resident.checked(path, temporary=temporary)
         if self.asleep:
             home.resident.apply(update, version, load=False)
@@ -352,11 +356,6 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forget what memory has of earlier tokens; requests compute theirs again."""
         self._drop_in_flight(self._store)
-
-    def _needed_home(self) -> Home:
-        if self._home is None:
-            raise RequestError("the engine is closed, or has no home", "Use `Engine.load`.")
-        return self._home
 
     def _let_go(self) -> None:
         """Let go of the cache, and of all that refers to the model."""
@@ -393,6 +392,6 @@ class Engine:
         self._runner = Closed()
         self._drop_in_flight()
         if self._home is not None:
-            self._home.resident.close()
+            self._home.close()
             self._home = None
         give_memory_back()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import define
 
@@ -37,17 +37,27 @@ class Home:
         """Load an opened model. Raises CheckpointError, DeviceError, PluginError,
         OutOfMemoryError."""
 
+        return cls.of(opened, packed)
+
+    @classmethod
+    def of(cls, opened: Opened, packed: PackedWeights | None, **more: Any) -> Self:
+        """Load a model for a home with more fields."""
+
         def again() -> tuple[ModelRunner, NoStore]:
             raise AssertionError("`Engine.load` sets it")
 
-        return cls(Resident.load(opened, packed), again, Grammars.of(opened))
+        return cls(Resident.load(opened, packed), again, Grammars.of(opened), **more)
+
+    def runner(self, *given: Any, **more: Any) -> ModelRunner:
+        """Return what runs steps."""
+        from inferno.core.runner import ModelRunner
+
+        return ModelRunner(*given, **more)
 
     def run(
         self, plan: Plan, groups: CacheGroups, sessions: Sessions | None, *, trial: bool = False
     ) -> tuple[ModelRunner, NoStore]:
         """Allocate the cache, and open the store of its blocks, which are kept for sessions."""
-        from inferno.core.runner import ModelRunner
-
         opened, loaded = self.resident.opened, self.resident.present
         captures = not trial or (plan.capture is not None and plan.capture.ahead)
         capture = capture_of(opened) if captures else None
@@ -55,7 +65,7 @@ class Home:
         drafts = loaded.drafter, capture_of(draft) if draft is not None else None
         others = begin_of(opened, plan), opened.parts.logits_processors
         given = loaded.model, plan, loaded.ops, capture, *drafts, *others
-        runner = ModelRunner(*given, adapters=loaded.adapters)
+        runner = self.runner(*given, adapters=loaded.adapters)
         places = runner.cache.places
         store = NO_STORE if trial else open_store(opened, plan, groups, places, sessions)
         runner.mover = store.mover
@@ -83,3 +93,13 @@ class Home:
         """Forget all adapters but those of these digests."""
         if (adapters := self.resident.present.adapters) is not None:
             adapters.keep(kept)
+
+    def check_change(self) -> None:
+        """Raise an InfernoError if its memory cannot be given back, nor its weights be replaced."""
+
+    def rest(self) -> None:
+        """Take note of what has ended, while there is nothing to compute."""
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self.resident.close()

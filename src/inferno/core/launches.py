@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field
 
 from inferno.constraints import Drafts, Masks
 from inferno.core.types import Sampled, Step
 from inferno.errors import RequestError
+
+if TYPE_CHECKING:
+    from inferno.core.home import Home
 
 
 class Ticket(Protocol):
@@ -40,6 +43,15 @@ class Closed:
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
         raise RequestError("the engine is closed", "Load another one.")
+
+
+def needed(home: Home | None) -> Home:
+    """Return the home of an engine that is to sleep or to change its weights. Raises an
+    InfernoError if it cannot."""
+    if home is None:
+        raise RequestError("the engine is closed, or has no home", "Use `Engine.load`.")
+    home.check_change()
+    return home
 
 
 @define(eq=False)

@@ -97,9 +97,9 @@ class LLM:
             # The tokenizer takes half a second of another core while torch is imported.
             with ThreadPoolExecutor(1, "inferno text") as beside:
                 preprocessor = beside.submit(Preprocessor.open, opened, chat_template)
-                from inferno.core.engine import Engine  # imports torch
+                from inferno.process.ranks.engine import load_engine  # imports torch
 
-                engine = Engine.load(opened, packed=packed)
+                engine = load_engine(opened, packed)
             self._begin(engine, preprocessor.result())
 
     @classmethod

@@ -13,10 +13,10 @@ from inferno.nn.decoder import (
 from inferno.nn.delta import gated_delta
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.fp8 import Fp8Blocks
-from inferno.nn.layer import Finalize, Layer, Stack, finalize
+from inferno.nn.layer import Divisible, Finalize, Layer, Stack, divide, finalize
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
-from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
+from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing, sum_once
 from inferno.nn.mtp import MTPLayer, MTPLayers
 from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.packed import (
@@ -47,6 +47,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "Dense",
+    "Divisible",
     "Embedding",
     "Experts",
     "Finalize",
@@ -82,11 +83,13 @@ __all__ = [
     "Wrapper",
     "causal_conv",
     "column_order",
+    "divide",
     "gated_delta",
     "packed_nibbles",
     "packed_words",
     "ssd",
     "stacked_inside",
+    "sum_once",
     "unpacked_words",
     "finalize",
 ]

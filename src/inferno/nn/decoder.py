@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno.configs import DecoderConfig
+from inferno.contracts import Shard
 from inferno.nn.batch import Batch
 from inferno.nn.constant_keys import Pairs
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
@@ -224,6 +225,11 @@ class CausalLM(nn.Module):
         assert isinstance(embedding, Embedding), "a decoder has an Embedding"
         vocab_size, hidden_size = embedding.weight.shape
         self.lm_head = TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
+
+    def divide(self, shard: Shard) -> None:
+        """Compute the logits of some tokens."""
+        if isinstance(self.lm_head, LMHead):
+            self.lm_head.keep_tokens(shard)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD: Tensor = self.model(batch)

@@ -4,12 +4,12 @@ does once its weights are loaded."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 from torch import nn
 
-from inferno.contracts import Attend, AttentionNeed
+from inferno.contracts import Attend, AttentionNeed, Shard
 from inferno.nn.weight import Weight
 from inferno.ops.reference import TORCH, Ops
 
@@ -62,6 +62,11 @@ class Layer(nn.Module):
     The loader fills parameters and weights first, then calls `finalize` once on every layer,
     parents before children. A layer may replace or drop its children; the loader continues with
     those that it has afterwards.
+
+    A module that several ranks can share has `divide(shard)` (`Divisible`). The loader calls it
+    once, on meta, before the checkpoint is paired with the model, and children before parents. It
+    says in `cuts` what is kept of its own parameters and weight, by name; their shapes stay those
+    of the checkpoint until they are loaded. A module without it is held whole by every rank.
     """
 
     keep_fp32: Collection[str] = ()
@@ -70,6 +75,23 @@ class Layer(nn.Module):
 
     def finalize(self, to: Finalize) -> None:
         """Fuse and repack matrices, choose kernels, precompute tables."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A module of which a rank may hold a part."""
+
+    def divide(self, shard: Shard) -> None:
+        """Keep this rank's part."""
+        ...
+
+
+def divide(module: nn.Module, shard: Shard) -> None:
+    """Divide a model that is on meta."""
+    for child in module.children():
+        divide(child, shard)
+    if isinstance(module, Divisible):
+        module.divide(shard)
 
 
 def finalize(module: nn.Module, to: Finalize) -> None:

@@ -11,8 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from inferno.contracts import Range, Shard
+from inferno.nn.cut import Cut
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.weight import Unloaded, Weight
+from inferno.ops import reference as ops
 
 
 class Linear(Layer):
@@ -26,12 +29,31 @@ class Linear(Layer):
         super().__init__()
         self.weight = Unloaded(out_features, in_features)
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.cuts: Mapping[str, Cut] = {}
+        """What the loader keeps of its parts, if several ranks share them."""
+        self.summed, self.ops = False, ops.TORCH
+        """Whether each rank's result is a part of the sum over the ranks."""
+
+    def keep_rows(self, *ranges: Range) -> None:
+        """Compute only these outputs."""
+        self.cuts = {"weight": Cut(0, ranges), "bias": Cut(0, ranges)}
+
+    def keep_columns(self, columns: Range, shard: Shard, *, summed: bool = True) -> None:
+        """Take only these inputs, and sum the results of all ranks, unless the caller does that.
+        One of them adds the bias."""
+        self.cuts = {"weight": Cut(1, (columns,))}
+        if shard.rank > 0:
+            self.cuts = {**self.cuts, "bias": Cut(0, ((0, 0),))}
+        self.summed = summed
 
     def finalize(self, to: Finalize) -> None:
-        self.weight = to.stack([self.weight]) or self.weight
+        self.weight, self.ops = to.stack([self.weight]) or self.weight, to.ops
+        if self.bias is not None and not len(self.bias):
+            self.bias = None
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        return self.weight.matmul(x_TI, self.bias)
+        y_TO = self.weight.matmul(x_TI, self.bias)
+        return self.ops.all_reduce(y_TO) if self.summed else y_TO
 
 
 class MergedLinear(Layer):
@@ -58,6 +80,12 @@ class MergedLinear(Layer):
     @property
     def linears(self) -> Mapping[str, Linear]:
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
+
+    def keep_rows(self, *ranges: Range) -> None:
+        """Compute only these outputs of each part."""
+        for linear, rows in zip(self.linears.values(), ranges, strict=True):
+            linear.keep_rows(rows)
+        self.sizes = [stop - start for start, stop in ranges]
 
     def finalize(self, to: Finalize) -> None:
         parts = list(self.linears.values())

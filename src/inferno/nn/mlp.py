@@ -5,6 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferno.contracts import Shard
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.ops import reference as ops
@@ -31,6 +32,13 @@ class GatedMLP(Layer):
         self.activation = activation
         self.ops = ops.TORCH
 
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width."""
+        if shard.divides(size := self.down_proj.weight.shape[1]):
+            inner = shard.share(size)
+            self.gate_up.keep_rows(inner, inner)
+            self.down_proj.keep_columns(inner, shard)
+
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops
 
@@ -52,6 +60,13 @@ class FusedGatedMLP(Layer):
         self.down_proj = Linear(intermediate_size, hidden_size)
         self.activation = activation
         self.ops = ops.TORCH
+
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width."""
+        if shard.divides(size := self.down_proj.weight.shape[1]):
+            start, stop = shard.share(size)
+            self.gate_up_proj.keep_rows((start, stop), (size + start, size + stop))
+            self.down_proj.keep_columns((start, stop), shard)
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from inferno.contracts import Shard
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
 from inferno.nn.lora import Pairs, StepSlots
@@ -131,6 +132,21 @@ class Experts(Layer):
         """Where the experts' matrices have adapters."""
         for number in range(num_experts):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
+        self.size, self.summed = intermediate_size, False
+        """The inner width of an expert; and as `Linear.summed`."""
+
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width of every expert. Only the sum over a token's experts is
+        summed over the ranks."""
+        if not shard.divides(self.size):
+            return
+        self.summed, inner = True, shard.share(self.size)
+        for number in range(self.num_experts):
+            expert = self.get_submodule(str(number))
+            assert isinstance(expert, Expert), "it has made them"
+            expert.gate_proj.keep_rows(inner)
+            expert.up_proj.keep_rows(inner)
+            expert.down_proj.keep_columns(inner, shard, summed=False)
 
     def finalize(self, to: Finalize) -> None:
         """Stack all gates and ups into one weight, and all downs into another. Frees the experts'
@@ -162,7 +178,8 @@ class Experts(Layer):
             self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
         )
         y_ND = self.down(h_NI, starts_E1, slots_N)
-        return self.ops.combine(y_ND, places_TK, weights_TK)
+        y_TD = self.ops.combine(y_ND, places_TK, weights_TK)
+        return self.ops.all_reduce(y_TD) if self.summed else y_TD
 
 
 class MixtureOfExperts(nn.Module):
@@ -184,10 +201,28 @@ class MixtureOfExperts(nn.Module):
         self.gate = Router(hidden_size, num_experts, routing, correction=correction)
         self.experts = Experts(num_experts, hidden_size, intermediate_size)
         self.shared_experts = GatedMLP(hidden_size, shared_size) if shared_size else None
+        self.summed = False
+        """Whether both are summed over the ranks at once."""
+
+    def divide(self, shard: Shard) -> None:
+        """Sum once over the ranks, after the experts are."""
+        self.summed = sum_once(self.experts, self.shared_experts)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD: Tensor = self.experts(x_TD, *self.gate(x_TD))
-        return y_TD if self.shared_experts is None else y_TD + self.shared_experts(x_TD)
+        if self.shared_experts is None:
+            return y_TD
+        y_TD = y_TD + self.shared_experts(x_TD)
+        return self.experts.ops.all_reduce(y_TD) if self.summed else y_TD
+
+
+def sum_once(experts: Experts, shared: GatedMLP | None) -> bool:
+    """Leave the sum over the ranks to the caller, who adds routed and shared experts, if both are
+    divided. Returns whether they are. To be called by `divide`."""
+    if shared is None or not (experts.summed and shared.down_proj.summed):
+        return False
+    experts.summed = shared.down_proj.summed = False
+    return True
 
 
 class GroupedLinear(nn.Module):
@@ -199,7 +234,7 @@ class GroupedLinear(nn.Module):
     def __init__(self, linears: Sequence[Linear], weight: Weight, names: Sequence[str]) -> None:
         """`names` are those of an expert's linears in it."""
         super().__init__()
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        biases = [linear.bias for linear in linears if linear.bias is not None and len(linear.bias)]
         self.register_buffer(
             "bias_O", torch.cat(list(biases)) if biases else None, persistent=False
         )

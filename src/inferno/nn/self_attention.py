@@ -5,12 +5,12 @@ Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from inferno.contracts import AttentionSpec
+from inferno.contracts import AttentionSpec, Shard
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
 from inferno.nn.constant_keys import (
@@ -20,6 +20,7 @@ from inferno.nn.constant_keys import (
     large_pairs,
     usual_sizes,
 )
+from inferno.nn.cut import Cut
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation
@@ -67,6 +68,28 @@ class SelfAttention(nn.Module):
         """What rotated queries and keys are multiplied by, (H, C) and (K, C)."""
         self.output = output
         self.add_module(output, Linear(heads_X, hidden_size, bias=output_bias))
+        self.cuts: Mapping[str, Cut] = {}
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the heads. Norms with a weight for each head are divided by `keep_heads`."""
+        if not shard.attention:
+            return
+        spec, dim = self.attention.spec, self.head_dim
+        heads, kv_heads = shard.heads(spec)
+        q, k = ((start * dim, stop * dim) for start, stop in (heads, kv_heads))
+        first_k, first_v = self.sizes[0], self.sizes[0] + self.sizes[1]
+        if self.fused:
+            moved = ((first + k[0], first + k[1]) for first in (first_k, first_v))
+            self.qkv_proj.keep_rows(q, *moved)
+        else:
+            self.qkv.keep_rows(q, k, k)
+        getattr(self, self.output).keep_columns(q, shard)
+        for norm, kept in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
+            if callable(keep := getattr(norm, "keep_heads", None)):
+                keep(*kept)
+        self.cuts = {"sinks": Cut(0, (heads,))}
+        self.attention.spec = shard.local(spec)
+        self.sizes = [stop - start for start, stop in (q, k, k)]
 
     def fit_keys(self, pairs: Pairs, inputs_D: Tensor, *, integers: bool) -> bool:
         """Make keys, which are rotated in these pairs, fit for a cache of 8 bits: take large biases

@@ -198,6 +198,11 @@ def expand(y_TO: Tensor, h_TR: Tensor, ups: Sequence[Tensor], slots_T: Tensor) -
     return y_TO + (deltas[0] if len(deltas) == 1 else torch.cat(deltas, -1))
 
 
+def alone(x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+    """Return what a collective of one rank returns: its own tensor."""
+    return x
+
+
 @frozen(eq=False)
 class Ops:
     """One implementation of each op of `contracts.OPS`, `EXPERT_OPS` and `ADAPTER_OPS`: torch's,
@@ -216,6 +221,10 @@ class Ops:
     combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine
     shrink: Callable[[Tensor, Tensor, Tensor], Tensor] = shrink
     expand: Callable[[Tensor, Tensor, Sequence[Tensor], Tensor], Tensor] = expand
+    all_reduce: Callable[[Tensor], Tensor] = alone
+    """The sum of all ranks' tensors, in the order of the ranks. May overwrite its argument."""
+    all_gather: Callable[[Tensor, Sequence[int]], Tensor] = alone
+    """(x, widths) -> all ranks' tensors side by side, where the last dimension has these sizes."""
 
 
 TORCH = Ops()

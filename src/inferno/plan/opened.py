@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 from attrs import field, frozen
@@ -22,6 +22,7 @@ from inferno.contracts import (
     ChatFormat,
     Checkpoint,
     EventSink,
+    Executor,
     GrammarProvider,
     KernelProvider,
     LogitsProcessor,
@@ -31,6 +32,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     SessionKeeper,
+    Shard,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
@@ -40,6 +42,9 @@ from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.origins import agree_on_origins
 from inferno.plan.plan import Plan
 from inferno.plan.stored import adapted, unused_tensors
+
+if TYPE_CHECKING:
+    from inferno.ops.collectives import Collectives
 
 
 @frozen(kw_only=True)
@@ -59,6 +64,8 @@ class Parts:
     """Where events of the cache are published, if they are."""
     session_keeper: SessionKeeper | None = None
     """What keeps the blocks of sessions, if anything does."""
+    executor: Executor | None = None
+    """What starts the ranks but the first, if there are others."""
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
     chat_format: ChatFormat | None = None
@@ -96,6 +103,7 @@ class Parts:
             block_store=next(iter(chosen(BlockStore, "block store").values()), None),
             event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
             session_keeper=next(iter(chosen(SessionKeeper, "session keeper").values()), None),
+            executor=next(iter(chosen(Executor, "executor").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,
@@ -121,6 +129,16 @@ class Opened:
     """What `text` returns, if it was read already."""
     updated: str = ""
     """What tells the model's weights from those of its files, if they were updated since."""
+    rank: int = 0
+    """Which of the plan's ranks loads it."""
+    collectives: Collectives | None = attrs.field(default=None, eq=False, repr=False)
+    """What that rank exchanges with the others, if there are any."""
+
+    @property
+    def shard(self) -> Shard:
+        """How the rank shares matrices with the others."""
+        ranks = self.plan.ranks
+        return Shard() if ranks is None else attrs.evolve(ranks.shard, rank=self.rank)
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has

@@ -93,6 +93,12 @@ class Options:
     requests do not say; None: 3600."""
     session_quota: int | None = None
     """The most tokens that are kept of a session; None: those of the longest context."""
+    tp: int = 1
+    """Tensor parallelism: how many processes on this machine share each layer. `memory` is that of
+    all, `threads` are those of each."""
+    numa: str | None = None
+    """NUMA nodes that the ranks are bound to, one after the other: `0,1`; auto: all nodes. None:
+    the system chooses the cores of each."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
@@ -149,6 +155,7 @@ class Options:
             "max_num_seqs",
             "max_num_batched_tokens",
             "block_size",
+            "tp",
             "threads",
             "num_speculative_tokens",
             "max_loras",
@@ -203,6 +210,10 @@ class Options:
         if self.requantize and self.isq is None:
             raise OptionError(
                 "requantize is set without isq", "Say what to quantize to: --isq NAME --requantize."
+            )
+        if self.numa is not None and self.tp == 1:
+            raise OptionError(
+                "numa is set without tp", "Say how many ranks to bind: --tp 2 --numa auto."
             )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise OptionError(

@@ -17,6 +17,7 @@ from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.event_use import EventUse
+from inferno.plan.rank_use import RankUse
 from inferno.plan.session_use import SessionUse
 from inferno.plan.store_use import StoreUse
 
@@ -245,6 +246,8 @@ class Plan:
     """Folder of the packed weights; None: none are kept."""
     packed_cache_limit: int = 0
     """Bytes of all files in it."""
+    ranks: RankUse | None = None
+    """The processes that share each layer; None: one process computes all."""
     kernels: tuple[KernelUse, ...]
     """Torch computes the ops that are not listed."""
     products: Mapping[str, str]
@@ -318,6 +321,12 @@ class Plan:
         """Number of blocks in the full group, those that sequences and the prefix cache refer
         to."""
         return self.groups[0].num_blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is planned, of all ranks."""
+        count = 1 if self.ranks is None else self.ranks.count
+        return count * sum(item.nbytes for item in self.memory)
 
     @property
     def fixed_bytes(self) -> int:

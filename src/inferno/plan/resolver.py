@@ -21,6 +21,8 @@ from inferno.plan.opened import Opened, Parts
 from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
 from inferno.plan.plan import Plan
+from inferno.plan.ranks import check_ranks
+from inferno.plan.serving import choose_serving
 from inferno.plan.sessions import choose_sessions
 from inferno.plan.speculation import Drafting
 from inferno.plan.stores import choose_store
@@ -81,12 +83,14 @@ def _decide(given: stages.Given) -> Opened:
     compute = stages.choose_compute(given, model)
     check_asked(given.options, compute.device, model)
     proposal = stages.choose_proposal(given, model)
+    mtp = bool(proposal.mtp.tensors)
+    check_ranks(given.options, compute.device, model.name, model.architecture.value, mtp=mtp)
     weights = stages.choose_weights(given, model, compute, proposal)
-    attention = stages.choose_layers(given, model, compute, proposal)
+    attention = stages.choose_layers(given, model, compute, proposal, weights)
     invariance = choose_invariance(
         given.options, model.config, weights, attention, given.catalog.hint("kernels", "cpu")
     )
-    serving = stages.choose_serving(given, model)
+    serving = choose_serving(given, model)
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
     cache = stages.choose_cache(given, model, compute, weights, attention, drafting)
@@ -100,14 +104,14 @@ def _decide(given: stages.Given) -> Opened:
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy),
         *(each for each in (weights.isq, drafts, store, events, sessions) if each is not None),
-        *(weights.adapters, weights.kernels, invariance, steps.capture, serving.chat_format),
-        *(cache.limit, cache.size),
+        *(weights.ranks, weights.adapters, weights.kernels, invariance, steps.capture),
+        *(serving.chat_format, cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
     notes = [
         *notes_of_model(given, model),
         *(note for decision in decisions for note in decision.notes),
-        *weights.matrices.notes,
+        *weights.whole.notes,
         *notes_of_positions(model.config, longest),
     ]
     plan = Plan(
@@ -161,7 +165,8 @@ def _computed(
         "schemes": matrices.uses,
         "modules": matrices.modules,
         "overrides": matrices.overrides,
-        "num_parameters": matrices.num_parameters,
+        "num_parameters": weights.whole.num_parameters,
+        "ranks": weights.ranks.value,
         "isq": None if isq is None else isq.value.in_situ,
         "packed_cache": weights.packed_cache,
         "packed_cache_limit": host.parse_size(options.packed_cache_size, "--packed-cache-size"),

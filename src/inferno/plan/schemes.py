@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import evolve, frozen
@@ -95,11 +95,27 @@ class StoredMatrices:
         """Return how many matrices are quantized already, by layout."""
         return Counter(each.held.layout for each in self.choices if each.held.layout)
 
-    def loaded(self, packed: Mapping[str, Packed], dtype: str) -> Matrices:
-        """Return what they are in memory, once those of `packed` are quantized."""
+    def held(self, packed: Mapping[str, Packed]) -> dict[str, HeldMatrix]:
+        """Return what each will be, by path."""
+        return {each.path: each.held for each in self._loaded(packed)}
+
+    def _loaded(self, packed: Mapping[str, Packed]) -> list[_Choice]:
+        return [
+            each if (to := packed.get(each.path)) is None else _packed(each, to)
+            for each in self.choices
+        ]
+
+    def loaded(
+        self,
+        packed: Mapping[str, Packed],
+        dtype: str,
+        part: Callable[[str], HeldMatrix] | None = None,
+    ) -> Matrices:
+        """Return what they are in memory, once those of `packed` are quantized, or the part of each
+        that one rank holds."""
         groups: dict[tuple[str, str, bool], list[_Choice]] = defaultdict(list)
-        for stored in self.choices:
-            each = stored if (to := packed.get(stored.path)) is None else _packed(stored, to)
+        for whole in self._loaded(packed):
+            each = whole if part is None else evolve(whole, held=part(whole.path))
             groups[each.offer.item.name, each.held.layout, each.in_situ].append(each)
         uses = tuple(
             SchemeUse(

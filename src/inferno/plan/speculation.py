@@ -136,6 +136,8 @@ def choose_drafting(
         isq=None,
         requantize=False,
         overrides=(),
+        tp=1,  # the first rank drafts alone
+        numa=None,
         dtype="auto",
         max_model_len=None,
         block_size=block_size,

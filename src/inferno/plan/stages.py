@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno import host
 from inferno.catalog import Catalog, Offer, architecture_name, find_architecture
@@ -28,21 +28,19 @@ from inferno.contracts import (
     FetchOptions,
     ModelConfig,
     Proposer,
+    Shard,
     TextAssets,
 )
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.adapters import adapter_memory, choose_adapters
 from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
-    choose_all,
     choose_capture,
-    choose_grammars,
     choose_kernels,
     choose_onednn,
     products_of,
 )
 from inferno.plan.cache_groups import StateUse, state_uses
-from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.composite import Override, composed
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine, find_device
@@ -55,12 +53,12 @@ from inferno.plan.packed_folder import default_folder
 from inferno.plan.plan import (
     AttentionUse,
     CaptureUse,
-    ChatFormatUse,
-    GrammarUse,
     KernelUse,
     MemoryItem,
     Speculation,
 )
+from inferno.plan.rank_use import RankUse
+from inferno.plan.ranks import Division, choose_ranks
 from inferno.plan.schemes import Matrices, choose_schemes
 from inferno.plan.speculation import Drafting, MTPUse, choose_drafting, choose_proposer, mtp_use
 from inferno.plan.step_budget import max_step_time
@@ -161,7 +159,11 @@ class Weights:
 
     schemes: Decided[Any]
     isq: Decided[IsqChoice] | None
+    whole: Matrices
     matrices: Matrices
+    """Those of one rank; without ranks `whole`."""
+    division: Division | None
+    ranks: Decided[RankUse | None]
     adapters: Decided[AdapterRoom | None]
     kernels: Decided[tuple[KernelUse, ...]]
     products: Mapping[str, str]
@@ -181,7 +183,14 @@ def choose_weights(
         shapes = schemes.value.dense(requantize=options.requantize)
         dense = quantizable(model.architecture.value, model.checkpoint, shapes)
         isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
-    matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
+    packed = {} if isq is None else isq.value.packed
+    matrices = whole = schemes.value.loaded(packed, dtype)
+    division: Division | None = None
+    if options.tp > 1:
+        held, specs = schemes.value.held(packed), model.config.cache_specs()
+        division = Division.of(model.architecture.value, specs, held, options.tp)
+        matrices = schemes.value.loaded(packed, dtype, division.local)
+    ranks = choose_ranks(catalog, options, compute.device, division, model.config, dtype)
     base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
     mtp = bool(proposal.mtp.tensors)
     adapters = choose_adapters(
@@ -200,7 +209,10 @@ def choose_weights(
     return Weights(
         schemes=schemes,
         isq=isq,
+        whole=whole,
         matrices=matrices,
+        division=division,
+        ranks=ranks,
         adapters=adapters,
         kernels=kernels,
         products=products_of(kernels, matrices, dtype, compute.device),
@@ -208,7 +220,7 @@ def choose_weights(
             kernels, matrices, compute.device, (given.machine or Machine()).cpu_flags()
         ),
         packed_cache=_packed_cache(given, model, compute, matrices, kernels),
-        threads=options.threads or _threads(matrices.nbytes),
+        threads=options.threads or _threads(matrices.nbytes, options.tp, ranks.value),
     )
 
 
@@ -233,10 +245,14 @@ def _packed_cache(
     return str(default_folder(machine.environ))
 
 
-def _threads(weights: int) -> int:
+def _threads(weights: int, count: int, ranks: RankUse | None) -> int:
     """One for tiny models: handing work to another core takes microseconds, as long as a whole
-    layer."""
-    return 1 if weights < SHARED_FROM else host.usable_cores()
+    layer. Ranks share the cores."""
+    if weights < SHARED_FROM:
+        return 1
+    if ranks is not None and ranks.cores:
+        return min(map(len, ranks.cores))
+    return max(1, host.usable_cores() // count)
 
 
 @frozen(kw_only=True)
@@ -252,15 +268,16 @@ class Attention:
 
 
 def choose_layers(
-    given: Given, model: ModelFacts, compute: Compute, proposal: Proposal
+    given: Given, model: ModelFacts, compute: Compute, proposal: Proposal, weights: Weights
 ) -> Attention:
     """Raises UnsupportedError, OptionError."""
     options, dtype = given.options, compute.dtype.value
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
     specs = dict(enumerate([*model.config.cache_specs(), *proposal.mtp.specs]))
+    shard = Shard() if weights.division is None else weights.division.shard
     needs = {
         layer: AttentionNeed.of(
-            spec,
+            shard.local(spec),
             dtype=dtype,
             device=compute.device,
             cache_dtype=cache_dtype,
@@ -322,6 +339,7 @@ def choose_cache(
     options, dtype = given.options, compute.dtype.value
     elsewhere = given.machine is not None and given.machine.elsewhere
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
+    limit = evolve(limit, value=limit.value // options.tp)  # ranks share the machine's memory
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
     vocab_size = model.config.vocab_size
@@ -372,25 +390,4 @@ def choose_steps(
         capture=capture,
         overlap=compute.device.kind == "cuda" and speculation is None,
         max_step_time=max_step_time(given.options.max_step_time, compute.device.kind),
-    )
-
-
-@frozen(kw_only=True)
-class Serving:
-    """What requests may ask for, and how answers are read."""
-
-    chat_format: Decided[ChatFormatUse]
-    grammars: Decided[tuple[GrammarUse, ...]]
-    processors: Decided[None]
-    fields: Decided[None]
-
-
-def choose_serving(given: Given, model: ModelFacts) -> Serving:
-    catalog = given.catalog
-    need = chat_need(model.assets, model.name)
-    return Serving(
-        chat_format=choose_chat_format(catalog, need, given.options.chat_format),
-        grammars=choose_grammars(catalog),
-        processors=choose_all(catalog, "inferno_logits_processors", "logits processor"),
-        fields=choose_all(catalog, "inferno_request_fields", "request field"),
     )

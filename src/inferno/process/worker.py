@@ -51,9 +51,9 @@ class Worker:
         given = plan_from_json(plan.read_bytes())
         catalog = None if given.disable or given.only else catalog
         with reopen(given, catalog) as opened, prepared(opened) as packed:
-            from inferno.core.engine import Engine
+            from inferno.process.ranks.engine import load_engine
 
-            self._engine = Engine.load(opened, packed=packed, streams=True)
+            self._engine = load_engine(opened, packed, streams=True)
         self._heart.expected = self._engine.expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()

@@ -28,6 +28,7 @@ from inferno.testing.command import CommandTests
 from inferno.testing.converting import convert
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
+from inferno.testing.executor import ExecutorTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -47,6 +48,7 @@ from inferno.testing.quant_twins import (
     random_tensors,
     write_twins,
 )
+from inferno.testing.ranks import RankTests
 from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
@@ -91,6 +93,7 @@ __all__ = [
     "Encoded",
     "EndpointsTests",
     "EventSinkTests",
+    "ExecutorTests",
     "FakeRunner",
     "GrammarProviderTests",
     "KVCache",
@@ -99,6 +102,7 @@ __all__ = [
     "MTPTests",
     "Outcome",
     "QuantSchemeTests",
+    "RankTests",
     "SessionKeeperTests",
     "SourceTests",
     "StoreTests",

@@ -30,6 +30,7 @@ from inferno.testing.adapters import AdapterTests
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.grid import grid
+from inferno.testing.ranks import RankTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     Recorder,
@@ -48,7 +49,9 @@ from inferno.weights.loading import build, fill
 NUM_GREEDY = 64
 
 
-class ArchitectureTests(AdapterTests, BatchInvariantTests, GgufTwins, TrainedTests, UpdateTests):
+class ArchitectureTests(
+    AdapterTests, BatchInvariantTests, GgufTwins, RankTests, TrainedTests, UpdateTests
+):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
     tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
     reference is transformers' model of that config with random weights; if transformers has none,

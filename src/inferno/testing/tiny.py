@@ -172,7 +172,7 @@ def generate(
 def load_toy(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Toy:
     """Load the model at `path` on the CPU: in float32, for contexts of 160 tokens and 8 sequences,
     unless `options` (those of `inferno.LLM`) differ."""
-    with open_model(str(path), small(options), catalog) as opened:
+    with open_model(str(path), small_options(options), catalog) as opened:
         toy = Toy(opened.plan, load_model(opened))
     multiplied = kernels_of(toy.model)
     assert multiplied == {path: toy.plan.kernel_of(path) for path in multiplied}, (
@@ -189,19 +189,19 @@ def kernels_of(model: nn.Module) -> dict[str, str]:
 
 def plan_of(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Plan:
     """Make the plan that `load_toy` executes."""
-    with open_model(str(path), small(options), catalog) as opened:
+    with open_model(str(path), small_options(options), catalog) as opened:
         return opened.plan
 
 
 def count_tensors(path: str | Path, catalog: Catalog | None = None, **options: Any) -> int:
     """Check every tensor's name and shape, and return the number stored. Reads headers only. Raises
     CheckpointError."""
-    with open_model(str(path), small(options), catalog) as opened:
+    with open_model(str(path), small_options(options), catalog) as opened:
         return check(opened)
 
 
-def small(options: Mapping[str, Any]) -> Options:
-    """Return `load_toy`'s options, in place of those that `options` leave out."""
+def small_options(options: Mapping[str, Any]) -> Options:
+    """Return options for a float32 model on the CPU with the kit's limits, unless these differ."""
     few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": MAX_MODEL_LEN}
     return Options(**{"dtype": "float32", "device": "cpu", **few, **options})
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from inferno.catalog import Catalog
 from inferno.errors import InfernoError
 from inferno.plan import open_model
-from inferno.testing.tiny import Toy, generate, load_toy, plan_of, same_bits, small
+from inferno.testing.tiny import Toy, generate, load_toy, plan_of, same_bits, small_options
 from inferno.weights.resident import Resident
 
 TOKENS = 4
@@ -47,7 +47,7 @@ def assert_updated(checkpoint: Path, catalog: Catalog | None, folder: Path, **op
 
     first, second = loaded(checkpoint), loaded(other)
     assert not same_bits(first, second)
-    with open_model(str(checkpoint), small(options), catalog) as opened:
+    with open_model(str(checkpoint), small_options(options), catalog) as opened:
         plan, resident = opened.plan, Resident.load(opened)
 
     def updated(*paths: Path) -> Any:

@@ -35,6 +35,7 @@ from inferno.nn import (
     Unloaded,
     Weight,
     Wrapper,
+    divide,
     finalize,
     stacked_inside,
 )
@@ -48,12 +49,14 @@ from inferno.plan import CUDA_GRAPHS, TORCH, AttentionUse, Opened, Plan, quant_c
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
 from inferno.weights.quantizing import Quantizing
+from inferno.weights.sharing import check_ranks, check_shares, cut_before, cuts_of, kept, kept_shape
 
 
 def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
     """Return the plan's model: weights loaded, every layer bound to its kernels and backend.
     Matrices that are in `packed` are taken from there, and others are put there."""
     plan = opened.plan
+    check_ranks(opened)
     check_device(plan.device)
     torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
@@ -126,6 +129,8 @@ def build(opened: Opened) -> nn.Module:
             )
     with torch.device("meta"):
         model: nn.Module = opened.parts.architecture.build(config)
+    if opened.shard.ranks > 1:
+        divide(model, opened.shard)
     return model
 
 
@@ -166,6 +171,8 @@ def _fill(
         for each in pairs
         if (placeholder := _held(each.module)) is not None
     }
+    held = {each.path: each.module for each in pairs if each.path in shapes}
+    check_shares(model, held, plan)
     quantizing = Quantizing.of(
         opened, shapes, read=lambda path: packed is None or not packed.covers(path)
     )
@@ -174,11 +181,11 @@ def _fill(
         module, path = stored.module, stored.path
         for part, _ in list(module.named_parameters(recurse=False)):
             dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
-            tensor = stream(_read(stored, part, opened)).to(dtype)
+            tensor = stream(kept(module, part, _read(stored, part, opened))).to(dtype)
             setattr(module, part, nn.Parameter(tensor, requires_grad=False))
         if (placeholder := _held(module)) is not None:
             load = partial(_weight_of, stored, opened, placeholder.shape, quantizing, stream)
-            later = Later(placeholder.shape, path, load)
+            later = Later(kept_shape(module, placeholder.shape), path, load)
             covered = packed is not None and packed.covers(path)
             module.weight = later if covered else later.loaded()
         # Move tables that the model computed to the device; nothing may remain on meta.
@@ -209,9 +216,11 @@ def _weight_of(
     """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
     plan, module, path = opened.plan, stored.module, stored.path
     parameters = {part for part, _ in module.named_parameters(recurse=False)}
-    tensors = {
-        part: stream(_read(stored, part, opened)) for part in stored.parts if part not in parameters
-    }
+    infos = {part: info for part, info in stored.parts.items() if part not in parameters}
+    cut = cuts_of(module).get("weight")
+    whole = {part: _read(stored, part, opened) for part in infos}
+    parts, read, was_cut = cut_before(cut, infos, whole, shape)
+    tensors = {part: stream(tensor) for part, tensor in read.items()}
     name = plan.scheme_of(path)
     assert name is not None, f"the plan has no scheme for {path}"
     if "bias" in tensors and tensors.pop("bias").any():
@@ -221,7 +230,7 @@ def _weight_of(
         )
     matrix = StoredMatrix(
         path=path,
-        parts={part: stored.parts[part] for part in tensors},
+        parts={part: parts[part] for part in tensors},
         quant_config=quant_config_of(opened.checkpoint, path),
     )
     try:
@@ -229,13 +238,16 @@ def _weight_of(
     except CheckpointError as error:
         error.cause = f"{path}: {error.cause}"
         raise
-    if weight.shape != shape:
+    wanted = kept_shape(module, shape) if was_cut else shape
+    if weight.shape != wanted:
         raise CheckpointError(
-            f"{path}: {name} holds {weight.shape}, the model needs {shape}",
+            f"{path}: {name} holds {weight.shape}, the model needs {wanted}",
             "The checkpoint and its config.json belong to different models.",
         )
+    if cut is not None and not was_cut:
+        weight = weight.cut(cut)
     if quantizing is not None:
-        weight = quantizing(path, weight)
+        weight = quantizing(path, weight, cut)
     weight.source = path
     return weight
 
@@ -315,6 +327,8 @@ def ops_of(opened: Opened) -> Ops:
         for use in opened.plan.kernels
         if use.op not in (LINEAR, GROUPED, QUANTIZE)
     }
+    if (shared := opened.collectives) is not None:
+        kernels |= {"all_reduce": shared.all_reduce, "all_gather": shared.all_gather}
     return Ops(**kernels)
 
 

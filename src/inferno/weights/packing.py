@@ -90,7 +90,7 @@ class PackedWeights:
             return None
         configs = [dict(opened.checkpoint.config), *arrangement(opened.checkpoint)]
         config = json.dumps(configs, sort_keys=True, default=str)
-        key = {
+        key: dict[str, Any] = {
             "inferno": metadata.version("inferno"),
             "made of": sorted(
                 [c.kind, c.name, c.distribution, c.version]
@@ -105,6 +105,8 @@ class PackedWeights:
             if plan.isq is None
             else [dict(plan.isq.modules), plan.isq.importance_sha256, plan.isq.requantized],
         }
+        if (shard := opened.shard).ranks > 1:  # others have other parts of the same matrices
+            key["shard"] = [shard.rank, shard.ranks, shard.unit, shard.attention]
         try:
             states = {file: state(file) for file in files}
         except OSError:

@@ -23,7 +23,7 @@ from inferno.contracts import (
     lazy,
 )
 from inferno.errors import OptionError
-from inferno.nn import Dense, Weight
+from inferno.nn import Cut, Dense, Weight
 from inferno.plan import InSitu, Opened, sha256_of
 
 _EVERY = 0.1
@@ -104,8 +104,9 @@ class Quantizing:
         progress = Progress(plan.isq.asked, total)
         return cls(plan.isq, opened.parts.schemes, importance, kernels, progress)
 
-    def __call__(self, path: str, weight: Weight) -> Weight:
-        """Quantize the matrix stored at that path, if it is one that the plan quantizes."""
+    def __call__(self, path: str, weight: Weight, cut: Cut | None = None) -> Weight:
+        """Quantize the matrix stored at that path, or the `cut` of it that is loaded, if it is one
+        that the plan quantizes."""
         name = self.in_situ.scheme_of(path)
         if not name or not (isinstance(weight, Dense) or self.in_situ.requantized):
             return weight
@@ -113,7 +114,10 @@ class Quantizing:
         assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
         values_OI = _values(weight)
         if scheme.weighted and path in self.importance:
-            given["importance"] = _tensor(self.importance[path], values_OI)
+            importance_I = _tensor(self.importance[path], values_OI)
+            if cut is not None and cut.axis:
+                importance_I = cut.of(importance_I[None])[0]
+            given["importance"] = importance_I
         if (kernel := self.kernels.get(scheme.layout)) is not None:
             given["quantize"] = kernel
         packed = scheme.pack(values_OI, **given)

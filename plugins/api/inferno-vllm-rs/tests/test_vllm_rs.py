@@ -181,7 +181,7 @@ def test_every_field_of_the_config_is_honoured_or_refused() -> None:
         max_model_len=4096,
         max_num_seqs=2,
         max_num_batched_tokens=64,
-        num_shards=1,
+        num_shards=2,
         isq="q4k",
         seed=3,
         prefix_cache=False,
@@ -193,6 +193,7 @@ def test_every_field_of_the_config_is_honoured_or_refused() -> None:
         "max_model_len": 4096,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
+        "tp": 2,
         "isq": "q4_k",
         "seed": 3,
         "cache_policy": "none",
@@ -222,11 +223,6 @@ def test_a_pd_config_that_no_engine_can_have_says_what_to_do(
     with pytest.raises(FieldError, match="PdConfig") as caught:
         EngineConfig(pd_config=refused)
     assert remedy in caught.value.remedy
-
-
-def test_several_shards_are_refused() -> None:
-    with pytest.raises(FieldError, match="num_shards is 2"):
-        EngineConfig(num_shards=2)
 
 
 def test_the_config_names_one_model() -> None:

@@ -124,7 +124,7 @@ class HostedModel:
         plan = served.llm.plan
         spec = ModelSpec(names=served.names, make=None, ref=plan.ref, pin=True)
         hosted = cls(spec, state=LoadState.LOADED, served=served, limiter=limiter)
-        hosted.nbytes = sum(item.nbytes for item in plan.memory)
+        hosted.nbytes = plan.nbytes
         hosted.device = plan.device.torch_name
         return hosted
 

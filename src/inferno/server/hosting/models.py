@@ -262,7 +262,7 @@ class Models:
     async def _load_now(self, hosted: HostedModel) -> None:
         llm = await self._plan(hosted)
         plan = llm.plan
-        device, nbytes = plan.device.torch_name, sum(item.nbytes for item in plan.memory)
+        device, nbytes = plan.device.torch_name, plan.nbytes
         await self._make_room(hosted, device, nbytes)
         hosted.device, hosted.nbytes = device, nbytes
         try:

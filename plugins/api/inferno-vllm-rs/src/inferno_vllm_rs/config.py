@@ -149,7 +149,7 @@ class EngineConfig:
     max_tokens: int | None = None
     """Most tokens of an answer, whatever its request asks for."""
     num_shards: int | None = None
-    """Devices to split the model over: 1."""
+    """Processes that share each layer: `--tp`."""
     isq: str | None = None
     """Block type to quantize to while loading: q4_0, q8_0, also as vllm.rs writes them (q4k)."""
     seed: int | None = None
@@ -182,11 +182,6 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value is not False:
                 raise FieldError(f"EngineConfig.{name} is not offered", remedy)
-        if self.num_shards not in (None, 1):
-            raise FieldError(
-                f"EngineConfig.num_shards is {self.num_shards}",
-                "A model runs on one device: leave it out, or give 1.",
-            )
 
     @property
     def ref(self) -> str:
@@ -205,6 +200,7 @@ class EngineConfig:
         given = {name: getattr(self, name) for name in names}
         if self.pd_config is not None:
             given |= self.pd_config.options()
+        given["tp"] = self.num_shards
         given["isq"] = None if self.isq is None else _ISQ.get(self.isq, self.isq)
         if self.prefix_cache is not None:
             given["cache_policy"] = "auto" if self.prefix_cache else "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3
 
 _END_OF_TURN = ("<end_of_turn>",)
@@ -18,6 +18,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_gemma.config:GemmaConfig.from_json",
             build="inferno_gemma.gemma1:GemmaForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": GEMMA},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -35,6 +36,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_gemma.config:Gemma2Config.from_json",
             build="inferno_gemma.gemma2:Gemma2ForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": GEMMA2},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -52,6 +54,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_gemma.config:Gemma3Config.from_json",
             build="inferno_gemma.gemma3:Gemma3ForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": GEMMA3},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -66,6 +69,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("gemma3",),
             config="inferno_gemma.config:Gemma3Config.from_multimodal",
             build="inferno_gemma.gemma3:Gemma3ForCausalLM",
+            divides=DECODER,
             adapt="inferno_gemma.multimodal:text_part",
             stop_tokens=_END_OF_TURN,
             checkpoints=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_glm4_moe.gguf import GLM4_MOE
 
 
@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("glm4_moe", "glm4v_moe_text"),
             config="inferno_glm4_moe.config:Glm4MoeConfig.from_json",
             build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
+            divides=DECODER,
             mtp="inferno_glm4_moe.model:mtp_layers",
             varies="inferno_glm4_moe.config:varies",
             dialects={"gguf": GLM4_MOE},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_glm4.gguf import GLM, GLM4
 
 _STOP_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
@@ -18,6 +18,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_glm4.config:Glm4Config.from_json",
             build="inferno_glm4.model:Glm4ForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": GLM4},
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
@@ -35,6 +36,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_glm4.config:Glm4Config.from_json",
             build="inferno_glm4.model:GlmForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": GLM},
             stop_tokens=_STOP_TOKENS,
             checkpoints=(

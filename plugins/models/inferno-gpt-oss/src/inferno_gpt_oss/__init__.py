@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_gpt_oss.gguf import GPT_OSS
 
 
@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("gpt_oss",),
             config="inferno_gpt_oss.config:GptOssConfig.from_json",
             build="inferno_gpt_oss.model:GptOssForCausalLM",
+            divides=DECODER,
             dialects={"gguf": GPT_OSS},
             adapt="inferno_gpt_oss.checkpoint:per_expert",
             stop_tokens=("<|return|>", "<|call|>"),

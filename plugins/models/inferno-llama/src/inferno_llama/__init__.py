@@ -4,7 +4,7 @@ until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, classifier_of
+from inferno.contracts import DECODER, Architecture, classifier_of
 from inferno_llama.gguf import LLAMA
 
 CAUSAL = Architecture(
@@ -13,6 +13,7 @@ CAUSAL = Architecture(
     config="inferno_llama.config:LlamaConfig.from_json",
     build="inferno_llama.model:LlamaForCausalLM",
     adapt="inferno.contracts:with_head",
+    divides=DECODER,
     dialects={"gguf": LLAMA},
     stop_tokens=("<|eot_id|>", "<|eom_id|>"),
     checkpoints=(

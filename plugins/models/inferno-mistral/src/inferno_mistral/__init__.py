@@ -4,7 +4,7 @@ built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, classifier_of
+from inferno.contracts import DECODER, Architecture, classifier_of
 from inferno_mistral.gguf import MISTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
@@ -17,6 +17,7 @@ CAUSAL = Architecture(
     config=_CONFIG,
     build=_BUILD,
     adapt="inferno.contracts:with_head",
+    divides=DECODER,
     dialects={"gguf": MISTRAL},
     checkpoints=(
         "mistralai/Mistral-7B-v0.1",
@@ -46,4 +47,5 @@ def inferno_architectures() -> list[Architecture]:
             build=_BUILD,
             adapt="inferno.contracts:with_head",
         ),
+        Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD, divides=DECODER),
     ]

@@ -4,7 +4,7 @@ until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_phi.gguf import PHI, PHI3
 
 
@@ -16,6 +16,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("phi",),
             config="inferno_phi.config:PhiConfig.from_json",
             build="inferno_phi.phi:PhiForCausalLM",
+            divides={**DECODER, "dense": "from heads", "fc1": "inner", "fc2": "from inner"},
             dialects={"gguf": PHI},
             stop_tokens=("<|endoftext|>",),
             checkpoints=("microsoft/phi-1", "microsoft/phi-1_5", "microsoft/phi-2"),
@@ -26,6 +27,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_phi.config:Phi3Config.from_json",
             build="inferno_phi.phi3:Phi3ForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides=DECODER,
             dialects={"gguf": PHI3},
             stop_tokens=("<|end|>", "<|endoftext|>", "<|im_end|>"),
             checkpoints=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inferno.contracts import Shard
 from inferno.nn import (
     CausalLM,
     Decoder,
@@ -25,6 +26,12 @@ class PhiMLP(nn.Module):
         super().__init__()
         self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
         self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width."""
+        if shard.divides(size := self.fc2.weight.shape[1]):
+            self.fc1.keep_rows(shard.share(size))
+            self.fc2.keep_columns(shard.share(size), shard)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD: Tensor = self.fc2(F.gelu(self.fc1(x_TD), approximate="tanh"))

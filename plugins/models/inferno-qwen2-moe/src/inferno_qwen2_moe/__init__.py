@@ -4,7 +4,7 @@ built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_qwen2_moe.gguf import QWEN2_MOE
 
 
@@ -16,6 +16,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("qwen2_moe",),
             config="inferno_qwen2_moe.config:Qwen2MoeConfig.from_json",
             build="inferno_qwen2_moe.model:Qwen2MoeForCausalLM",
+            divides=DECODER,
             dialects={"gguf": QWEN2_MOE},
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from inferno.contracts import Shard
 from inferno.nn import (
     CausalLM,
     Decoder,
@@ -19,6 +20,7 @@ from inferno.nn import (
     Router,
     Routing,
     SelfAttention,
+    sum_once,
 )
 from inferno_qwen2_moe.config import Qwen2MoeConfig
 
@@ -33,11 +35,16 @@ class Qwen2MoeBlock(nn.Module):
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_expert = GatedMLP(config.hidden_size, config.shared_expert_intermediate_size)
         self.shared_expert_gate = Linear(config.hidden_size, 1)
+        self.summed = False
+
+    def divide(self, shard: Shard) -> None:
+        """Sum once over the ranks, after both parts are added."""
+        self.summed = sum_once(self.experts, self.shared_expert)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         shared_TD = self.shared_expert_gate(x_TD).sigmoid() * self.shared_expert(x_TD)
         y_TD: Tensor = shared_TD + self.experts(x_TD, *self.gate(x_TD))
-        return y_TD
+        return self.experts.ops.all_reduce(y_TD) if self.summed else y_TD
 
 
 class Qwen2MoeForCausalLM(CausalLM):

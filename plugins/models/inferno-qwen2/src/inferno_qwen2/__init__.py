@@ -4,7 +4,7 @@ is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, classifier_of
+from inferno.contracts import DECODER, Architecture, classifier_of
 from inferno_qwen2.gguf import QWEN2
 
 CAUSAL = Architecture(
@@ -13,6 +13,7 @@ CAUSAL = Architecture(
     config="inferno_qwen2.config:Qwen2Config.from_json",
     build="inferno_qwen2.model:Qwen2ForCausalLM",
     adapt="inferno.contracts:with_head",
+    divides=DECODER,
     dialects={"gguf": QWEN2},
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     checkpoints=(

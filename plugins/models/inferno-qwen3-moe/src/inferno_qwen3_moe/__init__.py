@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_qwen3_moe.gguf import QWEN3_MOE
 
 
@@ -16,6 +16,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_qwen3_moe.config:Qwen3MoeConfig.from_json",
             build="inferno_qwen3_moe.model:Qwen3MoeForCausalLM",
             adapt="inferno_qwen3_moe.checkpoint:per_expert",
+            divides=DECODER,
             dialects={"gguf": QWEN3_MOE},
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(

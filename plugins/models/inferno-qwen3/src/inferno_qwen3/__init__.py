@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, Reranker, classifier_of
+from inferno.contracts import DECODER, Architecture, Reranker, classifier_of
 from inferno_qwen3.gguf import QWEN3
 
 RERANKER = Reranker(
@@ -31,6 +31,7 @@ CAUSAL = Architecture(
     model_types=("qwen3", "qwen3_vl_text"),
     config="inferno_qwen3.config:Qwen3Config.from_json",
     build="inferno_qwen3.model:Qwen3ForCausalLM",
+    divides=DECODER,
     dialects={"gguf": QWEN3},
     stop_tokens=("<|im_end|>",),
     adapt="inferno.contracts:with_head",

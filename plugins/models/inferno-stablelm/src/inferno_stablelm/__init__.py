@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 from inferno_stablelm.gguf import STABLELM
 
 
@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("stablelm",),
             config="inferno_stablelm.config:StableLmConfig.from_json",
             build="inferno_stablelm.model:StableLmForCausalLM",
+            divides=DECODER,
             dialects={"gguf": STABLELM},
             stop_tokens=("<|endoftext|>", "<|im_end|>"),
             checkpoints=(

@@ -34,10 +34,16 @@ class HeadNorms(Layer):
         super().__init__()
         self.eps = eps
         self.norms = nn.ModuleList(LayerNorm(head_dim, eps, bias=False) for _ in range(num_heads))
+        self.kept = slice(None)
+
+    def keep_heads(self, first: int, stop: int) -> None:
+        """Keep those of a rank's heads."""
+        self.kept = slice(first, stop)
 
     def finalize(self, to: Finalize) -> None:
         """Stack the heads' weights into one tensor."""
-        self.register_buffer("weight_HC", torch.stack([norm.weight for norm in self.norms]))  # type: ignore[misc]
+        weights = [norm.weight for norm in self.norms][self.kept]
+        self.register_buffer("weight_HC", torch.stack(weights))  # type: ignore[arg-type]
         self.norms = nn.ModuleList()
 
     def forward(self, x_THC: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""Executors: who starts the processes of an engine's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from attrs import field, frozen
+
+from inferno.contracts import lazy
+from inferno.contracts.device import Device
+
+
+@frozen(kw_only=True)
+class RankStart:
+    """A process to start: one rank of an engine, but not its first, which is the engine itself."""
+
+    rank: int
+    """From 1."""
+    ranks: int
+    """How many there are, the first one included."""
+    folder: str
+    """Where it finds its plan and meets the others: private to this user and machine."""
+    command: Sequence[str]
+    """The program and its arguments."""
+
+
+class RankProcess(Protocol):
+    """A rank that was started."""
+
+    def wait(self) -> str:
+        """Wait until it has ended, and return how, as a sentence without a subject: "ended with
+        code 1". A thread calls it once."""
+        ...
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it will not go on by itself."""
+        ...
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        ...
+
+
+@frozen(kw_only=True)
+class Executor:
+    """A way to start an engine's ranks. What ranks compute goes through `torch.distributed`; an
+    executor only starts processes, and says when they end."""
+
+    name: str
+    start: Callable[[RankStart], RankProcess] = field(converter=lazy.function)
+    """start(what) -> the process, which must not outlive the one that calls. The thread that calls
+    lives as long as the engine. Raises OSError."""
+    refuses: Callable[[int, Device], str | None] = field(
+        default=lambda ranks, device: None, converter=lazy.function
+    )
+    """refuses(ranks, device) -> a sentence that says why it cannot start so many, or None. Imports
+    no torch."""
+    priority: int = 0
+    api_version: int = 1

@@ -1,0 +1,42 @@
+"""What a plan says of the ranks that compute each step together."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from inferno.contracts import Shard
+
+
+@frozen
+class WholeUse:
+    """Matrices that every rank holds whole."""
+
+    modules: str
+    """Their paths: `model.layers.*.self_attn.q_proj`, or several."""
+    why: str
+    nbytes: int
+    """Of each rank."""
+
+
+@frozen(kw_only=True)
+class RankUse:
+    """Tensor parallelism: how many processes share each layer, and what each of them has. Sizes in
+    the plan, of weights, attention, cache and memory, are those of one rank: of the largest."""
+
+    count: int
+    executor: str
+    """What starts the ranks but the first."""
+    distribution: str
+    shard: Shard
+    """How the first rank shares matrices; those of the others differ in their number."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """Those that each rank is bound to, by rank; none: the system chooses."""
+    divided: tuple[str, ...]
+    """Module paths of matrices of which a rank has a part, with `*` for numbers."""
+    whole: tuple[WholeUse, ...]
+    weight_bytes: int
+    """Of all weights, once."""
+    num_sums: int
+    """Sums over the ranks in a step."""
+    wire_bytes: int
+    """Bytes that a rank receives from the others for each token that it draws."""

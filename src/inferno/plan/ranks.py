@@ -1,0 +1,265 @@
+"""Divides a model among ranks: what each of them holds, and what cannot be."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, field, frozen
+
+from inferno import host
+from inferno.catalog import Catalog
+from inferno.catalog.choice import choose
+from inferno.contracts import (
+    COLUMNS,
+    DTYPE_BYTES,
+    Architecture,
+    AttentionSpec,
+    Device,
+    Divided,
+    HeldMatrix,
+    ModelConfig,
+    Shard,
+    StateSpec,
+    divides_heads,
+)
+from inferno.errors import UnsupportedError
+from inferno.plan.decided import Decided
+from inferno.plan.numa import rank_cores
+from inferno.plan.options import Options
+from inferno.plan.plan import pattern_of
+from inferno.plan.rank_use import RankUse, WholeUse
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+def check_ranks(
+    options: Options, device: Device, name: str, architecture: Architecture, *, mtp: bool
+) -> None:
+    """Raise UnsupportedError for what ranks cannot do yet, before anything is chosen. `name` is the
+    model's architecture."""
+    if options.tp == 1:
+        return
+    if device.kind != "cpu":
+        raise UnsupportedError(
+            f"--tp {options.tp}: several ranks compute on CPUs only, not on {device}",
+            "Leave --tp out, or add --device cpu.",
+        )
+    if not architecture.divides:
+        raise UnsupportedError(
+            f"{name} cannot be divided among ranks yet",
+            "Leave --tp out: one process computes it with all cores.",
+        )
+    asked = {
+        "--lora and --max-loras": options.loras or options.max_loras,
+        "--kv-store": options.kv_store,
+        "--cpu-mem-fold": options.cpu_mem_fold,
+        "--prefill-for": options.prefill_for,
+        "--decode-with": options.decode_with,
+        f"--speculative {options.speculative}": mtp,
+    }
+    if names := [name for name, given in asked.items() if given]:
+        raise UnsupportedError(
+            f"--tp {options.tp} cannot be combined with {', '.join(names)} yet",
+            "Leave out one of them.",
+        )
+
+
+@frozen(kw_only=True)
+class Division:
+    """How a model's matrices are divided."""
+
+    shard: Shard
+    """The first rank's."""
+    divides: Mapping[str, Divided]
+    spec: AttentionSpec | None
+    """That of every layer, if attention can be divided."""
+    refused: str = ""
+    """Why attention is not divided."""
+    num_layers: int = 0
+    """With attention."""
+    held: Mapping[str, HeldMatrix] = field(repr=False)
+    """Each matrix, whole."""
+
+    @classmethod
+    def of(
+        cls,
+        architecture: Architecture,
+        specs: Sequence[AttentionSpec | StateSpec],
+        held: Mapping[str, HeldMatrix],
+        ranks: int,
+    ) -> Division:
+        """Raises UnsupportedError for a matrix that would be divided, but whose scheme cannot cut
+        it."""
+        named = {path: architecture.divides.get(path.rpartition(".")[2]) for path in held}
+        for path, kind in named.items():
+            if kind is not None and (held[path].unit is None or held[path].shape is None):
+                layout = held[path].layout or "this layout"
+                raise UnsupportedError(
+                    f"{path}: a matrix in {layout}, as it is stored, cannot be divided among ranks",
+                    "Leave --tp out, or use a checkpoint of another scheme: dense, GGUF, or GPTQ, "
+                    "AWQ and compressed-tensors without act-order.",
+                )
+        units = {path: each.unit or (1, 1) for path, each in held.items()}
+        inner = [units[path][1] for path, kind in named.items() if kind == "from inner"]
+        inner += [units[path][0] for path, kind in named.items() if kind in ("inner", "two inner")]
+        attended = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+        apart = [units[path][1] for path, kind in named.items() if kind == "from heads"]
+        apart += [units[path][0] for path, kind in named.items() if kind == "heads"]
+        refused = _whole_attention(attended, math.lcm(1, *apart), ranks)
+        return cls(
+            shard=Shard(ranks=ranks, unit=math.lcm(1, *inner), attention=not refused),
+            divides=architecture.divides,
+            spec=attended[0] if attended and not refused else None,
+            refused=refused,
+            num_layers=len(attended),
+            held=held,
+        )
+
+    def local(self, path: str) -> HeldMatrix:
+        """Return what the largest rank holds of a matrix."""
+        whole = self.held[path]
+        kind, shape = self.kind(path), whole.shape
+        if kind is None or shape is None:
+            return whole
+        axis = 1 if kind in COLUMNS else 0
+        size = self._size(kind, shape[axis])
+        cut = (shape[0], size) if axis else (size, shape[1])
+        nbytes = whole.nbytes * size // max(1, shape[axis])
+        return evolve(whole, shape=cut, nbytes=nbytes)
+
+    def kind(self, path: str) -> Divided | None:
+        """Return what a matrix is divided by; None if every rank holds it whole."""
+        kind = self.divides.get(path.rpartition(".")[2])
+        shape = self.held[path].shape
+        if kind is None or shape is None:
+            return None
+        if kind in ("heads", "from heads"):
+            return kind if self.spec is not None else None
+        width = shape[1] if kind in COLUMNS else shape[0] // (2 if kind == "two inner" else 1)
+        unit = 1 if kind == "vocabulary" else None
+        return kind if self.shard.divides(width, unit) else None
+
+    def _size(self, kind: Divided, size: int) -> int:
+        """Return how many of the matrix's rows or columns the largest rank has."""
+        if kind in ("heads", "from heads"):
+            assert self.spec is not None, "only then is it divided by heads"
+            local, spec = self.shard.local(self.spec), self.spec
+            for whole, part in (
+                (spec.num_heads, local.num_heads),
+                (spec.num_kv_heads, local.num_kv_heads),
+                (
+                    spec.num_heads + 2 * spec.num_kv_heads,
+                    local.num_heads + 2 * local.num_kv_heads,
+                ),
+            ):
+                if size == whole * spec.head_dim:
+                    return part * spec.head_dim
+            return size
+        both = 2 if kind == "two inner" else 1
+        shares = self.shard.shares(size // both, 1 if kind == "vocabulary" else None)
+        return both * max(stop - start for start, stop in shares)
+
+    def use(self, executor: str, distribution: str, model: ModelConfig, dtype: str) -> RankUse:
+        """Return what the plan says of it. Raises UnsupportedError if nothing is divided."""
+        kinds = {path: self.kind(path) for path in self.held}
+        ranks = self.shard.ranks
+        if not any(kinds.values()):
+            why = self.refused or "it is too narrow"
+            raise UnsupportedError(
+                f"no matrix of this model can be divided among {ranks} ranks: {why}",
+                "Use fewer ranks, or leave --tp out.",
+            )
+        inner = {_layer_of(path) for path, kind in kinds.items() if kind == "from inner"}
+        attention = self.num_layers if self.spec is not None else 0
+        tables = [p for p, k in kinds.items() if k == "vocabulary"]
+        num_sums = len(inner) + attention + bool(tables)  # the embedding is summed
+        hidden = max(
+            (s[0] for p, k in kinds.items() if k in COLUMNS and (s := self.held[p].shape)),
+            default=0,
+        )
+        wire = num_sums * hidden * DTYPE_BYTES[dtype] * (ranks - 1)
+        wire += model.vocab_size * 4 * (ranks - 1) // ranks if tables else 0
+        return RankUse(
+            count=ranks,
+            executor=executor,
+            distribution=distribution,
+            shard=self.shard,
+            divided=tuple(sorted({pattern_of(path) for path, kind in kinds.items() if kind})),
+            whole=self._whole(kinds),
+            weight_bytes=sum(each.nbytes for each in self.held.values()),
+            num_sums=num_sums,
+            wire_bytes=wire,
+        )
+
+    def _whole(self, kinds: Mapping[str, Divided | None]) -> tuple[WholeUse, ...]:
+        whys: dict[str, list[str]] = defaultdict(list)
+        for path, kind in kinds.items():
+            if kind is None:
+                whys[self._why(path)].append(path)
+        return tuple(
+            WholeUse(
+                modules=", ".join(sorted({pattern_of(path) for path in paths})),
+                why=why,
+                nbytes=sum(self.held[path].nbytes for path in paths),
+            )
+            for why, paths in whys.items()
+        )
+
+    def _why(self, path: str) -> str:
+        kind = self.divides.get(path.rpartition(".")[2])
+        if kind is None:
+            return "every rank computes them"
+        if kind in ("heads", "from heads"):
+            return self.refused
+        return f"too narrow for {self.shard.ranks} parts of {self.shard.unit}"
+
+
+def _layer_of(path: str) -> str:
+    """Return the path of the layer that a module is in."""
+    found = _LAYER.match(path)
+    return found[1] if found else path
+
+
+def _whole_attention(specs: Sequence[AttentionSpec], unit: int, ranks: int) -> str:
+    """Return why attention cannot be divided; an empty string if it can. `unit` is what its
+    matrices keep together."""
+    if not specs:
+        return "there is no attention"
+    heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}
+    if len(heads) > 1 or specs[0].output_dim != specs[0].head_dim:
+        return "heads of several sizes are not divided"
+    spec = specs[0]
+    if not divides_heads(spec, ranks):
+        return (
+            f"{spec.num_heads} query heads over {spec.num_kv_heads} of keys and values are not "
+            f"divisible by {ranks} ranks"
+        )
+    local = Shard(ranks=ranks).local(spec)
+    if any(count * spec.head_dim % unit for count in (local.num_heads, local.num_kv_heads)):
+        return f"heads of {spec.head_dim} do not fill the blocks of {unit} in which they are stored"
+    return ""
+
+
+def choose_ranks(
+    catalog: Catalog,
+    options: Options,
+    device: Device,
+    division: Division | None,
+    model: ModelConfig,
+    dtype: str,
+) -> Decided[RankUse | None]:
+    """Choose what starts the ranks. Raises UnsupportedError."""
+    if division is None:
+        return Decided(None)
+    choice = choose(
+        catalog.of("inferno_executors"),
+        f"{options.tp} ranks",
+        lambda offer: offer.item.refuses(options.tp, device),
+    )
+    use = division.use(choice.item.name, choice.offer.distribution, model, dtype)
+    if options.numa is not None:
+        use = evolve(use, cores=rank_cores(options.numa, options.tp, host.numa_nodes()))
+    return Decided(use, (("executor", choice.offer),), choice.refusals)

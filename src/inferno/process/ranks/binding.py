@@ -1,0 +1,18 @@
+"""Binds a rank to its cores, and so what it allocates to their memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from inferno.plan import Plan
+
+
+def bind(plan: Plan, rank: int) -> Callable[[], None]:
+    """Bind this thread, and those that it will start, to the cores of a rank, if the plan says so.
+    Returns what undoes that."""
+    if plan.ranks is None or not plan.ranks.cores or not hasattr(os, "sched_setaffinity"):
+        return lambda: None
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, plan.ranks.cores[rank])
+    return lambda: os.sched_setaffinity(0, before)

@@ -1,0 +1,180 @@
+"""A follower: it loads its part of the model, and runs the steps that rank 0 sends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+from attrs import evolve
+
+from inferno.catalog import Catalog
+from inferno.constraints import Drafts
+from inferno.contracts import Drafter, DraftRequest, Lookahead, Span
+from inferno.core.runner import LaunchedStep, ModelRunner
+from inferno.errors import PluginError
+from inferno.ops.collectives import Collectives, Exchange
+from inferno.plan import Opened, Plan, plan_from_json, reopen
+from inferno.process.prepare import prepared
+from inferno.process.protocol import Failure
+from inferno.process.ranks import messages
+from inferno.process.ranks.binding import bind
+from inferno.process.ranks.exchange import Gloo
+from inferno.process.ranks.group import PLAN, WORDS
+from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
+
+_IDLE_MS = 1000
+"""How long to wait for a step before checking whether the parent is alive."""
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG"""
+
+Receive = Callable[[], tuple[bytes, bytes]]
+"""Returns the next message's kind and body."""
+
+
+class NoDrafts:
+    """The proposer of a rank that is told its drafts (`contracts.Drafter`)."""
+
+    layers = None
+    sees_steps = False
+
+    def admit(self, row: int, num_computed: int) -> None: ...
+
+    def computed(self, spans: Sequence[Span], hidden_TD: Any, ahead: Lookahead) -> None: ...
+
+    def propose(
+        self, requests: Sequence[DraftRequest], ahead: Lookahead
+    ) -> Sequence[Sequence[int]]:
+        return [()] * len(requests)
+
+
+class FollowingRunner(ModelRunner):
+    """Runs steps without drawing: it is told what rank 0 drew."""
+
+    def learn(self, launched: LaunchedStep, drawn: messages.Drawn) -> None:
+        """Take the tokens that a step drew."""
+        if (arrays := launched.arrays) is None:
+            return
+        if arrays.drafts is None:
+            self._tables.append(arrays, [token_id for [token_id] in drawn])
+        else:
+            self._tables.append_verified(arrays, drawn)
+
+
+def follow(runner: FollowingRunner, receive: Receive) -> None:
+    """Run what rank 0 sends, until it ends the group."""
+    latest: LaunchedStep | None = None
+
+    def drafts(proposed: Drafts) -> Drafts:
+        kind, body = receive()
+        assert kind == messages.DRAFTS, "they follow their step"
+        told: Drafts = messages.decode_drafts(body)
+        return told
+
+    while True:
+        kind, body = receive()
+        if kind == messages.END:
+            return
+        if kind == messages.CAPTURE:
+            runner.capture_ahead(messages.decode_count(body))
+            continue
+        given: messages.NextStep = messages.decode_step(body)
+        if latest is not None:
+            runner.learn(latest, given.drawn)
+        told = drafts if messages.has_drafts(given.step) else None
+        latest = runner.launch(given.step, told)
+
+
+def load(opened: Opened, plan: Plan, exchange: Exchange) -> FollowingRunner:
+    """Load a rank's part of the model, and allocate its cache."""
+    assert plan.ranks is not None, "a plan with ranks"
+    shared = Collectives(opened.rank, plan.ranks.count, exchange)
+    opened = evolve(opened, collectives=shared)
+    with prepared(opened) as packed:
+        model = load_model(opened, packed)
+    drafter: Drafter | None = NoDrafts() if plan.speculation is not None else None
+    given = model, plan, ops_of(opened), capture_of(opened), drafter, None
+    return FollowingRunner(*given, begin_of(opened, plan))
+
+
+def agree_on_levels(opened: Opened) -> None:
+    """Raise PluginError if kernels here are of another level than rank 0's: a router would choose
+    other experts."""
+    for use in opened.plan.kernels:
+        level = opened.parts.kernels[use.name].level
+        if use.level and level is not None and (here := level()) != use.level:
+            raise PluginError(
+                f"rank {opened.rank} runs {use.name} at {here}, rank 0 at {use.level}",
+                "Set the same level for all ranks.",
+            )
+
+
+def run(
+    folder: Path,
+    rank: int,
+    catalog: Catalog | None = None,
+    exchange: Exchange | None = None,
+    alive: Callable[[], bool] = lambda: True,
+) -> None:
+    """Be a rank, until rank 0 ends the group or is no longer `alive`. What fails is said to rank 0,
+    and raised. `exchange` replaces gloo."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    steps, words = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    steps.set_hwm(0)
+    steps.connect(f"ipc://{folder / str(rank)}")
+    words.setsockopt(zmq.LINGER, 2000)
+    words.connect(f"ipc://{folder / WORDS}")
+
+    def receive() -> tuple[bytes, bytes]:
+        while not steps.poll(_IDLE_MS):
+            if not alive():
+                return messages.END, b""
+        kind, body = steps.recv_multipart()
+        return kind, body
+
+    try:
+        plan = plan_from_json((folder / PLAN).read_bytes())
+        assert plan.ranks is not None, "a plan with ranks"
+        bind(plan, rank)
+        gloo = Gloo(rank, plan.ranks.count, folder)
+        with reopen(plan, catalog) as opened:
+            opened = evolve(opened, rank=rank)
+            agree_on_levels(opened)
+            runner = load(opened, plan, exchange or gloo)
+        words.send(messages.encode(messages.Words(rank)))
+        if exchange is None:
+            gloo.connect()
+        follow(runner, receive)
+    except BaseException as error:
+        words.send(messages.encode(messages.Words(rank, Failure.of(error))))
+        raise
+    finally:
+        steps.close(0)
+        words.close()
+        context.term()
+
+
+def main() -> None:
+    """Run as `python -m inferno.process.ranks FOLDER RANK PARENT`."""
+    folder, rank, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    die_with(parent)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        # Both may go to the whole process group: rank 0 decides.
+        signal.signal(stop, signal.SIG_IGN)
+    try:
+        run(folder, rank, alive=lambda: os.getppid() == parent)
+    except Exception:
+        sys.exit(1)  # rank 0 was told why
+
+
+def die_with(parent: int) -> None:
+    """Let the system end this process with its parent; where it cannot, the loop notices."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)

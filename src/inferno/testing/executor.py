@@ -1,0 +1,53 @@
+"""Tests of what starts the processes of an engine's ranks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from inferno.catalog import Catalog
+from inferno.contracts import Device, Executor, RankProcess, RankStart
+from inferno.testing.installed import Installed
+
+
+class ExecutorTests(Installed):
+    """Set `executor` to its registered name."""
+
+    executor: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> Executor:
+        return catalog.named(Executor, cls.executor).item
+
+    def start(self, item: Executor, folder: Path, code: str, *arguments: str) -> RankProcess:
+        """Start a rank that runs this Python code instead."""
+        command = sys.executable, "-c", code, *arguments
+        return item.start(RankStart(rank=1, ranks=2, folder=str(folder), command=command))
+
+    def test_it_says_how_a_rank_has_ended(self, item: Executor, tmp_path: Path) -> None:
+        ending = self.start(item, tmp_path, "raise SystemExit(3)").wait()
+        assert "3" in ending and not ending.endswith("."), "a sentence without subject and stop"
+
+    def test_a_rank_is_given_its_arguments(self, item: Executor, tmp_path: Path) -> None:
+        code = "import pathlib, sys; pathlib.Path(sys.argv[1], sys.argv[2]).touch()"
+        self.start(item, tmp_path, code, str(tmp_path), "here").wait()
+        assert (tmp_path / "here").exists()
+
+    def test_a_rank_that_runs_can_be_ended(self, item: Executor, tmp_path: Path) -> None:
+        rank, endings = self.start(item, tmp_path, "import time; time.sleep(600)"), list[str]()
+        waiting = threading.Thread(target=lambda: endings.append(rank.wait()))
+        waiting.start()
+        assert not rank.is_stopped()
+        rank.kill()
+        waiting.join(60)
+        assert len(endings) == 1 and endings[0]
+        rank.kill()  # nothing is left to end
+
+    def test_it_accepts_two_ranks_or_says_why_not(self, item: Executor) -> None:
+        reason = item.refuses(2, Device(kind="cpu", index=0))
+        assert reason is None or len(reason.split()) > 2 and not reason.endswith(".")

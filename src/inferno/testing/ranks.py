@@ -1,0 +1,267 @@
+"""Tests of models that several ranks share: the tokens are those of one process.
+
+The ranks are threads of the test's process and exchange tensors in its memory; what they run is
+what processes run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from attrs import define, evolve, field
+from torch import Tensor, nn
+
+from inferno.catalog import Catalog
+from inferno.contracts import Architecture, RankStart
+from inferno.core.engine import Engine
+from inferno.core.runner import ModelRunner
+from inferno.errors import UnsupportedError
+from inferno.plan import Plan, open_model
+from inferno.plan.cache_groups import with_num_blocks
+from inferno.process.ranks.following import run
+from inferno.process.ranks.leading import LeadingHome
+from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
+from inferno.testing.grid import grid
+from inferno.testing.installed import Installed
+from inferno.testing.tiny import Toy, assert_close, small_options, without_kernels
+
+RANKS = 2
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=24, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+
+
+@define(eq=False)
+class ThreadRanks:
+    """Ranks in threads (`contracts.Executor.start`), which exchange tensors in memory."""
+
+    ranks: int
+    catalog: Catalog
+    failures: list[BaseException] = field(factory=list)
+    """What threads ended with."""
+    _slots: list[Tensor] = field(init=False)
+    _barrier: threading.Barrier = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._slots = [torch.empty(0)] * self.ranks
+        self._barrier = threading.Barrier(self.ranks, timeout=60)
+
+    def exchange_of(self, rank: int) -> Callable[[Tensor], Sequence[Tensor]]:
+        """Return a rank's `ops.collectives.Exchange`."""
+
+        def exchange(x: Tensor) -> Sequence[Tensor]:
+            self._slots[rank] = x.clone()
+            self._barrier.wait()
+            parts = [*self._slots]
+            self._barrier.wait()
+            assert {part.shape for part in parts} == {x.shape}, "ranks are in different layers"
+            return parts
+
+        return exchange
+
+    def start(self, what: RankStart) -> ThreadRank:
+        return ThreadRank(self, what)
+
+    def abort(self) -> None:
+        """Let every rank that waits for another one fail."""
+        self._barrier.abort()
+
+    def run(self, what: RankStart, alive: Callable[[], bool]) -> None:
+        exchange = self.exchange_of(what.rank)
+        try:
+            run(Path(what.folder), what.rank, self.catalog, exchange, alive)
+        except BaseException as error:
+            self.failures.append(error)
+            self.abort()
+
+
+class ThreadRank:
+    """A rank in a thread (`contracts.RankProcess`)."""
+
+    def __init__(self, ranks: ThreadRanks, what: RankStart) -> None:
+        self._ranks, self._killed = ranks, threading.Event()
+        alive = lambda: not self._killed.is_set()  # noqa: E731
+        self._thread = threading.Thread(target=ranks.run, args=(what, alive), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> str:
+        self._thread.join()
+        return "ended"
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        if self._thread.is_alive():
+            self._killed.set()
+            self._ranks.abort()
+
+
+def load_shared(
+    path: str | Path,
+    catalog: Catalog,
+    ranks: int = RANKS,
+    plan: Callable[[Plan], Plan] = lambda plan: plan,
+    **options: Any,
+) -> Engine:
+    """Load a model that is shared by ranks in threads, or with one rank in this one alone. Its
+    limits are those of `load_toy`. `plan` changes its plan."""
+    with open_model(str(path), small_options({**options, "tp": ranks}), catalog) as opened:
+        opened = evolve(opened, plan=plan(opened.plan))
+        if ranks == 1:
+            return Engine.load(opened)
+        threads = ThreadRanks(ranks, catalog)
+        home = LeadingHome.starting(threads.start, threads.exchange_of(0))
+        return Engine.load(opened, home_of=home)
+
+
+def answers(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[list[EngineOutput]]:
+    """Return the outputs for each prompt, all at once. Checks the scheduler after every step."""
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
+    found: list[list[EngineOutput]] = [[] for _ in prompts]
+    while engine.busy:
+        for output in engine.step():
+            assert not output.error, output.error
+            found[int(output.request_id)].append(output)
+        engine.check()
+    return found
+
+
+def tokens_of(outputs: Sequence[Sequence[EngineOutput]]) -> list[list[int | None]]:
+    return [[output.token_id for output in each] for each in outputs]
+
+
+class RankTests(Installed):
+    """Mixed into `ArchitectureTests`: a family whose architecture `divides` gives the tokens of one
+    process when several ranks share it; one that does not is refused by name."""
+
+    config: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def divides(cls, catalog: Catalog) -> bool:
+        architecture: Architecture = catalog.architecture(cls.config["architectures"][0]).item
+        return bool(architecture.divides)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(cls, checkpoint: Path, catalog: Catalog) -> Iterator[Engine]:
+        """The reference: one process, in torch."""
+        engine = load_shared(checkpoint, without_kernels(catalog), 1)
+        yield engine
+        engine.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, checkpoint: Path, catalog: Catalog, divides: bool) -> Iterator[Engine]:
+        if not divides:
+            pytest.skip("the architecture does not divide")
+        engine = load_shared(checkpoint, without_kernels(catalog))
+        yield engine
+        engine.close()
+
+    @grid
+    def test_an_architecture_that_does_not_divide_is_refused_by_name(
+        self, checkpoint: Path, catalog: Catalog, divides: bool
+    ) -> None:
+        if divides:
+            pytest.skip("the architecture divides")
+        with pytest.raises(UnsupportedError, match="cannot be divided among ranks yet"):
+            load_shared(checkpoint, catalog)
+
+    @grid
+    def test_ranks_give_the_tokens_of_one_process(
+        self, shared: Engine, alone: Engine, prompts: list[list[int]]
+    ) -> None:
+        """Greedy and seeded, and again with prompts that are found in the prefix cache."""
+        for params in (GREEDY, SEEDED, GREEDY):
+            ours, theirs = (answers(engine, prompts, params) for engine in (shared, alone))
+            assert tokens_of(ours) == tokens_of(theirs)
+        assert ours[-1][0].num_cached == theirs[-1][0].num_cached > 0
+
+    @grid
+    def test_ranks_give_the_log_probabilities_of_one_process(
+        self, shared: Engine, alone: Engine, prompts: list[list[int]]
+    ) -> None:
+        ours, theirs = (answers(engine, prompts[:3], SCORED) for engine in (shared, alone))
+        assert tokens_of(ours) == tokens_of(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_close(_logprobs(mine), _logprobs(other), 1e-3)
+
+    @grid
+    def test_preemption_and_drafts_change_nothing_for_ranks(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        divides: bool,
+        alone: Engine,
+        prompts: list[list[int]],
+    ) -> None:
+        """With a cache that is too small for all prompts, and n-gram drafts."""
+        if not divides:
+            pytest.skip("the architecture does not divide")
+        repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
+        needed = -(-(len(repeated[-1]) + 40) // alone.plan.block_size)
+
+        def tight(plan: Plan) -> Plan:
+            groups = with_num_blocks(plan.groups, needed + 1)
+            return evolve(plan, groups=groups, cache_policy="none")
+
+        plain = without_kernels(catalog)
+        squeezed = load_shared(checkpoint, plain, plan=tight, speculative="ngram")
+        ours, theirs = (answers(e, repeated, params) for e in (squeezed, alone))
+        stats = squeezed.stats()
+        squeezed.close()
+        assert tokens_of(ours) == tokens_of(theirs)
+        assert stats.preemptions > 0
+
+    @grid
+    @pytest.mark.slow
+    def test_four_ranks_give_the_tokens_of_one_process(
+        self, checkpoint: Path, catalog: Catalog, divides: bool, alone: Engine, prompts: Any
+    ) -> None:
+        """Some hold more than others, and some the same key/value heads."""
+        if not divides:
+            pytest.skip("the architecture does not divide")
+        shared = load_shared(checkpoint, without_kernels(catalog), 4)
+        ours, theirs = (answers(engine, prompts, GREEDY) for engine in (shared, alone))
+        shared.close()
+        assert tokens_of(ours) == tokens_of(theirs)
+
+    @grid
+    def test_a_rank_takes_the_memory_that_is_planned(self, shared: Engine, toy: Toy) -> None:
+        """Weights within 5 % of the plan, which is less than the whole model; the cache exactly."""
+        plan = shared.plan
+        [planned] = [item.nbytes for item in plan.memory if item.name == "weights"]
+        runner = shared._runner
+        assert isinstance(runner, ModelRunner)
+        assert _held(runner._model) == pytest.approx(planned, rel=0.05)
+        assert planned < 0.75 * _held(toy.model)
+        assert (
+            sum(t.nbytes for layer in runner.cache.layers for t in layer.values()) == plan.kv_bytes
+        )
+
+
+def _logprobs(outputs: Sequence[EngineOutput]) -> Tensor:
+    """The log-probabilities of the tokens of a prompt and its output."""
+    prompt = [each.logprob for each in outputs[0].prompt_logprobs or () if each is not None]
+    drawn = [each.logprobs.logprob for each in outputs if each.logprobs is not None]
+    assert drawn, "they were asked for"
+    return torch.tensor([*prompt, *drawn])
+
+
+def _held(model: nn.Module) -> int:
+    """Bytes of weights, without the rotary tables that a model computes."""
+    from inferno.nn import Rope
+
+    tables = {id(b) for m in model.modules() if isinstance(m, Rope) for b in m.buffers()}
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in tables]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

@@ -1,0 +1,45 @@
+"""What `inferno explain` says of ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from attrs import evolve
+
+from inferno.cli.render import explained
+from inferno.cli.shares import rank_rows
+from inferno.plan import Options, Plan, resolve
+from inferno.plan.rank_use import WholeUse
+
+pytest.importorskip("inferno_demo")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve("demo", Options(device="cpu", tp=2, max_model_len=256))
+
+
+def test_a_plan_says_what_each_rank_has_and_what_they_exchange(plan: Plan) -> None:
+    text = explained(plan)
+    assert re.search(r"ranks +2, started by processes; sizes below are of one", text)
+    assert re.search(r"each has +50% of the weights, \d+ query heads over \d+", text)
+    assert re.search(r"exchange +9 sums in a step, .* received per token", text)
+    assert "Memory of a rank, of " in text
+
+
+def test_a_plan_of_one_process_says_nothing_of_ranks() -> None:
+    plan = resolve("demo", Options(device="cpu", max_model_len=256))
+    assert not [*rank_rows(plan, "")] and "Memory of a rank" not in explained(plan)
+
+
+def test_what_is_whole_is_named_with_the_reason_and_cores_as_ranges(plan: Plan) -> None:
+    assert plan.ranks is not None
+    shard = evolve(plan.ranks.shard, attention=False, unit=32)
+    whole = WholeUse("model.layers.*.self_attn.q_proj", "9 heads", 1024)
+    cores = (0, 1, 2, 8), (4,)
+    ranks = evolve(plan.ranks, shard=shard, whole=(whole,), cores=cores)
+    rows = [(label, text) for label, text, _ in rank_rows(evolve(plan, ranks=ranks), "inferno")]
+    assert ("whole", "model.layers.*.self_attn.q_proj, 1.0 KiB on every rank: 9 heads") in rows
+    assert ("cores", "rank 0: 0-2 8; rank 1: 4") in rows
+    assert any("all heads; inner widths in multiples of 32" in text for _, text in rows)

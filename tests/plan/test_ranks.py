@@ -1,0 +1,331 @@
+"""What several ranks hold of a model, and what the plan refuses to divide among them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferno import host
+from inferno.catalog import load_catalog
+from inferno.contracts import (
+    DECODER,
+    Architecture,
+    AttentionSpec,
+    Device,
+    HeldMatrix,
+    Shard,
+    divides_heads,
+)
+from inferno.errors import OptionError, UnsupportedError
+from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve, stages
+from inferno.plan.numa import rank_cores
+from inferno.plan.ranks import Division, check_ranks
+
+pytest.importorskip("inferno_demo")
+
+DENSE = Architecture(
+    name="Toy", config=lambda config: None, build=lambda config: None, divides=DECODER
+)
+LAYER = "model.layers.0"
+
+
+def plan_of(**options: Any) -> Plan:
+    return resolve("demo", Options(device="cpu", max_model_len=256, memory="2GiB", **options))
+
+
+def held(shape: tuple[int, int], unit: tuple[int, int] | None = (1, 1)) -> HeldMatrix:
+    return HeldMatrix(shape=shape, nbytes=2 * shape[0] * shape[1], unit=unit)
+
+
+def matrices(
+    *, hidden: int = 64, heads: int = 8, kv_heads: int = 2, dim: int = 16, inner: int = 96
+) -> dict[str, HeldMatrix]:
+    attention, mlp = f"{LAYER}.self_attn", f"{LAYER}.mlp"
+    return {
+        f"{attention}.q_proj": held((heads * dim, hidden)),
+        f"{attention}.k_proj": held((kv_heads * dim, hidden)),
+        f"{attention}.v_proj": held((kv_heads * dim, hidden)),
+        f"{attention}.o_proj": held((hidden, heads * dim)),
+        f"{mlp}.gate_proj": held((inner, hidden)),
+        f"{mlp}.up_proj": held((inner, hidden)),
+        f"{mlp}.down_proj": held((hidden, inner)),
+        "lm_head": held((1000, hidden)),
+    }
+
+
+def spec(heads: int = 8, kv_heads: int = 2, dim: int = 16) -> AttentionSpec:
+    return AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=1.0)
+
+
+def divided(
+    held: dict[str, HeldMatrix], ranks: int = 2, attention: AttentionSpec | None = None
+) -> Division:
+    return Division.of(DENSE, [attention or spec()], held, ranks)
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5000), st.integers(1, 9), st.sampled_from([1, 16, 32, 100, 256]))
+def test_shares_cover_all_in_whole_units_and_are_even(size: int, ranks: int, unit: int) -> None:
+    shares = Shard(ranks=ranks, unit=unit).shares(size)
+    assert [start for start, _ in shares[1:]] == [stop for _, stop in shares[:-1]]
+    assert (shares[0][0], shares[-1][1]) == (0, size)
+    assert all(start % unit == 0 for start, stop in shares if stop > start)
+    widths = [stop - start for start, stop in shares]
+    assert max(widths) - min(widths) < 2 * unit
+    if Shard(ranks=ranks, unit=unit).divides(size):
+        assert min(widths) > 0
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 8))
+def test_each_query_head_is_on_one_rank_with_its_keys(
+    kv_heads: int, group: int, ranks: int
+) -> None:
+    attention = spec(kv_heads * group, kv_heads)
+    if not divides_heads(attention, ranks):
+        return
+    seen = list[int]()
+    for rank in range(ranks):
+        shard = Shard(rank=rank, ranks=ranks)
+        (first, stop), (first_kv, stop_kv) = shard.heads(attention)
+        local = shard.local(attention)
+        assert (local.num_heads, local.num_kv_heads) == (stop - first, stop_kv - first_kv)
+        assert local.num_heads % local.num_kv_heads == 0, "groups of one size"
+        each = local.num_heads // local.num_kv_heads
+        for head in range(first, stop):
+            assert first_kv + (head - first) // each == head // group
+        seen += range(first, stop)
+    assert seen == list(range(attention.num_heads))
+
+
+# --- what is divided ------------------------------------------------------------------------------
+
+
+def test_matrices_are_divided_by_heads_inner_width_and_tokens() -> None:
+    division = divided(matrices())
+    local = {path.rpartition(".")[2]: division.local(path) for path in division.held}
+    assert {name: each.shape for name, each in local.items()} == {
+        "q_proj": (64, 64),
+        "k_proj": (16, 64),
+        "v_proj": (16, 64),
+        "o_proj": (64, 64),
+        "gate_proj": (48, 64),
+        "up_proj": (48, 64),
+        "down_proj": (64, 48),
+        "lm_head": (500, 64),
+    }
+    assert all(2 * local[p.rpartition(".")[2]].nbytes == m.nbytes for p, m in division.held.items())
+
+
+def test_blocks_of_any_matrix_are_the_unit_of_inner_widths() -> None:
+    mlp = f"{LAYER}.mlp"
+    found = matrices(inner=768)
+    found[f"{mlp}.down_proj"] = held((64, 768), (1, 256))
+    found[f"{mlp}.up_proj"] = held((768, 64), (96, 1))
+    division = divided(found)
+    assert division.shard.unit == 768 and division.kind(f"{mlp}.down_proj") is None
+    found[f"{mlp}.up_proj"] = held((768, 64), (64, 1))
+    division = divided(found)
+    assert division.shard.unit == 256
+    assert division.local(f"{mlp}.down_proj").shape == (64, 512), "that of the largest rank"
+
+
+@pytest.mark.parametrize(
+    ("attention", "unit", "why"),
+    [
+        (spec(9, 3), 1, "9 query heads over 3 of keys and values are not divisible by 2 ranks"),
+        (spec(6, 2), 256, "heads of 16 do not fill the blocks of 256"),
+    ],
+)
+def test_attention_that_cannot_be_divided_is_whole_and_says_why(
+    attention: AttentionSpec, unit: int, why: str
+) -> None:
+    found = matrices(heads=attention.num_heads, kv_heads=attention.num_kv_heads)
+    path = f"{LAYER}.self_attn.o_proj"
+    found[path] = evolve(found[path], unit=(1, unit))
+    division = divided(found, attention=attention)
+    assert division.local(path) == found[path] and not division.shard.attention
+    use = division.use("processes", "inferno", resolve_config(), "float32")
+    [whole] = use.whole
+    assert why in whole.why and "self_attn.q_proj" in whole.modules
+    assert use.num_sums == 2, "the embedding's and the MLP's"
+
+
+def resolve_config() -> Any:
+    class Config:
+        vocab_size = 1000
+
+    return Config()
+
+
+def test_a_matrix_that_cannot_be_cut_is_refused_by_name() -> None:
+    path = f"{LAYER}.mlp.down_proj"
+    found = matrices() | {path: held((64, 96), None)}
+    with pytest.raises(UnsupportedError, match=path) as caught:
+        divided(found)
+    assert "act-order" in caught.value.remedy
+
+
+def test_a_model_of_which_nothing_can_be_divided_is_refused() -> None:
+    found = {f"{LAYER}.mlp.down_proj": held((64, 3))}
+    with pytest.raises(UnsupportedError, match="no matrix of this model"):
+        divided(found, 4, spec(3, 3)).use("processes", "inferno", resolve_config(), "float32")
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def test_one_rank_is_no_ranks() -> None:
+    assert plan_of().ranks is None and plan_of(tp=1) == plan_of()
+
+
+def test_a_plan_with_ranks_has_the_sizes_of_one_rank() -> None:
+    alone, shared = plan_of(), plan_of(tp=2)
+    assert shared.ranks is not None and shared.ranks.count == 2
+    assert shared.ranks.weight_bytes == sum(use.nbytes for use in alone.schemes)
+    weights = [plan.memory[0].nbytes for plan in (alone, shared)]
+    assert 0.5 <= weights[1] / weights[0] < 0.6
+    assert [2 * use.need.num_heads for use in shared.attention] == [
+        use.need.num_heads for use in alone.attention
+    ]
+    assert 2 * shared.kv_bytes_per_token == alone.kv_bytes_per_token
+    assert 2 * shared.memory_limit == alone.memory_limit
+    assert shared.num_parameters == alone.num_parameters
+    assert plan_from_json(plan_to_json(shared)) == shared
+
+
+def test_a_rank_receives_sums_and_logits() -> None:
+    shared = plan_of(tp=2, dtype="bfloat16").ranks
+    config = json.loads((resolve_path() / "config.json").read_text())
+    layers, hidden, vocabulary = (
+        config[name] for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    assert shared is not None and shared.num_sums == 2 * layers + 1
+    assert shared.wire_bytes == shared.num_sums * hidden * 2 + vocabulary * 4 // 2
+
+
+def resolve_path() -> Path:
+    return Path(plan_of().path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_loras": 1},
+        {"kv_store": "/tmp/blocks"},
+        {"cpu_mem_fold": 1.0},
+        {"prefill_for": "shm://x"},
+        {"decode_with": "shm://x"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_ranks_cannot_do_is_refused_by_name(options: dict[str, Any]) -> None:
+    [name] = options
+    flag = "--lora" if name == "max_loras" else f"--{name.replace('_', '-')}"
+    with pytest.raises(UnsupportedError, match=f"--tp 2 cannot be combined with {flag}"):
+        plan_of(tp=2, **options)
+
+
+def test_ranks_on_other_devices_are_refused() -> None:
+    device = Device(kind="cuda", index=0, name="GPU", total=1 << 30, free=1 << 30)
+    with pytest.raises(UnsupportedError, match="CPUs only"):
+        check_ranks(Options(tp=2), device, "Toy", DENSE, mtp=False)
+
+
+def test_a_family_that_does_not_divide_is_refused_by_name() -> None:
+    device = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
+    with pytest.raises(UnsupportedError, match="Toy cannot be divided among ranks yet"):
+        check_ranks(Options(tp=2), device, "Toy", evolve(DENSE, divides={}), mtp=False)
+
+
+def test_layers_that_predict_several_tokens_are_refused() -> None:
+    device = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
+    with pytest.raises(UnsupportedError, match="--speculative mtp"):
+        check_ranks(Options(tp=2, speculative="mtp"), device, "Toy", DENSE, mtp=True)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])
+def test_a_number_of_ranks_is_a_positive_integer(ranks: Any) -> None:
+    with pytest.raises(OptionError, match="tp is"):
+        Options(tp=ranks)
+
+
+def test_more_ranks_than_one_machine_starts_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="at most 64 ranks"):
+        plan_of(tp=128)
+
+
+def test_an_executor_is_built_in() -> None:
+    [offer] = load_catalog().of("inferno_executors")
+    assert (offer.item.name, offer.distribution) == ("processes", "inferno")
+
+
+# --- NUMA -----------------------------------------------------------------------------------------
+
+NODES = {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "cores"),
+    [
+        ("auto", 2, ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("1,0", 2, ((4, 5, 6, 7), (0, 1, 2, 3))),
+        ("1", 2, ((4, 5), (6, 7))),
+        ("auto", 4, ((0, 1), (2, 3), (4, 5), (6, 7))),
+        ("auto", 3, ((0, 1), (2, 3), (4, 5, 6, 7))),
+        (None, 2, ()),
+    ],
+)
+def test_ranks_are_bound_to_nodes_one_after_the_other(
+    asked: str | None, ranks: int, cores: tuple[tuple[int, ...], ...]
+) -> None:
+    assert rank_cores(asked, ranks, NODES) == cores
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "why"),
+    [
+        ("2", 2, "names no NUMA nodes"),
+        ("both", 2, "names no NUMA nodes"),
+        ("0,", 2, "names no NUMA nodes"),
+        ("0", 5, "node 0 has 4 cores for 5 ranks"),
+    ],
+)
+def test_nodes_that_cannot_be_dealt_out_are_refused(asked: str, ranks: int, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        rank_cores(asked, ranks, NODES)
+
+
+def test_nodes_are_for_ranks_and_known_by_the_system() -> None:
+    with pytest.raises(OptionError, match="numa is set without tp"):
+        Options(numa="auto")
+    with pytest.raises(OptionError, match="names no NUMA nodes"):
+        rank_cores("auto", 2, {})
+
+
+def test_the_nodes_of_the_system_have_the_cores_that_may_be_used(tmp_path: Path) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    for node, cores in ((0, f"{usable[0]}"), (1, "100000-100003"), (2, "")):
+        folder = tmp_path / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cores}\n")
+    assert host.numa_nodes(tmp_path) == {0: (usable[0],)}
+    assert host.numa_nodes(tmp_path / "nothing") == {}
+
+
+def test_a_plan_binds_ranks_and_gives_each_the_threads_of_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "numa_nodes", lambda: NODES)
+    monkeypatch.setattr(stages, "SHARED_FROM", 0)
+    plan = plan_of(tp=2, numa="auto")
+    assert plan.ranks is not None and plan.ranks.cores == (NODES[0], NODES[1])
+    assert plan.threads == 4
