@@ -100,12 +100,11 @@ def version() -> dict[str, str]:
 
 @get("/metrics", media_type=MediaType.TEXT, sync_to_thread=False)
 def metrics(request: Request[Any, Any, Any], state: AppState) -> Response[bytes]:
-    """Export metrics in Prometheus' exposition format. Those of each key are shown to keys that may
-    administrate, and where no key is needed."""
+    """Export metrics in Prometheus' exposition format. A key sees its own usage, one that may
+    administrate that of all keys, and so does everyone where no key is needed."""
     exported: Metrics = state.metrics
     record = record_of(request.scope)
-    key = None if record is None else record.key
-    text = exported.text(keys=key is None or key.admin)
+    text = exported.text(None if record is None else record.key)
     return Response(text, media_type="text/plain; version=0.0.4")
 
 

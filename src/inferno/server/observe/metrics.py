@@ -203,9 +203,7 @@ class Metrics:
         """`keys` are shown by name, if given."""
         self._registry = registry = CollectorRegistry()
         registry.register(_Models(models))
-        self._keys = CollectorRegistry()
-        if keys is not None:
-            self._keys.register(_Keys(keys))
+        self._all_keys = keys
         if store is not None:
             registry.register(_Stores(store))
 
@@ -267,9 +265,16 @@ class Metrics:
         """Count a response."""
         self._http.labels(str(status)).inc()
 
-    def text(self, *, keys: bool = True) -> bytes:
-        """Render the exposition format, with what is shown of `keys` or without."""
-        return generate_latest(self._registry) + (generate_latest(self._keys) if keys else b"")
+    def text(self, key: Key | None = None) -> bytes:
+        """Render the exposition format. A `key` that may not administrate sees its own usage of
+        that of all keys."""
+        text: bytes = generate_latest(self._registry)
+        if self._all_keys is None:
+            return text
+        shown = _Keys(self._all_keys if key is None or key.admin else lambda: [key])
+        registry = CollectorRegistry()
+        registry.register(shown)
+        return text + generate_latest(registry)
 
 
 @frozen(eq=False)
