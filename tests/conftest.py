@@ -37,7 +37,7 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before the cases are chosen by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    _mark_grids(items)
+    _mark_alike(items)
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
@@ -47,11 +47,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=why))
 
 
-def _mark_grids(items: Sequence[pytest.Item]) -> None:
-    """Mark what `inferno.testing.grid` leaves out of `make test`: all cases of a file but one."""
+def _mark_alike(items: Sequence[pytest.Item]) -> None:
+    """Mark what `inferno.testing.alike` leaves out of `make test`: all cases of a file but one."""
     seen = set[tuple[Path, str]]()
     for item in items:
-        if isinstance(item, pytest.Function) and getattr(item.function, "grid", False):
+        if isinstance(item, pytest.Function) and getattr(item.function, "alike", False):
             case = item.path, item.function.__name__
             if case in seen:
                 item.add_marker(pytest.mark.slow)

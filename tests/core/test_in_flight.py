@@ -23,7 +23,7 @@ from inferno.errors import OutOfMemoryError
 from inferno.plan import Options, open_model
 from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 reference, checkpoint = test_engine.reference, test_engine.checkpoint
 
@@ -48,7 +48,7 @@ def load(ref: Path, lag: int = 0, *, overlaps: bool = False, **options: Any) -> 
     return engine
 
 
-@grid
+@alike
 @pytest.mark.parametrize("speculative", [None, "ngram"])
 @pytest.mark.parametrize(("lag", "overlaps"), [(2, False), (0, True), (1, True), (3, True)])
 def test_a_lag_changes_no_token(
@@ -328,7 +328,7 @@ def test_drafts_pay_with_steps_in_flight_too(checkpoint: Path, plain: Engine, la
 # --- errors ---------------------------------------------------------------------------------------
 
 
-@grid
+@alike
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("call", ["launch", "draw", "result"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

@@ -24,7 +24,7 @@ from inferno.request.requests import FinishReason, Pooling, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.sampling import are_broken
 from inferno.testing import randomize
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno_eval.forward import Scorer
 from inferno_eval.windows import windows_of
 
@@ -99,7 +99,7 @@ ENGINES: dict[str, Any] = {
 }
 
 
-@grid
+@alike
 @pytest.mark.parametrize("how", ENGINES)
 @pytest.mark.parametrize("drawn", [False, True], ids=["prompt", "drawn"])
 def test_the_request_ends_with_an_error_and_its_neighbours_do_not_notice(

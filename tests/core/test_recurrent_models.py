@@ -16,7 +16,7 @@ import transformers
 from inferno import LLM, AsyncLLM, SamplingParams
 from inferno.plan import Options, Plan, resolve
 from inferno.testing import transformers_model
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -126,7 +126,7 @@ def test_a_step_is_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> 
     assert [a.outputs[0].token_ids for a in tried] == [a.outputs[0].token_ids for a in computed]
 
 
-@grid
+@alike
 def test_the_engine_process_gives_the_same_tokens(made: Any) -> None:
     path, reference = made
 

@@ -15,7 +15,7 @@ from tests.stores.test_stored_caches import load, toy_of
 from inferno.core.engine import Engine
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 pytest.importorskip("inferno_cpu._native", reason="needs native kernels")
 
@@ -44,7 +44,7 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[Any]]:
     return list(found.values())
 
 
-@grid
+@alike
 @pytest.mark.parametrize("name", CASES)
 def test_a_request_gets_the_same_bits_in_any_company(name: str, tmp_path: Path) -> None:
     model, options = CASES[name]

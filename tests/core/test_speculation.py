@@ -41,7 +41,7 @@ from inferno.plan.memory import size_cache
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import randomize
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 MODEL = {**CONFIG, "max_position_embeddings": 512}
 
@@ -87,7 +87,7 @@ def load(ref: Path, speculative: str | None = None, num_blocks: int = 0, **optio
         return Engine.load(opened)
 
 
-@grid
+@alike
 @pytest.mark.parametrize("proposer", ["ngram", "smaller", "itself"])
 @pytest.mark.parametrize("budget", [256, 40])
 def test_a_mixed_batch_gets_the_same_as_without(
@@ -165,7 +165,7 @@ def test_short_steps_of_a_draft_model_are_replayed(model: Path) -> None:
     assert drafts > 0 and sum(replayed) > drafts / 2, "all but those after a prompt"
 
 
-@grid
+@alike
 def test_preempted_requests_get_the_same(model: Path, smaller: Path) -> None:
     requests = [
         Request(
@@ -268,7 +268,7 @@ class Hostile(Drafter):
         return self._answer(len(requests))
 
 
-@grid
+@alike
 @pytest.mark.parametrize(
     "answer",
     [

@@ -24,8 +24,8 @@ from inferno.plan import Options, reopen, resolve
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import generate, randomize
+from inferno.testing.alike import alike
 from inferno.testing.fake_runner import continuation
-from inferno.testing.grid import grid
 from inferno.testing.tiny import Outcome, Toy
 from inferno.weights.loading import load_model
 
@@ -320,7 +320,7 @@ def test_with_room_prefixes_are_found_as_without_windows(
         assert ours[0].num_cached == theirs[0].num_cached
 
 
-@grid
+@alike
 def test_preemption_for_want_of_window_blocks_changes_nothing(
     toy: Toy, whole: Toy, prompts: list[list[int]]
 ) -> None:

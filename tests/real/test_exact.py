@@ -11,7 +11,7 @@ from float32 import Reference
 from tests.real.conftest import OPTIONS
 
 from inferno import LLM
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 EXACT, ROUNDED = 1.005, 1.01
 SLOW = pytest.mark.slow
@@ -27,7 +27,7 @@ def test_the_stored_reference_is_what_the_file_gives(
         np.testing.assert_allclose(now, expected.logprobs[number][:199], atol=2e-3)
 
 
-@grid
+@alike
 @pytest.mark.parametrize(
     "options, length, most",
     [

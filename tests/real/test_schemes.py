@@ -13,7 +13,7 @@ from tests.real.conftest import OPTIONS
 
 from inferno import LLM
 from inferno.catalog import load_catalog
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno_convert.convert import convert
 
 MOST = {
@@ -89,7 +89,7 @@ def exact(expected: Expected) -> float:
     return perplexity(expected.logprobs[:1])
 
 
-@grid
+@alike
 @pytest.mark.parametrize("name", marked(SCHEMES, DAILY))
 def test_quantizing_while_loading_costs_what_the_scheme_does(
     name: str, dense: str, expected: Expected, exact: float

@@ -76,6 +76,7 @@ PLAN = SimpleNamespace(
     dtype="float32",
     schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
     device=SimpleNamespace(torch_name="cpu"),
+    nbytes=150,
     memory=(SimpleNamespace(nbytes=100), SimpleNamespace(nbytes=50)),
     chat_format=SimpleNamespace(name="none"),
 )

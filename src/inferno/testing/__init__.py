@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
+from inferno.testing.alike import alike
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.batch_invariance import BatchInvariantTests
@@ -112,6 +113,7 @@ __all__ = [
     "TrainedTests",
     "UpdateTests",
     "WriterTests",
+    "alike",
     "assert_kernels",
     "assert_near",
     "assert_refused",

@@ -23,7 +23,7 @@ from inferno.nn.lora import StepSlots
 from inferno.ops.reference import TORCH
 from inferno.plan import AdapterRoom, AdapterTarget, Options, open_model
 from inferno.request.requests import AdapterRef
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno.testing.tiny import Toy, assert_close, generate, load_toy
 from inferno.weights.adapters import Adapters, attach
 from inferno.weights.loading import dtype_of
@@ -111,7 +111,7 @@ def ranges_of(checkpoint: Path, catalog: Catalog) -> Mapping[str, RowRange]:
 class AdapterTests:
     """Part of `ArchitectureTests`."""
 
-    @grid
+    @alike
     def test_adapters_in_one_batch_equal_merged_models(
         self,
         toy: Toy,

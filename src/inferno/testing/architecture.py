@@ -27,9 +27,9 @@ from inferno.nn.weight import OneDNN, onednn_packs_bfloat16
 from inferno.plan import TORCH, CaptureUse, device_sizes, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.adapters import AdapterTests
+from inferno.testing.alike import alike
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.gguf_twins import GgufTwins
-from inferno.testing.grid import grid
 from inferno.testing.ranks import RankTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
@@ -209,7 +209,7 @@ class ArchitectureTests(
             assert hit.token_ids == cold.token_ids
             assert_close(hit.logits_NV, cold.logits_NV)
 
-    @grid
+    @alike
     def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
         groups = with_num_blocks(toy.plan.groups, needed + 1)
@@ -218,7 +218,7 @@ class ArchitectureTests(
         assert squeezed[0].stats.preemptions > 0
         assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
 
-    @grid
+    @alike
     def test_captured_decode_steps_change_nothing(
         self, toy: Toy, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
@@ -231,7 +231,7 @@ class ArchitectureTests(
         assert capture is not None
         self._compare_captured(toy, capture(), prompts)
 
-    @grid
+    @alike
     def test_a_decode_step_exchanges_no_values_with_python(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:

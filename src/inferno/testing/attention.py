@@ -19,6 +19,7 @@ from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
 from inferno.errors import UnsupportedError
 from inferno.plan import find_device
+from inferno.testing.alike import alike
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
 from inferno.testing.naive_attention import LONGEST
@@ -145,7 +146,7 @@ class AttentionBackendTests(Installed):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs()
                     assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
 
-    @grid
+    @alike
     def test_inputs_of_a_trained_model_are_as_exact(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:
@@ -194,7 +195,7 @@ class AttentionBackendTests(Installed):
         ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
-    @grid
+    @alike
     def test_a_rows_bits_follow_from_positions(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from inferno.catalog import Catalog
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno.testing.tiny import (
     Outcome,
     Toy,
@@ -30,7 +30,7 @@ class BatchInvariantTests:
     """Part of `ArchitectureTests`. A plan that refuses it names what is
     not the same in every batch; any other keeps what it promises."""
 
-    @grid
+    @alike
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_batch_invariant_means_the_same_bits(
         self, dtype: str, checkpoint: Path, catalog: Catalog

@@ -35,8 +35,8 @@ from inferno.core.schedule.scheduler import Scheduler
 from inferno.request.requests import FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.stores import NO_STORE, NoStore
+from inferno.testing.alike import alike
 from inferno.testing.fake_runner import FakeRunner, continuation, views_of
-from inferno.testing.grid import grid
 from inferno.testing.installed import Installed
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
@@ -74,7 +74,7 @@ class CachePolicyTests(Installed):
     def item(cls, catalog: Catalog) -> CachePolicy:
         return catalog.named(CachePolicy, cls.policy).item
 
-    @grid
+    @alike
     @pytest.mark.parametrize("groups", GROUPS)
     def test_no_leak_no_double_owner_and_right_content_whatever_happens(
         self, item: CachePolicy, groups: str

@@ -21,9 +21,9 @@ from inferno.catalog import Catalog
 from inferno.configs import RopeConfig
 from inferno.errors import UnsupportedError
 from inferno.plan import reopen, unused_tensors
+from inferno.testing.alike import alike
 from inferno.testing.converting import convert
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
-from inferno.testing.grid import grid
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import Outcome, Toy, assert_close, generate, load_toy, torch_only
 
@@ -46,7 +46,7 @@ class GgufTwins(Installed):
     gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
     """Fields of the model's config that files do not store and that change no token."""
 
-    @grid
+    @alike
     @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
     def test_a_gguf_file_gives_the_same_tokens(
         self,
@@ -124,7 +124,7 @@ class GgufTwins(Installed):
         )
         assert ours == theirs
 
-    @grid
+    @alike
     def test_a_gguf_file_that_inferno_writes_gives_the_same_tokens(
         self,
         toy: Toy,

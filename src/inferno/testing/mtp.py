@@ -1,7 +1,6 @@
 """Tests that the multi-token-prediction layers of an architecture must pass.
 
-Suffixes: L tokens of a sequence, D hidden, V vocabulary.
-"""
+Suffixes: L tokens of a sequence, D hidden, V vocabulary."""
 
 from __future__ import annotations
 
@@ -37,10 +36,10 @@ from inferno.plan import (
 from inferno.plan.draft_cost import Acceptance
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.alike import alike
 from inferno.testing.converting import convert
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
-from inferno.testing.grid import grid
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_reference import MTPReference, layers
 from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
@@ -73,7 +72,7 @@ class MTPTests(Installed):
         path = tmp_path_factory.mktemp("mtp")
         return write(path, cls.config, reference.tensors(tmp_path_factory.mktemp("reference")))
 
-    @grid
+    @alike
     @pytest.mark.parametrize(
         ("always", "options"),
         [(True, {}), (False, {}), (True, {"num_speculative_tokens": 20})],
@@ -129,7 +128,7 @@ class MTPTests(Installed):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
 
-    @grid
+    @alike
     @pytest.mark.parametrize(
         ("always", "budget", "lag"),
         [(True, 512, 0), (False, 512, 0), (True, 24, 0), (True, 24, 2)],
@@ -157,7 +156,6 @@ class MTPTests(Installed):
             assert_same(run(drafting, [each]), {each.id: expected[each.id]})
         assert drafting.stats().draft_tokens > 0
 
-    @grid
     def test_preempted_requests_get_the_same(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -214,7 +212,6 @@ class MTPTests(Installed):
                     load_drafter(loaded, load_model(loaded), None)
                     assert spy.names == read
 
-    @grid
     def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -26,7 +26,7 @@ from inferno.process.ranks.following import run
 from inferno.process.ranks.leading import LeadingHome
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import Toy, assert_close, small_options, without_kernels
 
@@ -168,7 +168,7 @@ class RankTests(Installed):
         yield engine
         engine.close()
 
-    @grid
+    @alike
     def test_an_architecture_that_does_not_divide_is_refused_by_name(
         self, checkpoint: Path, catalog: Catalog, divides: bool
     ) -> None:
@@ -177,7 +177,7 @@ class RankTests(Installed):
         with pytest.raises(UnsupportedError, match="cannot be divided among ranks yet"):
             load_shared(checkpoint, catalog)
 
-    @grid
+    @alike
     def test_ranks_give_the_tokens_of_one_process(
         self, shared: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
@@ -187,7 +187,7 @@ class RankTests(Installed):
             assert tokens_of(ours) == tokens_of(theirs)
         assert ours[-1][0].num_cached == theirs[-1][0].num_cached > 0
 
-    @grid
+    @alike
     def test_ranks_give_the_log_probabilities_of_one_process(
         self, shared: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
@@ -196,7 +196,7 @@ class RankTests(Installed):
         for mine, other in zip(ours, theirs, strict=True):
             assert_close(_logprobs(mine), _logprobs(other), 1e-3)
 
-    @grid
+    @alike
     def test_preemption_and_drafts_change_nothing_for_ranks(
         self,
         checkpoint: Path,
@@ -223,7 +223,7 @@ class RankTests(Installed):
         assert tokens_of(ours) == tokens_of(theirs)
         assert stats.preemptions > 0
 
-    @grid
+    @alike
     @pytest.mark.slow
     def test_four_ranks_give_the_tokens_of_one_process(
         self, checkpoint: Path, catalog: Catalog, divides: bool, alone: Engine, prompts: Any
@@ -236,7 +236,7 @@ class RankTests(Installed):
         shared.close()
         assert tokens_of(ours) == tokens_of(theirs)
 
-    @grid
+    @alike
     def test_a_rank_takes_the_memory_that_is_planned(self, shared: Engine, toy: Toy) -> None:
         """Weights within 5 % of the plan, which is less than the whole model; the cache exactly."""
         plan = shared.plan

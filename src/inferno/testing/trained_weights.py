@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from inferno.catalog import Catalog
 from inferno.errors import UnsupportedError
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno.testing.reference import transformers_model
 from inferno.testing.tiny import Outcome, Toy, generate, load_toy, ragged_prompts
 
@@ -125,7 +125,7 @@ class TrainedTests:
         (path / "config.json").write_text(json.dumps({**trained_config, "dtype": "float32"}))
         return path
 
-    @grid
+    @alike
     def test_weights_like_trained_ones_are_as_exact_as_in_transformers(
         self, trained_model: nn.Module, trained_checkpoint: Path, catalog: Catalog
     ) -> None:

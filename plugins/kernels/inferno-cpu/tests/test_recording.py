@@ -12,7 +12,7 @@ from packed_matrices import matrix
 from torch import Tensor
 
 from inferno.nn import Dense
-from inferno.testing.grid import grid
+from inferno.testing import alike
 from inferno_cpu import _native, adapters, elementwise
 from inferno_cpu.dense import Panels
 from inferno_cpu.dtypes import DTYPES
@@ -20,7 +20,7 @@ from inferno_cpu.dtypes import DTYPES
 pytestmark = pytest.mark.usefixtures("isa")
 
 
-@grid
+@alike
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
     """A late thread takes tasks of the right operator or none, even if threads outnumber cores."""
@@ -89,7 +89,7 @@ def test_an_operator_that_fails_ends_the_run() -> None:
     assert torch.equal(rows[63], rows[0])
 
 
-@grid
+@alike
 def test_other_threads_of_python_run_during_an_op() -> None:
     """Masks are computed beside a step, and a thread tells that the process is alive."""
     panels, x_TI = Panels.of(Dense(torch.randn(1024, 1024))), torch.randn(256, 1024)

@@ -9,10 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 
 class Kit:
-    @grid
+    @alike
     @pytest.mark.parametrize("size", [1, 2])
     def test_alike(self, size):
         pass

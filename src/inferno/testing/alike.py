@@ -8,8 +8,8 @@ from typing import TypeVar
 _Test = TypeVar("_Test", bound=Callable[..., object])
 
 
-def grid(test: _Test) -> _Test:
+def alike(test: _Test) -> _Test:
     """Say that the cases of a test are alike: of each file that has it, in a class of its own or
     by inheritance, the first one is run by `make test`, and all of them by `make test-all`."""
-    test.__dict__["grid"] = True
+    test.__dict__["alike"] = True
     return test
