@@ -36,7 +36,6 @@ class Home:
     def load(cls, opened: Opened, packed: PackedWeights | None = None) -> Self:
         """Load an opened model. Raises CheckpointError, DeviceError, PluginError,
         OutOfMemoryError."""
-
         return cls.of(opened, packed)
 
     @classmethod

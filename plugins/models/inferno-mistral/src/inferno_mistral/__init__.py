@@ -45,7 +45,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("ministral",),
             config=_CONFIG,
             build=_BUILD,
+            divides=DECODER,
             adapt="inferno.contracts:with_head",
         ),
-        Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD, divides=DECODER),
     ]
