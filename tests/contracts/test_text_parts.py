@@ -77,6 +77,7 @@ def test_the_part_may_be_nested_twice_or_not_at_all() -> None:
     thinker = {"text_config": {"model_type": "inner"}, "vision_config": {}, "audio_config": {}}
     assert text_config({"thinker_config": thinker}) == {"model_type": "inner"}
     assert encoder_of({"thinker_config": thinker}) == "an image and an audio encoder"
+    assert encoder_of({"vision_config": {}, "audio_config": None}) == "an image encoder"
     flat = {"model_type": "lens", "hidden_size": 8, "vision_config": {"depth": 1}}
     assert text_config(flat) == {"model_type": "lens_text", "hidden_size": 8}
     assert text_config({"model_type": "llama", "hidden_size": 8}) is None

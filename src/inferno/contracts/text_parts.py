@@ -62,9 +62,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def encoder_of(config: Mapping[str, Any]) -> str:
     """Return what a model has beside its text part: "an image encoder"."""
     inside = (config[name] for name in _INSIDE if isinstance(config.get(name), Mapping))
-    fields = {*config, *next(inside, ())}
+    fields = {**config, **next(inside, {})}
     kinds = {"image": "vision_config", "audio": "audio_config"}
-    found = [kind for kind, name in kinds.items() if name in fields]
+    found = [kind for kind, name in kinds.items() if isinstance(fields.get(name), Mapping)]
     return f"an {' and an '.join(found)} encoder" if found else "parts beside its text part"
 
 

@@ -261,6 +261,27 @@ class TestMinistral3(HostedTextPartTests):
     }
 
 
+class TestGemma4(HostedTextPartTests):
+    """Each layer adds an embedding of its own."""
+
+    plain_embedding = False
+    config = {
+        "model_type": "gemma4",
+        "text_config": {
+            **TINY,
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 16,
+            "sliding_window": 24,
+            "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 160,
+            "hidden_size_per_layer_input": 16,
+        },
+        "vision_config": {"model_type": "gemma4_vision", "head_dim": 16},
+        "image_token_id": 150,
+    }
+
+
 class TestLlava(HostedTextPartTests):
     config = {
         "model_type": "llava",
