@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from inferno.catalog import Catalog
 from inferno.errors import InfernoError
 from inferno.plan import open_model
-from inferno.testing.grid import grid
+from inferno.testing.alike import alike
 from inferno.testing.tiny import Toy, generate, load_toy, plan_of, same_bits, small_options
 from inferno.weights.resident import Resident
 
@@ -23,7 +23,7 @@ TOKENS = 4
 class UpdateTests:
     """Part of `ArchitectureTests`."""
 
-    @grid
+    @alike
     @pytest.mark.parametrize("isq", [None, pytest.param("q8_0", marks=pytest.mark.slow)])
     def test_updated_weights_compute_what_they_do_in_a_model_that_is_loaded_with_them(
         self, isq: str | None, checkpoint: Path, catalog: Catalog, tmp_path: Path
