@@ -70,7 +70,7 @@ def read_event(block: str) -> Any:
     return json.loads(data) if data.startswith("{") else data
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from litestar.testing import TestClient
 from tests.core.scheduler_harness import Harness, prompt_of
@@ -104,6 +104,7 @@ SALTS = st.text(alphabet=st.characters(exclude_characters="@/\\\0"), max_size=12
 KEYS = st.builds(key_of, st.binary(min_size=2, max_size=2), st.text(max_size=6))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text takes seconds to draw
 @given(KEYS, KEYS, SALTS, SALTS)
 def test_salts_are_equal_only_for_one_group_or_key_and_one_salt(
     key: Key, other: Key, salt: str, its: str
