@@ -42,6 +42,7 @@ PLAN: Any = SimpleNamespace(
     ref="fake",
     max_num_seqs=4096,
     max_model_len=100_000,
+    nbytes=0,
     memory=(),
     sessions=None,
     device=SimpleNamespace(torch_name="cpu"),

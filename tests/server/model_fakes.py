@@ -27,6 +27,7 @@ def fake_plan(nbytes: int, device: str = "cpu") -> Any:
         max_num_seqs=4,
         sessions=None,
         device=SimpleNamespace(torch_name=device),
+        nbytes=nbytes,
         memory=(SimpleNamespace(nbytes=nbytes),),
     )
 

@@ -53,7 +53,7 @@ from inferno.testing.ranks import RankTests
 from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
-from inferno.testing.text_part import TextPartTests
+from inferno.testing.text_part import TINY_TEXT, TextPartTests
 from inferno.testing.tiny import (
     Outcome,
     Toy,
@@ -80,6 +80,7 @@ from inferno.text.tokenizer import eos_token_ids
 from inferno.weights.pairing import checkpoint_path
 
 __all__ = [
+    "TINY_TEXT",
     "TOY_MOE_SIZES",
     "TOY_SIZES",
     "ArchitectureTests",

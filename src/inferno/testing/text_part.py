@@ -16,6 +16,20 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.testing.tiny import generate, load_toy, ragged_prompts, randomize
 from inferno.testing.trained_weights import like_trained
 
+TINY_TEXT: Mapping[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""Fields of a toy `text_config`."""
 _VISION: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,

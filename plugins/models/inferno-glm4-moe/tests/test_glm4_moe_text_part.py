@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from inferno.testing import TINY_TEXT, TextPartTests
 
-from inferno.testing import TextPartTests
-
-TINY: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 IDS = {
     "image_token_id": 150,
     "video_token_id": 151,
@@ -46,7 +31,7 @@ class TestGlm45V(TextPartTests):
     computed_by = "Glm4MoeForCausalLM"
     config = {
         "model_type": "glm4v_moe",
-        "text_config": {**TINY, **EXPERTS, "rope_parameters": MROPE},
+        "text_config": {**TINY_TEXT, **EXPERTS, "rope_parameters": MROPE},
         "vision_config": {"out_hidden_size": 64},
         **IDS,
     }

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from inferno.testing import TINY_TEXT, TextPartTests
 
-from inferno.testing import TextPartTests
-
-TINY: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 IDS = {
     "image_token_id": 150,
     "video_token_id": 151,
@@ -33,7 +18,7 @@ class TestQwen25VL(TextPartTests):
     computed_by = "Qwen2ForCausalLM"
     config = {
         "model_type": "qwen2_5_vl",
-        "text_config": {**TINY, "rope_parameters": MROPE},
+        "text_config": {**TINY_TEXT, "rope_parameters": MROPE},
         "vision_config": {"out_hidden_size": 64, "fullatt_block_indexes": [0]},
         **IDS,
     }
@@ -43,7 +28,7 @@ class TestInternVL(TextPartTests):
     computed_by = "Qwen2ForCausalLM"
     config = {
         "model_type": "internvl",
-        "text_config": {"model_type": "qwen2", **TINY},
+        "text_config": {"model_type": "qwen2", **TINY_TEXT},
         "vision_config": {"image_size": [32, 32], "patch_size": [16, 16]},
         "image_token_id": 150,
     }

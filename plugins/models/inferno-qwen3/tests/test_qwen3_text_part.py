@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from inferno.testing import TINY_TEXT, TextPartTests
 
-from inferno.testing import TextPartTests
-
-TINY: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 IDS = {
     "image_token_id": 150,
     "video_token_id": 151,
@@ -33,7 +18,7 @@ class TestQwen3VL(TextPartTests):
     computed_by = "Qwen3ForCausalLM"
     config = {
         "model_type": "qwen3_vl",
-        "text_config": {**TINY, "rope_parameters": MROPE},
+        "text_config": {**TINY_TEXT, "rope_parameters": MROPE},
         "vision_config": {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
         **IDS,
     }
