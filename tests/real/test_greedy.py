@@ -54,6 +54,7 @@ def test_a_batch_changes_nothing(toy: Toy, prompts: list[list[int]], alone: list
     assert_same(generate(toy, prompts, TOKENS), alone)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(toy: Toy, prompts: list[list[int]], alone: list[Outcome]) -> None:
     for size in (100, 37):
         chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=size), toy.model)

@@ -98,6 +98,7 @@ def test_quantizing_while_loading_costs_what_the_scheme_does(
     assert 0.98 < ratio < MOST[name], ratio
 
 
+@alike
 @pytest.mark.parametrize("name", marked(WRITERS, DAILY_WRITERS))
 def test_what_is_written_predicts_as_its_scheme_does(
     name: str, gguf_file: str, expected: Expected, exact: float, tmp_path: Path

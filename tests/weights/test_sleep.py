@@ -18,6 +18,7 @@ from inferno.core.engine import Engine
 from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.plan import Options, open_model, resolve
 from inferno.request.requests import EngineOutput, Request
+from inferno.testing.alike import alike
 from inferno.testing.tiny import run_python
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -66,6 +67,7 @@ def tokens(outputs: Sequence[EngineOutput]) -> dict[str, list[int | None]]:
     return found
 
 
+@alike
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_requests_that_run_go_on_after_a_sleep(case: str, level: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from inferno import LLM, AsyncLLM, SamplingParams
 from inferno.errors import CheckpointError, OutOfMemoryError, RequestError
 from inferno.plan import resolve
+from inferno.testing.alike import alike
 from inferno.weights.updates import write_tensors
 
 PROMPT = prompt_of(1)
@@ -62,6 +63,7 @@ def answer(ref: Path | str, **options: Any) -> list[int]:
         return ask(llm)
 
 
+@alike
 @pytest.mark.parametrize("case", OPTIONS)
 def test_an_updated_model_answers_as_one_loaded_with_the_weights(
     model: Path, other: Path, case: str, tmp_path: Path
