@@ -51,6 +51,7 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
     # The list of commands asks the plugins that add some, and imports what these declare only.
     for_list = {
         "inferno.catalog",
+        "inferno.catalog.architectures",
         "inferno.catalog.catalog",
         "inferno.catalog.choice",
         "inferno.catalog.discovery",

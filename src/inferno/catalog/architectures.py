@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inferno.catalog.offers import Choice
-from inferno.contracts import causal_of, text_config
 from inferno.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ def find_architecture(catalog: Catalog, config: Mapping[str, Any]) -> Choice[Arc
     """Choose what computes the model of a `config.json`: the architecture of the class that it
     names; of its text part's type, if it reads more than text; of the same class with a head; of
     its type, if it names no class; else the fallback. Raises UnsupportedError."""
+    from inferno.contracts import causal_of, text_config  # the list of commands needs neither
+
     name, text = class_name(config), text_config(config)
     offers = [offer.item for offer in catalog.of("inferno_architectures")]
     classes = [name] if text is not None else [name, causal_of(name)]
