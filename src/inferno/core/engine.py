@@ -225,6 +225,8 @@ class Engine:
 
     def _plan(self) -> Step:
         """Plan a step, in which some requests with slow grammars rest while there are others."""
+        if not self._constraints.held:
+            return self._scheduler.plan()
         resting = self._constraints.resting(self.clock(), len(self._scheduler.ids))
         step = self._scheduler.plan(resting)
         if resting and step.is_empty and not self._in_flight:
