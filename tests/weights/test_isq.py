@@ -318,8 +318,8 @@ def test_a_packed_matrix_is_freed_before_the_next_layer_is_repacked(
     late: list[int] = []
     quantize, stack_of = Quantizing.__call__, loading.stack_of
 
-    def noted(self: Quantizing, path: str, weight: Weight) -> Weight:
-        found = quantize(self, path, weight)
+    def noted(self: Quantizing, path: str, weight: Weight, *cut: Any) -> Weight:
+        found = quantize(self, path, weight, *cut)
         packed.append(weakref.ref(found))
         return found
 
