@@ -16,8 +16,6 @@ from inferno.request.sampling_params import SamplingParams
 
 STEP, DRAFTS, CAPTURE, END = b"step", b"drafts", b"capture", b"end"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
-LOADED, FAILED = b"loaded", b"failed"
-"""Kinds of messages to rank 0."""
 
 Drawn = list[list[int]]
 """The tokens that each sampling slice of a step drew: one, and one more for each accepted draft."""

@@ -51,11 +51,6 @@ class Connection:
     def all(self, query: str, *values: Any) -> list[Any]:
         return self.raw.execute(query, values).fetchall()
 
-    @property
-    def used(self) -> int:
-        """Bytes of the database."""
-        return int(self.one("PRAGMA page_count")[0]) * int(self.one("PRAGMA page_size")[0])
-
     def delete(self, work: Callable[[], T]) -> T:
         """Do what deletes in a transaction, and return what it returns. On a full disk, it has the
         room that is reserved for this."""
