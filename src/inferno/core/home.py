@@ -33,14 +33,9 @@ class Home:
     _grammars: Grammars
 
     @classmethod
-    def load(cls, opened: Opened, packed: PackedWeights | None = None) -> Self:
-        """Load an opened model. Raises CheckpointError, DeviceError, PluginError,
-        OutOfMemoryError."""
-        return cls.of(opened, packed)
-
-    @classmethod
-    def of(cls, opened: Opened, packed: PackedWeights | None, **more: Any) -> Self:
-        """Load a model for a home with more fields."""
+    def load(cls, opened: Opened, packed: PackedWeights | None = None, **more: Any) -> Self:
+        """Load an opened model. `more` are the other fields of a class that has some. Raises
+        CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
 
         def again() -> tuple[ModelRunner, NoStore]:
             raise AssertionError("`Engine.load` sets it")

@@ -95,7 +95,7 @@ class LeadingHome(Home):
             try:
                 collectives = Collectives(0, group.ranks, group.exchange)
                 shared = evolve(opened, collectives=collectives)
-                home = cls.of(shared, packed, group=group, unbind=unbind)
+                home = cls.load(shared, packed, group=group, unbind=unbind)
                 group.meet()
             except BaseException as error:
                 unbind()
