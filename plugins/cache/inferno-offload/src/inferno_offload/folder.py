@@ -84,8 +84,8 @@ def _locked(path: Path) -> int | None:
 
 def _remove_older_format(path: Path) -> None:
     """Remove blocks that had a file each, in folders by the first byte of their key."""
-    for byte in range(256):
-        shutil.rmtree(path / f"{byte:02x}", ignore_errors=True)
+    for folder in path.glob("[0-9a-f][0-9a-f]"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agree(file: Path, layout: str) -> None:
