@@ -223,7 +223,6 @@ class RankTests(Installed):
         assert tokens_of(ours) == tokens_of(theirs)
         assert stats.preemptions > 0
 
-    @alike
     @pytest.mark.slow
     def test_four_ranks_give_the_tokens_of_one_process(
         self, checkpoint: Path, catalog: Catalog, divides: bool, alone: Engine, prompts: Any
