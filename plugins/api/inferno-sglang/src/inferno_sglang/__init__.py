@@ -5,6 +5,20 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import Endpoints
 
+REFUSED = (
+    "/update_weights_from_tensor",
+    "/get_weights_by_name",
+    "/update_weight_version",
+    "/collective_rpc",
+    "/update_weights_from_distributed",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/init_weight_transfer_engine",
+    "/init_communicator",
+    "/update_named_param",
+    "/batch_update_named_params",
+)
+"""Ways of sending weights that there are not."""
 PATHS = (
     "/generate",
     "/health_generate",
@@ -25,19 +39,9 @@ PATHS = (
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/update_weights_from_disk",
-    "/update_weight_version",
     "/get_world_size",
-    "/update_weights_from_tensor",
-    "/update_weights_from_distributed",
-    "/init_weights_update_group",
-    "/destroy_weights_update_group",
-    "/get_weights_by_name",
-    "/init_weight_transfer_engine",
-    "/init_communicator",
-    "/update_named_param",
-    "/batch_update_named_params",
     "/close_communicator",
-    "/collective_rpc",
+    *REFUSED,
 )
 
 

@@ -90,7 +90,7 @@ def _completion(body: GenerateRequest) -> tuple[dict[str, Any], tuple[str, ...]]
             given[_NAMES.get(name, name)] = value
     if body.return_logprob:
         given["logprobs"] = top = body.top_logprobs_num or 0
-        if (body.logprob_start_len or -1) >= 0 or body.logprob_start_len == 0:
+        if _start(body) >= 0:
             given["prompt_logprobs"] = top
     given = {name: value for name, value in given.items() if value is not None}
     return given, tuple(f"sampling_params.{name}" for name in options.ignored)
@@ -102,5 +102,10 @@ def _wanted(body: GenerateRequest, model: ServedModel) -> Wanted:
         listed=isinstance(several, list) and bool(several) and not isinstance(several[0], int),
         scores=bool(body.return_logprob),
         top=body.top_logprobs_num or 0,
-        start=-1 if body.logprob_start_len is None else body.logprob_start_len,
+        start=_start(body),
     )
+
+
+def _start(body: GenerateRequest) -> int:
+    """Return the first token of the prompt that is scored; -1: none."""
+    return -1 if body.logprob_start_len is None else body.logprob_start_len

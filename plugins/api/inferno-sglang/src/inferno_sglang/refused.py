@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, post, route
 
 from inferno.errors import RequestError
+from inferno_sglang import REFUSED
 
 _WHY = {
     "/update_weights_from_tensor": "tensors are sent pickled, and a pickle runs what it says",
@@ -15,19 +16,9 @@ _WHY = {
     "/collective_rpc": "there are no methods of workers to call",
 }
 _ELSE = "weights are not received through NCCL"
-PATHS = (
-    *_WHY,
-    "/update_weights_from_distributed",
-    "/init_weights_update_group",
-    "/destroy_weights_update_group",
-    "/init_weight_transfer_engine",
-    "/init_communicator",
-    "/update_named_param",
-    "/batch_update_named_params",
-)
 
 
-@route(list(PATHS), http_method=["GET", "POST"], status_code=200)
+@route(list(REFUSED), http_method=["GET", "POST"], status_code=200)
 async def refused(request: Request[Any, Any, Any]) -> None:
     """Say which way of sending weights there is."""
     path = request.url.path.rstrip("/")
