@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import thread_time
+from typing import Any, TypeVar
 
 from attrs import define, field
 
 from inferno.contracts import Matcher
+
+_Result = TypeVar("_Result")
 
 SLOW = 0.001
 """Seconds for a token beyond which a grammar is slow. Most take a tenth of it."""
@@ -90,26 +93,22 @@ class TimedMatcher:
 
     def accept(self, token_id: int) -> bool:
         """Also returns False if its time is up."""
-        clock = self.time.clock
-        began = clock()
-        accepted = self.inner.accept(token_id)
-        self.time.add(clock() - began)
+        accepted = self._timed(self.inner.accept, token_id)
         self.time.next_token()
         return accepted and not self.time.error
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        clock = self.time.clock
-        began = clock()
-        count = self.inner.count_valid(token_ids)
-        self.time.add(clock() - began)
-        return count
+        return self._timed(self.inner.count_valid, token_ids)
 
     def forced(self) -> Sequence[int]:
+        return self._timed(self.inner.forced)
+
+    def _timed(self, call: Callable[..., _Result], *given: Any) -> _Result:
         clock = self.time.clock
         began = clock()
-        forced = self.inner.forced()
+        result = call(*given)
         self.time.add(clock() - began)
-        return forced
+        return result
 
 
 @define(eq=False)
