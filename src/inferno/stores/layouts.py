@@ -23,6 +23,8 @@ MADE_BY = ("architecture", "attention", "format", "in-situ scheme", "kernels", "
 """Kinds of choices on which the bytes of blocks depend."""
 MOST_SAID = 60
 """Letters of a value that are shown."""
+_DEEP = 100
+"""Lists and objects inside each other, in a layout that is not read: ours have a few."""
 DERIVED = ("cache", "groups")
 """What differs because other fields do: told last."""
 
@@ -75,11 +77,26 @@ def differences(stored: str, engine: Mapping[str, Any]) -> tuple[Difference, ...
     are not known."""
     try:
         theirs = json.loads(stored)
-        if isinstance(theirs, dict):
+        if isinstance(theirs, dict) and not _is_deep(theirs):
             return tuple(_different_fields(theirs, engine))
     except (ValueError, RecursionError):
         pass
     return (Difference("layout", "that cannot be read", "this engine's"),)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects are inside each other too often to be shown."""
+    level = [value]
+    for _ in range(_DEEP):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _different_fields(stored: Mapping[str, Any], engine: Mapping[str, Any]) -> Iterator[Difference]:
