@@ -54,7 +54,7 @@ class Executor:
     refuses: Callable[[int, Device], str | None] = field(
         default=lambda ranks, device: None, converter=lazy.function
     )
-    """refuses(ranks, device) -> a sentence that says why it cannot start that many, or None. Imports
-    no torch."""
+    """refuses(ranks, device) -> a sentence that says why it cannot start that many, or None.
+    Imports no torch."""
     priority: int = 0
     api_version: int = 1
