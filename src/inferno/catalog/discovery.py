@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
+import os
 import re
+import sys
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pluggy
@@ -32,6 +35,7 @@ def load_catalog(
     offers: dict[str, list[Offer[Any]]] = {
         name: [] for name, hook in HOOKS.items() if hook.group in groups
     }
+    managers = {group: _manager(group) for group in groups}
     seen: set[str] = set()
     for entry, distribution, version in _entry_points():
         names = {entry.name, distribution}
@@ -42,7 +46,7 @@ def load_catalog(
             plugins.append(Plugin(entry.name, distribution, version, disabled=True))
             continue
         try:
-            declared, set_aside = _ask(entry)
+            declared, set_aside = _ask(entry, managers[entry.group])
             offered = {
                 hook: [
                     Offer(current(lazy.owned(item, distribution)), distribution) for item in items
@@ -67,41 +71,69 @@ def load_catalog(
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     """Return every entry point of the groups with its distribution, in a fixed order. A
     distribution found twice counts once."""
+    path = tuple((folder, _changed(folder)) for folder in sys.path)
+    return list(_entry_points_in(path, importlib.metadata.entry_points))
+
+
+def _changed(folder: str) -> int | None:
+    """Return when something was last installed into a folder, or removed from it."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _entry_points_in(
+    path: tuple[tuple[str, int | None], ...],
+    read: Callable[[], importlib.metadata.EntryPoints],
+) -> tuple[tuple[importlib.metadata.EntryPoint, str, str], ...]:
+    """Read what is installed in `sys.path` as it is now. Every engine asks, and reading the
+    metadata of fifty distributions takes as long as asking them."""
     found: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
-    installed = importlib.metadata.entry_points()
+    installed = read()
     for entry in (entry for group in GROUPS for entry in installed.select(group=group)):
         if entry.dist is not None:
             metadata = entry.dist.metadata  # parsed anew at each access
             name = metadata["Name"]
             found.setdefault((name, entry.name, entry.group), (entry, name, metadata["Version"]))
-    return [found[key] for key in sorted(found)]
+    return tuple(found[key] for key in sorted(found))
 
 
-_SPECS = {
-    group: type("_Specs", (), {n: h.function for n, h in HOOKS.items() if h.group == group})
-    for group in GROUPS
-}
-"""Every hook of a group in one class: pluggy looks at each attribute of what it is given, for each
-manager."""
+def _manager(group: str) -> pluggy.PluginManager:
+    """Return a manager that knows a group's hooks and no plugin."""
+    manager = pluggy.PluginManager(ENGINE)
+    hooks = {name: hook.function for name, hook in HOOKS.items() if hook.group == group}
+    manager.add_hookspecs(type("Hooks", (), hooks))
+    return manager
 
 
 def _ask(
-    entry: importlib.metadata.EntryPoint,
+    entry: importlib.metadata.EntryPoint, manager: pluggy.PluginManager
 ) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
     """Call every hook that the plugin implements. Returns its declarations by hook, and those of
-    another API version. Each plugin has its own manager, so that its mistakes do not affect
+    another API version. The manager knows one plugin at a time, so that its mistakes do not affect
     others."""
-    manager = pluggy.PluginManager(ENGINE)
-    manager.add_hookspecs(_SPECS[entry.group])
-    manager.register(entry.load(), name=entry.name)
+    plugin = entry.load()
     try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise _unknown(error, entry.group) from error
+        manager.register(plugin, name=entry.name)
+        try:
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise _unknown(error, entry.group) from error
+        return _declared(entry.group, manager)
+    finally:
+        if manager.is_registered(plugin):
+            manager.unregister(plugin)
+
+
+def _declared(
+    group: str, manager: pluggy.PluginManager
+) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
     for hook in HOOKS:
-        if HOOKS[hook].group != entry.group:
+        if HOOKS[hook].group != group:
             continue
         kind = KINDS[hook]
         for items in getattr(manager.hook, hook)():
