@@ -118,6 +118,7 @@ def test_a_body_of_a_hundred_megabytes_is_refused_unread(server_url: str) -> Non
         assert sock.recv(65536).split()[1] == b"413"
 
 
+@pytest.mark.slow
 def test_five_hundred_clients_at_once_each_get_their_answer(server_url: str) -> None:
     async def one(http: httpx.AsyncClient, i: int) -> str:
         messages = [{"role": "user", "content": f"Say exactly: word{i}"}]

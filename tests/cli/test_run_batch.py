@@ -33,8 +33,6 @@ def test_a_file_is_answered_and_continued(inferno: Inferno, tmp_path: Path) -> N
         3,
         4,
     }
-    again = inferno(*command)
-    assert "0 answered, 0 failed, 3 skipped" in again.stderr
     lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/nothing", "body": body})
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     failed = inferno(*command, "--device", "cpu")

@@ -50,6 +50,7 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_two_engines_are_loaded_used_and_unloaded(
     server: tuple[subprocess.Popen[str], str], inferno: Inferno
 ) -> None:

@@ -18,6 +18,7 @@ def answers(llm: LLM, texts: list[str]) -> list[tuple[object, object]]:
     return [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_bits_alone_in_a_batch_and_in_chunks(gguf_file: str) -> None:
     options = {**OPTIONS, "max_model_len": 512, "max_num_seqs": 4, "batch_invariant": True}
     with LLM(gguf_file, **options) as llm:

@@ -67,13 +67,12 @@ ones."""
 DAILY = {"int4_g64", "fp8", "q8_0", "iq4_nl", "q4_k"}
 """One scheme of each kind of kernel and encoding. The others differ in sizes of groups and in which
 matrix has which type, and are slow together."""
-DAILY_WRITERS = {"safetensors", "compressed-tensors", "q4_k_m"}
 
 
-def marked(names: list[str], daily: set[str]) -> list[Any]:
-    assert daily <= {*names}, daily - {*names}
+def marked(names: list[str]) -> list[Any]:
+    assert {*names} >= DAILY, DAILY - {*names}
     slow = pytest.mark.slow
-    return [pytest.param(name, marks=() if name in daily else slow) for name in names]
+    return [pytest.param(name, marks=() if name in DAILY else slow) for name in names]
 
 
 def scored(ref: str, expected: Expected, **options: Any) -> float:
@@ -90,7 +89,7 @@ def exact(expected: Expected) -> float:
 
 
 @alike
-@pytest.mark.parametrize("name", marked(SCHEMES, DAILY))
+@pytest.mark.parametrize("name", marked(SCHEMES))
 def test_quantizing_while_loading_costs_what_the_scheme_does(
     name: str, dense: str, expected: Expected, exact: float
 ) -> None:
@@ -98,8 +97,8 @@ def test_quantizing_while_loading_costs_what_the_scheme_does(
     assert 0.98 < ratio < MOST[name], ratio
 
 
-@alike
-@pytest.mark.parametrize("name", marked(WRITERS, DAILY_WRITERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_predicts_as_its_scheme_does(
     name: str, gguf_file: str, expected: Expected, exact: float, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def waiting(request: Request) -> bool:
     return limited or params.logprobs is not None
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),

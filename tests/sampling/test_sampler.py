@@ -184,9 +184,7 @@ def run_alone(request: Request, steps: int, dtype: torch.dtype) -> tuple[list[in
     return known[len(request.token_ids) :], logprobs
 
 
-@settings(
-    deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True
-)
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=6),
     chance=st.randoms(use_true_random=False),

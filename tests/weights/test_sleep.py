@@ -258,6 +258,7 @@ print(json.dumps([weights, cached, awake, asleep, same]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_sleep_gives_the_memory_back(tmp_path: Path) -> None:
     """Measured asleep: one that is awake has besides what malloc keeps of finished steps, which is

@@ -40,7 +40,18 @@ class InterpretedTests(AttentionBackendTests):
 class TestInterpreted(InterpretedTests):
     """With the tiles of a small chip, which converts FP8 by integer operations."""
 
+    def grid(self) -> Iterator[AttentionNeed]:
+        """Plain attention, a window beside a soft cap, and rarer features."""
+        needs = list(super().grid())
+        yield from (needs[0], *needs[-5:])
 
+
+@pytest.mark.slow
+class TestGrid(InterpretedTests):
+    """Each pair of values of the grid's axes."""
+
+
+@pytest.mark.slow
 class TestStretches(InterpretedTests):
     """Contexts of a few blocks have several stretches, with the tiles of a large chip: computed by
     a program each in steps of few tokens, otherwise by one."""

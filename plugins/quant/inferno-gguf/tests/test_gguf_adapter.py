@@ -163,7 +163,7 @@ def test_what_is_no_adapter_of_the_model_is_refused_by_name(tmp_path: Path) -> N
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
     whole = written(tmp_path / "a.gguf", pairs()).read_bytes()
     draw, refused = random.Random(7), 0
-    for _ in range(200):
+    for _ in range(60):
         data = bytearray(whole[: draw.choice([len(whole), draw.randrange(len(whole))])])
         for _ in range(draw.randint(0, 4) if data else 0):
             data[draw.randrange(min(len(data), 900))] = draw.randrange(256)
@@ -174,4 +174,4 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(tmp_path: Path) -> N
         except InfernoError as error:
             refused += 1
             assert error.remedy and len(str(error)) < 800
-    assert refused > 50
+    assert refused > 15
