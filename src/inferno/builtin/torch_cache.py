@@ -14,12 +14,20 @@ def refuses(need: AttentionNeed) -> str | None:
         )
     if need.latent_dim is not None and not 0 < need.latent_dim <= need.head_dim:
         return f"latent_dim {need.latent_dim} is not between 1 and head_dim {need.head_dim}"
+    if need.bidirectional and (others := sorted(need.features & _CAUSAL)):
+        return f"bidirectional attention is computed without {', '.join(others)}"
     return None
+
+
+_CAUSAL = frozenset({"soft_cap", "latent_dim", "sinks", "batch_invariant"})
+"""Features that no model with bidirectional attention has, and a promise that torch cannot keep."""
 
 
 def layout(need: AttentionNeed, block_size: int) -> Mapping[str, CacheTensor]:
     """Return a token-major layout: a token's heads are contiguous, so that storing and gathering
-    move whole rows."""
+    move whole rows. Bidirectional attention keeps nothing."""
+    if need.bidirectional:
+        return {}
     keys = CacheTensor((block_size, need.num_kv_heads, need.head_dim), need.dtype)
     if need.latent_dim is not None:
         return {"k": keys}

@@ -32,6 +32,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items()),
     )
     items = ", ".join(f"{item.name} {host.format_bytes(item.nbytes)}" for item in plan.memory)
+    cached = "none" if plan.whole_prompts else f"{plan.cache_policy}, {plan.kv_tokens} tokens"
     rows = [
         (
             "model",
@@ -49,7 +50,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         ),
         *_speculation_rows(plan),
         *_adapter_rows(plan),
-        ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
+        ("cache", cached, _origin(plan, "cache policy")),
         ("memory", items, ""),
         *_measured_rows(plan),
         ("start", f"{total:.2f} s: {stages}", ""),
@@ -68,7 +69,10 @@ def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | Non
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
     checkpoint is sampled by default too; with a `survey`, what its store's folder has."""
     of_rank = "" if plan.ranks is None else " of a rank"
-    sampling, columns = [] if assets is None else _sampling_rows(assets), width_of(sys.stdout)
+    sampling, columns = (
+        [] if assets is None or plan.whole_prompts else _sampling_rows(assets),
+        width_of(sys.stdout),
+    )
     parts = [
         _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
         _section(
@@ -92,7 +96,7 @@ def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | Non
 
 def _decisions(plan: Plan) -> list[Row]:
     limits = f"{plan.max_num_seqs} requests at once, {plan.max_num_batched_tokens} tokens in a step"
-    if plan.max_step_time:
+    if plan.max_step_time and not plan.whole_prompts:
         limits += f", {plan.max_step_time:g} s while a stream waits"
     return [
         ("source", _source(plan), _origin(plan, "source")),
@@ -112,8 +116,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_capture_rows(plan),
         *_step_rows(plan),
         *_packed_rows(plan),
-        ("chat format", _chat_format(plan), _origin(plan, "chat format")),
-        *_grammar_rows(plan),
+        *_output_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         *_store_rows(plan),
         *_event_rows(plan),
@@ -274,7 +277,7 @@ def _backends(use: AttentionUse) -> str:
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     need = use.need
     features = "".join(
-        f", {name} {getattr(need, name)}"
+        f", {name}" + ("" if (value := getattr(need, name)) is True else f" {value}")
         for name in sorted(need.features - {"scale", "batch_invariant"})
     )
     heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
@@ -283,6 +286,8 @@ def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
         f"{_backends(use)}: {heads}, {_layers(use.layers)}",
         _origin(plan, "attention", use.name if use.tokens is None else None),
     )
+    if not use.cache:
+        return
     tensors = "; ".join(
         f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
     )
@@ -314,11 +319,12 @@ def _adapter_rows(plan: Plan) -> Iterable[Row]:
             yield f"  {use.adapter.name}", what, _origin(plan, "adapter format", use.adapter.format)
 
 
-def _chat_format(plan: Plan) -> str:
-    return f"{plan.chat_format.name}: {plan.chat_format.why}"
-
-
-def _grammar_rows(plan: Plan) -> Iterable[Row]:
+def _output_rows(plan: Plan) -> Iterable[Row]:
+    """How output is held to a grammar and read, unless there is none."""
+    if plan.whole_prompts:
+        return
+    chat = f"{plan.chat_format.name}: {plan.chat_format.why}"
+    yield "chat format", chat, _origin(plan, "chat format")
     by_name: dict[str, list[str]] = {}
     for use in plan.grammars:
         by_name.setdefault(use.name, []).append(use.kind)

@@ -56,7 +56,8 @@ class AttentionSpec:
     scale: float
     """Factor applied to q·k before the softmax."""
     sliding_window: int | None = None
-    """Number of tokens attended to, the current one included; None: all."""
+    """Number of tokens attended to, the current one included; None: all. If `bidirectional`, as
+    many on either side, each with the current one."""
     soft_cap: float | None = None
     """Scores become cap · tanh(score / cap)."""
     value_dim: int | None = None
@@ -67,6 +68,10 @@ class AttentionSpec:
     sinks: bool = False
     """Each query head's softmax has an extra, learned logit that belongs to no token
     (arXiv:2309.17453)."""
+    bidirectional: bool = False
+    """Tokens attend to later ones, too. Then nothing of a prompt can be computed before the rest:
+    each is one step's, whole, and no layer keeps anything of it. Of a model's layers, all or
+    none are."""
 
     @property
     def output_dim(self) -> int:
@@ -109,6 +114,7 @@ class AttentionNeed(AttentionSpec):
     ) -> Self:
         """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
+        cache_dtype = "auto" if spec.bidirectional else cache_dtype  # it has no cache
         waves = cache_dtype != "auto" and spec.latent_dim is None
         return cls(
             **fields,
@@ -167,7 +173,8 @@ class Attend(Protocol):
     ) -> Tensor:
         """Return the output, (T, H, `need.output_dim`). `cache` holds the layer's tensors, each
         (blocks, *shape of one block). `sinks_H` is given if `need.sinks`, `waves` only if
-        `need.waves`.
+        `need.waves`. If `need.bidirectional`, the step has all tokens of its sequences, and there
+        is nothing to store.
 
         A token of slot -1 is not stored. It is a padding row, of length 0: it attends to nothing,
         and its output is finite but arbitrary. In a captured step (`batch.captured`) any row may

@@ -136,7 +136,7 @@ class Engine:
         self.check_awake()
         plan, reads = self.plan, request.adapter is not None and not request.token_ids
         if not reads:
-            validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
+            validate_request(request, plan)
         if request.id in self._scheduler.ids or request.id in self._compiling:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"

@@ -12,7 +12,7 @@ from attrs import frozen
 from inferno.contracts import Reranker, TextAssets
 from inferno.errors import RequestError
 from inferno.llm.dense import Dense
-from inferno.request.requests import Pooling
+from inferno.request.requests import Pooling, Reduction
 from inferno.text import ChatTemplate, Tokenizer
 
 _MODES: Mapping[str, Pooling] = {
@@ -28,6 +28,7 @@ _SWITCHES = {f"{mode}_tokens": mode for mode in ("mean", "max", "weightedmean")}
     "cls_token": "cls"
 }
 """`pooling_mode_*` of older files, where it is not the mode's name."""
+_MEAN = "the checkpoint has no modules.json: the mean of the tokens' states, normalized"
 
 
 @frozen(kw_only=True)
@@ -107,6 +108,8 @@ class PoolingConfig:
     """By kind of string, "query" and "document": what is written before it."""
     judge: Judge | None = None
     classifier: Classifier | None = None
+    generates: bool = True
+    """Whether the model continues prompts: encoders do not."""
 
     @classmethod
     def of(
@@ -116,9 +119,11 @@ class PoolingConfig:
         tokenizer: Tokenizer | None,
         template: ChatTemplate,
         reranker: Reranker | None = None,
+        *,
+        generates: bool = True,
     ) -> PoolingConfig:
         """Read a checkpoint's. `reranker` is its architecture's, for checkpoints without one of
-        their own."""
+        their own. A model that does not generate has the mean of all states by default."""
         modules = {_kind(module): module for module in assets.modules}
         judge = None
         if "LogitScore" in modules:
@@ -132,7 +137,10 @@ class PoolingConfig:
         prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
         if "Pooling" not in modules:
             known = not modules or "LogitScore" in modules
+            of_encoder: dict[str, Any] = {} if generates else {"pooling": "mean", "reason": _MEAN}
             return cls(
+                **of_encoder,
+                generates=generates,
                 size=size,
                 dimensions=dimensions,
                 judge=judge,
@@ -156,7 +164,29 @@ class PoolingConfig:
             dimensions=dimensions,
             prompts=prompts if settings.get("include_prompt", True) else {},
             judge=judge,
+            generates=generates,
         )
+
+    def check_head(self, wanted: Reduction | None) -> None:
+        """Raise RequestError unless the model has the head for a request: None is for one that is
+        continued."""
+        if wanted is None and self.classifier is not None:
+            raise RequestError(
+                f"this model classifies, with {self.classifier.num_labels} labels: it generates no "
+                "text",
+                "Use /v1/rerank or /v1/score, or serve a model that generates.",
+                param="model",
+            )
+        if wanted is None and not self.generates:
+            raise RequestError(
+                "this model is an encoder: it generates no text",
+                "Ask for embeddings (/v1/embeddings, `LLM.embed`), or serve another model.",
+                param="model",
+            )
+        if wanted == "score" and self.classifier is None:
+            raise RequestError(
+                "this model has no head that classifies", "Use an embedding.", param="pooling"
+            )
 
     def recipe(
         self,

@@ -24,7 +24,7 @@ from inferno.llm.adapters import AdapterNames
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder, ParentRequest
 from inferno.llm.pooling import PoolingConfig
-from inferno.llm.prompts import Prompt, integers, unwrapped
+from inferno.llm.prompts import Prompt, integers, second_of, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.request.processor_calls import ProcessorCall
 from inferno.request.requests import Reduction, Request
@@ -105,7 +105,9 @@ class Preprocessor:
             default_params=default_params(assets),
             interactive_params=interactive_params(assets),
             chat_format=cache(partial(opened.chat_format, override)),
-            pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
+            pooling=PoolingConfig.of(
+                assets, config, tokenizer, template, reranker, generates=not plan.whole_prompts
+            ),
             logits_processors=opened.parts.logits_processors,
             adapters=AdapterNames.of(opened),
             seeds=random.Random(plan.seed),
@@ -229,12 +231,15 @@ class Preprocessor:
         session: SessionHint | None = None,
     ) -> ParentRequest:
         """Validate a prompt and build its requests. `lora`: an adapter. Raises RequestError."""
-        self._check_head(pooling)
+        self.pooling.check_head(pooling)
         params = params or self.default_params
-        token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
+        output = int(pooling is None)
+        token_ids = self._checked_length(self.truncated(self._encoded(prompt), params), output)
         self.check_params(params)
-        params = self._bounded(params, self.max_model_len - len(token_ids))
+        if output:
+            params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
+        second = second_of(prompt, len(token_ids))
         if isinstance(prompt, Mapping):
             prompt = unwrapped(prompt)
         bad_words = self._bad_words(params)
@@ -250,6 +255,7 @@ class Preprocessor:
                 session=session,
                 bad_words=bad_words,
                 pooling=pooling,
+                second=second,
                 is_copy=i > 0,
                 unseeded=self.seeds.getrandbits(64),
             )
@@ -259,20 +265,6 @@ class Preprocessor:
         text = prompt if isinstance(prompt, str) else None
         return ParentRequest(request_id, text, builders, self.tokenizer)
 
-    def _check_head(self, pooling: Reduction | None) -> None:
-        """Raise RequestError unless the model has the head for the request."""
-        classifier = self.pooling.classifier
-        if pooling is None and classifier is not None:
-            raise RequestError(
-                f"this model classifies, with {classifier.num_labels} labels: it generates no text",
-                "Use /v1/rerank or /v1/score, or serve a model that generates.",
-                param="model",
-            )
-        if pooling == "score" and classifier is None:
-            raise RequestError(
-                "this model has no head that classifies", "Use an embedding.", param="pooling"
-            )
-
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
             raise RequestError(
@@ -280,13 +272,14 @@ class Preprocessor:
             )
         return self.tokenizer
 
-    def _checked_length(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _checked_length(self, ids: tuple[int, ...], output: int = 1) -> tuple[int, ...]:
+        """Return the ids, if there is room for them and as many tokens of output."""
         if not ids:
             raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
-        if len(ids) >= self.max_model_len:
+        if len(ids) + output > self.max_model_len:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, but the context holds {self.max_model_len}, "
-                f"including at least one of output",
+                f"the prompt has {len(ids)} tokens, but the context holds {self.max_model_len}"
+                + (", including at least one of output" if output else ""),
                 "Shorten the prompt, or start with a larger --max-model-len if the model "
                 "allows it.",
                 param="prompt",

@@ -11,7 +11,10 @@ from inferno.errors import RequestError
 from inferno.request.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
+"""A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}; the tokens of
+two texts have `SECOND` too: at which index the second begins."""
+SECOND = "second_text_at"
+
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
@@ -23,7 +26,7 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
     an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
+    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND})
     found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if unknown or found is None:
         raise RequestError(
@@ -32,6 +35,27 @@ def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
             param="prompt",
         )
     return found
+
+
+def second_of(prompt: Prompt, length: int) -> int:
+    """Return where the second text of a prompt of `length` tokens begins; 0 if it is one text.
+    Raises RequestError."""
+    second = prompt.get(SECOND, 0) if isinstance(prompt, Mapping) else 0
+    if not isinstance(second, int) or not 0 <= second < length:
+        raise RequestError(
+            f"{SECOND} is {second!r}",
+            f"It is an index of the prompt's tokens, 1 to {length - 1}.",
+            param="prompt",
+        )
+    return second
+
+
+def with_seconds(prompts: Sequence[Sequence[int]], seconds: Sequence[int]) -> Sequence[Prompt]:
+    """Return prompts that say where their second texts begin; without `seconds` as they are."""
+    if not any(seconds):
+        return prompts
+    pairs = zip(prompts, seconds, strict=True)
+    return [{"prompt_token_ids": ids, SECOND: second} for ids, second in pairs]
 
 
 def integers(ids: Any) -> tuple[int, ...]:

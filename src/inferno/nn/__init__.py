@@ -34,6 +34,7 @@ from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
 from inferno.nn.table import TableGroups
+from inferno.nn.token_types import TokenTypes
 from inferno.nn.w8a8 import W8A8
 from inferno.nn.weight import Dense, Unloaded, Weight
 
@@ -77,6 +78,7 @@ __all__ = [
     "State",
     "TableGroups",
     "TiedLMHead",
+    "TokenTypes",
     "Unloaded",
     "W8A8",
     "Weight",

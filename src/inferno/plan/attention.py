@@ -18,7 +18,7 @@ from inferno.plan.plan import AttentionUse, BackendUse
 AUTO = "auto"
 
 STATE_BLOCK_SIZE = 64
-"""Tokens per block of a model without attention, whose blocks only identify prefixes."""
+"""Tokens per block of a model whose layers keep nothing for a block."""
 
 
 @frozen
@@ -86,7 +86,8 @@ def choose_attention(
         layers[need].append(layer)
     wanted = Wanted.of(options.attention_backend)
     chosen = {need: _choose(catalog, need, wanted, options.block_size) for need in layers}
-    items = [offer.item for pair in chosen.values() for offer in (pair.prompts, pair.tokens)]
+    storing = [pair for need, pair in chosen.items() if not need.bidirectional]
+    items = [offer.item for pair in storing for offer in (pair.prompts, pair.tokens)]
     block_size = options.block_size or _block_size(items)
     return Decided(
         (

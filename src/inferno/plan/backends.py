@@ -228,7 +228,8 @@ def choose_capture(
     devices it is the other way round."""
     providers = {offer.item.name: offer for _, offer in kernels.offers}
     able = [offer for offer in providers.values() if offer.item.capture is not None]
-    if not able and device.kind != "cuda":
+    encoder = any(use.need.bidirectional for use in attention)  # it has no decode steps
+    if encoder or (not able and device.kind != "cuda"):
         return Decided(None)
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))

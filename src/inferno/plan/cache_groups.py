@@ -52,8 +52,8 @@ def state_uses(
 class CacheGroupPlan:
     """One group of layers: what it keeps, and after which prefixes it can resume.
 
-    full: a block for every `block_size` tokens. Every plan has this group, with no layers and empty
-    blocks if no layer needs it. Latent attention is full attention with another layout.
+    full: a block for every `block_size` tokens. Every plan has this group, with empty blocks if no
+    layer needs it. Latent attention is full attention with another layout.
     window: the same for a sliding window's tokens only.
     state: a slot for every running sequence, one for trial steps, and snapshots.
     """

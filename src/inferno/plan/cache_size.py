@@ -46,7 +46,7 @@ class CacheSizes:
         layers: dict[int | None, tuple[int, ...]] = {None: ()}
         nbytes: dict[int | None, int] = {None: 0}
         for use in self.attention:
-            window = use.need.sliding_window
+            window = None if use.need.bidirectional else use.need.sliding_window
             layers[window] = (*layers.get(window, ()), *use.layers)
             nbytes[window] = nbytes.get(window, 0) + len(use.layers) * nbytes_of(use.cache)
         object.__setattr__(self, "_layers", layers)

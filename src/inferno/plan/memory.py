@@ -12,6 +12,7 @@ from inferno.errors import OptionError, OutOfMemoryError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.cache_size import CacheSizes, describe
 from inferno.plan.decided import Decided
+from inferno.plan.encoders import longest_prompt
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, MemoryItem
 from inferno.plan.schemes import Matrices
@@ -116,7 +117,9 @@ def size_cache(
         raise OptionError(
             f"max_model_len {options.max_model_len} exceeds the model's {longest}", "Lower it."
         )
-    wanted = options.max_model_len or longest
+    encoder = any(use.need.bidirectional for use in attention)
+    prompt = longest_prompt(options, longest) if encoder else Decided(options.max_model_len)
+    wanted = prompt.value or longest
     sizes = CacheSizes(
         attention,
         states,
@@ -141,7 +144,9 @@ def size_cache(
             f"{wanted} are needed",
             "Raise --memory, or lower --max-model-len, --max-num-seqs or --max-num-batched-tokens.",
         )
-    notes = (f"context lowered from {wanted} to {tokens} tokens to fit into memory",)
-    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))
-    size = CacheSize(min(wanted, tokens), groups, memory)
-    return Decided(size, notes=notes if tokens < wanted else ())
+    notes = prompt.notes
+    if tokens < wanted:
+        notes += (f"context lowered from {wanted} to {tokens} tokens to fit into memory",)
+    said = "none: prompts are computed whole" if encoder else describe(groups)
+    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), said)
+    return Decided(CacheSize(min(wanted, tokens), groups, memory), notes=notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferno.catalog import ANY
 from inferno.configs import RopeConfig
 from inferno.contracts import ModelConfig, encoder_of
+from inferno.plan.encoders import NOTE, is_encoder
 from inferno.plan.stages import Given, ModelFacts
 from inferno.plan.stored import text_part_for
 
@@ -19,6 +20,8 @@ def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
             f"text only: images are off. {model.name} has {encoder}, which is not loaded: "
             f"{len(part.left_out)} of its {len(given.stored.tensors)} tensors are unused"
         )
+    if is_encoder(model.config):
+        notes.append(NOTE)
     if offered.name == ANY and (hint := given.catalog.hint("architecture", model.name)):
         notes.append(f"a plugin made for {model.name} is not installed: {hint}")
     return notes

@@ -323,6 +323,12 @@ class Plan:
         return self.groups[0].num_blocks
 
     @property
+    def whole_prompts(self) -> bool:
+        """Whether it is an encoder: attention is bidirectional, so each prompt is computed in one
+        step, nothing is cached, and nothing is generated."""
+        return any(use.need.bidirectional for use in self.attention)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all that is planned, of all ranks."""
         count = 1 if self.ranks is None else self.ranks.count

@@ -13,6 +13,7 @@ from inferno.plan import stages
 from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
+from inferno.plan.encoders import check_options, is_encoder
 from inferno.plan.event_sinks import choose_sink
 from inferno.plan.invariance import check_asked, choose_invariance
 from inferno.plan.names import model_name
@@ -82,6 +83,8 @@ def _decide(given: stages.Given) -> Opened:
     model = stages.read_model(given)
     compute = stages.choose_compute(given, model)
     check_asked(given.options, compute.device, model)
+    if is_encoder(model.config):
+        check_options(given.options)
     proposal = stages.choose_proposal(given, model)
     mtp = bool(proposal.mtp.tensors)
     check_ranks(given.options, compute.device, model.name, model.architecture.value, mtp=mtp)

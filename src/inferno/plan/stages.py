@@ -45,6 +45,7 @@ from inferno.plan.composite import Override, composed
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.dtypes import compute_dtype, on_device
+from inferno.plan.encoders import is_encoder
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, model_config, text_assets
@@ -287,6 +288,7 @@ def choose_layers(
         if isinstance(spec, AttentionSpec)
     }
     backends = choose_attention(given.catalog, needs, options)
+    policy = "none" if is_encoder(model.config) else options.cache_policy
     uses, block_size = backends.value
     return Attention(
         backends=backends,
@@ -294,7 +296,7 @@ def choose_layers(
         states=state_uses(specs, dtype),
         num_layers=len(specs),
         block_size=block_size,
-        policy=Decided.by("cache policy", given.catalog.cache_policy(options.cache_policy)),
+        policy=Decided.by("cache policy", given.catalog.cache_policy(policy)),
     )
 
 

@@ -84,6 +84,8 @@ class Request:
     """The tokens of `params.bad_words`."""
     pooling: Reduction | None = None
     """Return the prompt's embedding, or its labels' logits, instead of generating."""
+    second: int = 0
+    """Where the second of two texts begins, in tokens; 0: the prompt is one text."""
     is_copy: bool = False
     """Whether it is one of several answers to a prompt, and not the first: its prompt is counted
     with that one."""

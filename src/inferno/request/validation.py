@@ -7,25 +7,40 @@ check also covers other clients of the engine.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from inferno.request.requests import Request
 
 
-def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise RequestError unless the prompt fits the context and every token id is the model's."""
-    length = len(request.token_ids)
+class Limits(Protocol):
+    """What a model takes: a plan's fields."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def whole_prompts(self) -> bool: ...
+
+
+def validate_request(request: Request, limits: Limits) -> None:
+    """Raise RequestError unless the model does what is asked, the prompt fits the context, and
+    every token id is the model's."""
+    length, params = len(request.token_ids), request.params
+    vocab_size, output = limits.vocab_size, int(request.pooling is None)
     if not length:
         raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
-    if length >= max_model_len:
+    if output and limits.whole_prompts:
+        raise RequestError("an encoder generates no text", "Ask for an embedding.", param="model")
+    if length + output > limits.max_model_len:
         raise RequestError(
-            f"the prompt has {length} tokens, but the context holds {max_model_len}, including at "
-            "least one of output",
+            f"the prompt has {length} tokens, but the context holds {limits.max_model_len}"
+            + (", including at least one of output" if output else ""),
             "Shorten the prompt.",
             param="prompt",
             code=CONTEXT_LENGTH_EXCEEDED,
         )
-    params = request.params
     for param, ids in (
         ("prompt", request.token_ids),
         ("stop_token_ids", params.stop_token_ids),

@@ -12,10 +12,13 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from inferno.request.requests import Logprobs, Reduction, Request
+from inferno.request.requests import Logprobs, Pooling, Request
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import logprobs_of
 
+Score = Callable[[Tensor], Tensor]
+"""Maps hidden states to a classifier's scores: (N, D) -> (N, scores). Its attribute `reads`, if it
+has one, says which `Pooling` it reads; the last token's state without."""
 _ROWS = 256
 """Positions whose logits are in memory at once."""
 
@@ -62,20 +65,23 @@ class Pooled:
 
     request_id: str
     num_tokens: int
-    how: Reduction
-    score: Callable[[Tensor], Tensor]
-    """Maps hidden states to the model's scores: (N, D) -> (N, scores)."""
+    how: Pooling
+    head: Callable[[Tensor], Tensor] | None = None
+    """Maps what the hidden states are reduced to to the model's scores: (N, D) -> (N, scores)."""
     broken: int | None = None
     """The last position, if the result is not finite."""
     _vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
     """So far. Sums are of float64: how a prompt is cut into slices does not show in float32."""
 
     @classmethod
-    def of(
-        cls, request: Request, num_tokens: int, score: Callable[[Tensor], Tensor]
-    ) -> Pooled | None:
-        """Return the empty result of a request; None if it wants none."""
-        return cls(request.id, num_tokens, request.pooling, score) if request.pooling else None
+    def of(cls, request: Request, num_tokens: int, score: Score | None) -> Pooled | None:
+        """Return the empty result of a request; None if it wants none. `score` is the model's
+        head."""
+        how = request.pooling
+        if how != "score":
+            return None if how is None else cls(request.id, num_tokens, how)
+        assert score is not None, "the preprocessor refuses scores of models without a head"
+        return cls(request.id, num_tokens, getattr(score, "reads", "last"), score)
 
     def add(self, hidden_ND: Tensor, start: int) -> tuple[float, ...] | None:
         """Add the tokens of a slice that begins at position `start`. Returns the vector once the
@@ -92,14 +98,15 @@ class Pooled:
         elif not start or self.how == "last":
             self._vector_D = hidden_ND[0 if self.how == "first" else -1].double()
         stop = start + len(hidden_ND)
-        return self._result(hidden_ND[-1:]) if stop == self.num_tokens else None
+        return self._result(hidden_ND.dtype) if stop == self.num_tokens else None
 
-    def _result(self, last_1D: Tensor) -> tuple[float, ...]:
-        """Return the whole prompt's vector, in float32."""
+    def _result(self, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return the whole prompt's vector, in float32. `dtype` is the compute type."""
         n = self.num_tokens
         weights = {"mean": n, "mean_sqrt_len": n**0.5, "weighted_mean": n * (n + 1) / 2}
-        vector_D = self.score(last_1D)[0] if self.how == "score" else self._vector_D
-        vector_D = (vector_D / weights.get(self.how, 1)).float()
+        vector_D = (self._vector_D / weights.get(self.how, 1)).float()
+        if self.head is not None:
+            vector_D = self.head(vector_D.to(dtype)[None])[0].float()
         if not bool(vector_D.isfinite().all()):
             self.broken = n - 1
         return tuple(vector_D.tolist())

@@ -27,6 +27,7 @@ from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
 from inferno.testing.converting import convert
+from inferno.testing.encoder import EncoderTests
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests
@@ -93,6 +94,7 @@ __all__ = [
     "CheckpointFormatTests",
     "CommandTests",
     "Encoded",
+    "EncoderTests",
     "EndpointsTests",
     "EventSinkTests",
     "ExecutorTests",

@@ -31,8 +31,9 @@ def assert_torch_free(configs: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def transformers_model(config: Mapping[str, Any]) -> nn.Module:
-    """transformers' model of a `config.json`, in float32, with random weights."""
+def transformers_model(config: Mapping[str, Any], head: str = "AutoModelForCausalLM") -> nn.Module:
+    """transformers' model of a `config.json`, in float32, with random weights. `head` names the
+    class that makes it."""
     import transformers
 
     auto: Any = transformers
@@ -40,7 +41,7 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
     read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)  # some modules draw what `randomize` only adds noise to
-        model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+        model: nn.Module = getattr(auto, head).from_config(read, dtype=torch.float32)
     randomize(model)
     return model.eval()
 

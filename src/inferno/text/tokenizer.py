@@ -108,11 +108,12 @@ class Tokenizer:
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Encode two strings as one, with what the tokenizer writes around and between them. Raises
-        RequestError as `encode`."""
-        ids: list[int] = self._encoded(first, add_special_tokens=True, pair=second).ids
-        return ids
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Encode two strings as one, with what the tokenizer writes around and between them.
+        Returns also at which token the second begins, if the tokenizer says it by other token
+        types, else 0. Raises RequestError as `encode`."""
+        found = self._encoded(first, add_special_tokens=True, pair=second)
+        return found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a string without adding special tokens. Returns the ids, and the start and end of

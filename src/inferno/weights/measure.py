@@ -17,7 +17,7 @@ from inferno.contracts import Device
 from inferno.device import device_errors
 from inferno.nn import Attention, State
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
-from inferno.request.requests import EngineOutput, Request
+from inferno.request.requests import EngineOutput, Pooling, Request
 from inferno.request.sampling_params import SamplingParams
 
 FreeMemory = Callable[[], int]
@@ -89,8 +89,10 @@ def _measured(
     trial = trial_plan(plan)
     with device_errors(plan.device, "compute a step of the most tokens"):
         engine, runner = start(trial)
-        _run(engine, trial_lengths(plan), _PARAMS)
-        if runner.overlaps:  # other draws, which do not wait for log-probabilities
+        _run(engine, trial_lengths(plan), _PARAMS, pooled=plan.whole_prompts)
+        if (
+            runner.overlaps and not plan.whole_prompts
+        ):  # other draws, which do not wait for log-probabilities
             params = evolve(_PARAMS, logprobs=None, prompt_logprobs=None)
             _run(engine, [1] * len(trial_lengths(plan)), params)
     computed, captured = free(), 0
@@ -105,9 +107,12 @@ def _measured(
     return Measured(free=before, used=max(0, used), captured=captured)
 
 
-def _run(engine: Trial, lengths: list[int], params: SamplingParams) -> None:
+def _run(
+    engine: Trial, lengths: list[int], params: SamplingParams, *, pooled: bool = False
+) -> None:
+    pooling: Pooling | None = "mean" if pooled else None
     for i, length in enumerate(lengths):
-        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=params))
+        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=params, pooling=pooling))
     while engine.busy:
         engine.step()
 

@@ -48,6 +48,7 @@ class CacheGroups:
         block_size: int,
         prefix: PrefixCache | None = None,
         groups: Iterable[CacheGroup] = (FullGroup(),),
+        whole_prompts: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.prefix = num_blocks, block_size, prefix
         self.groups = tuple(groups)
@@ -57,12 +58,13 @@ class CacheGroups:
         self.rolls_back = all(group.rolls_back for group in self.groups)
         """Whether sequences can go on before their last tokens: after refused drafts, in a fork."""
         self.saves = bool(self._saving)  # else slices take all tokens
+        self.whole_prompts = whole_prompts
         self._presence: NoPresence = NO_PRESENCE
 
     @classmethod
     def of_plan(cls, plan: Plan, prefix: PrefixCache | None) -> CacheGroups:
         groups = groups_of(plan, saves=prefix is not None)
-        return cls(plan.num_blocks, plan.block_size, prefix, groups)
+        return cls(plan.num_blocks, plan.block_size, prefix, groups, plan.whole_prompts)
 
     def available(self, cached: SequenceOf[int] = ()) -> int:
         """Return how many blocks `acquire` could take, free or idle, once a new sequence uses these

@@ -32,7 +32,7 @@ from inferno.nn.batch import Batch
 from inferno.ops.reference import TORCH, Ops
 from inferno.plan import Plan
 from inferno.plan.draft_cost import draft_counts, verify_cost
-from inferno.sampling import Sampler
+from inferno.sampling import Pairs, Sampler
 from inferno.weights.adapters import Adapters
 
 
@@ -94,7 +94,9 @@ class ModelRunner:
             )
         self.drafting = self._drafting(drafter, draft_capture) if drafter is not None else None
         # None of them refers to the runner: its memory is free as soon as nobody else does.
-        own = [part for part in (self.drafting, self.adapting) if part is not None]
+        device, made = plan.device.torch_name, (self.drafting, self.adapting)
+        own: list[StepPart] = [part for part in made if part is not None]
+        own += Pairs.of(model, plan.max_num_seqs, plan.max_num_batched_tokens, device)
         self._parts = (*own, prompt_logprobs(model, self.adapting), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:

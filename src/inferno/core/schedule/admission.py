@@ -103,7 +103,9 @@ class Admission:
     def _fits(self, sequence: Sequence, match: Match, budget: int) -> bool:
         """Whether there are blocks for what a sequence resumes after and its first slice."""
         groups, start = self.rows.groups, match.num_blocks * self.rows.groups.block_size
-        count = min(len(sequence.token_ids) - start, budget)
+        count = min(pending := len(sequence.token_ids) - start, budget)
+        if groups.whole_prompts and count < pending:
+            return False
         missing = groups.blocks_for(start + count) - match.num_cached
         # Idle hits cannot be evicted to make room. One block is left for each running sequence to
         # grow into.

@@ -19,6 +19,7 @@ from inferno.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
+from inferno.llm.prompts import with_seconds
 from inferno.request.requests import Reduction
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint, hint_of
@@ -60,6 +61,8 @@ class Prepared:
     prompt_only: bool = False
     """Score the prompt, and drop the one token that the engine always samples."""
     pooling: Reduction | None = None
+    seconds: Sequence[int] = ()
+    """Where the second text of each prompt begins (`Request.second`), if some have two."""
     """What each prompt becomes instead of being continued."""
     rendered: Rendered | None = None
     """The conversation that the prompt was made from, if there is one."""
@@ -171,7 +174,7 @@ class Generation:
         queue, a restarting engine."""
         prepared, record = self.prepared, self.record
         self._stream = self.llm.stream_all(
-            prepared.prompts,
+            with_seconds(prepared.prompts, prepared.seconds),
             prepared.params,
             request_id=self.id,
             priority=prepared.priority if record is None else record.priority(prepared.priority),

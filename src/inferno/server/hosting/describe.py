@@ -73,14 +73,16 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     if pooling.classifier is not None:
         return ("rerank",) if pooling.classifier.num_labels == 1 else ()
     names: list[Capability] = []
-    if preprocessor.template.exists and model.tokenizer is not None:
+    generates = pooling.generates
+    if generates and preprocessor.template.exists and model.tokenizer is not None:
         names.append("chat")
         if model.output_format is not None and model.output_format.has_tools:
             names.append("tools")
         if model.output_format is not None and model.output_format.reasoning is not None:
             names.append("reasoning")
-    names.append("completion")
-    if model.llm.plan.grammars and model.tokenizer is not None:
+    if generates:
+        names.append("completion")
+    if generates and model.llm.plan.grammars and model.tokenizer is not None:
         names.append("structured")
     if not pooling.unsupported:
         names.append("embeddings")

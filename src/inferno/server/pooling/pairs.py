@@ -51,7 +51,7 @@ async def prepare_pairs(
             "this model is neither a reranker nor an embedding model: its checkpoint has no "
             "modules.json and no head of one label, and its architecture declares no way to judge",
             "Serve an embedding model, a reranker that judges by its next token, or a decoder that "
-            "classifies with one label (a `score` head). Encoders are not supported.",
+            "classifies with one label (a `score` head).",
             param="model",
         )
     if instruction is not None:
@@ -86,8 +86,8 @@ async def _classified(
             param="instruction",
         )
     wanted = classifier.instruction if instruction is None else instruction
-    prompts = await _prompts(model, pairs, template, wanted, max_tokens_per_doc)
-    ready = prepared(parsed, model, prompts, params=ONE_TOKEN, pooling="score")
+    prompts, seconds = await _prompts(model, pairs, template, wanted, max_tokens_per_doc)
+    ready = prepared(parsed, model, prompts, params=ONE_TOKEN, pooling="score", seconds=seconds)
     return ready, ClassifiedPairs(len(pairs), sigmoid=classifier.sigmoid)
 
 
@@ -100,7 +100,7 @@ async def _judged(
     max_tokens_per_doc: int | None,
 ) -> tuple[Prepared, PairScores]:
     wanted = judge.instruction if instruction is None else instruction
-    prompts = await _prompts(model, pairs, judge.template, wanted, max_tokens_per_doc)
+    prompts, _ = await _prompts(model, pairs, judge.template, wanted, max_tokens_per_doc)
     params = SamplingParams(
         max_tokens=1, temperature=0, logprobs=0, logprob_token_ids=(judge.yes, judge.no)
     )
@@ -113,21 +113,22 @@ async def _prompts(
     template: ChatTemplate | None,
     instruction: str,
     max_tokens_per_doc: int | None,
-) -> list[tuple[int, ...]]:
-    """Return each pair's prompt: rendered by the template, or joined by the tokenizer. Raises
-    RequestError."""
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return each pair's prompt, rendered by the template or joined by the tokenizer, and where its
+    second text begins. Raises RequestError."""
     tokenizer = model.needed_tokenizer("query")
 
-    def encode_one(query: str, document: str) -> tuple[int, ...]:
+    def encode_one(query: str, document: str) -> tuple[tuple[int, ...], int]:
         document = _cut(tokenizer, document, max_tokens_per_doc)
         if template is None:
-            return tuple(tokenizer.encode_pair(query, document))
+            ids, second = tokenizer.encode_pair(query, document)
+            return tuple(ids), second
         messages = [
             *([{"role": "system", "content": instruction}] if instruction else ()),
             {"role": "query", "content": query},
             {"role": "document", "content": document},
         ]
-        return tuple(tokenizer.encode(template.render(messages), add_special_tokens=False))
+        return tuple(tokenizer.encode(template.render(messages), add_special_tokens=False)), 0
 
     if sum(len(query) for query, _ in pairs) > _MAX_QUERIES:
         raise RequestError(
@@ -140,7 +141,8 @@ async def _prompts(
         if max_tokens_per_doc is None:
             model.preprocessor.check_characters(len(document), "documents")
     work = lambda: [encode_one(*pair) for pair in pairs]  # noqa: E731
-    return await in_time(work, sum(len(text) for pair in pairs for text in pair))
+    found = await in_time(work, sum(len(text) for pair in pairs for text in pair))
+    return [ids for ids, _ in found], [second for _, second in found]
 
 
 async def _compared(

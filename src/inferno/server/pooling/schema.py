@@ -30,7 +30,7 @@ EMBEDDINGS = (
         "model was trained for it (`is_matryoshka`, `matryoshka_dimensions`), or if it is the "
         "model's own size; else a 400.",
         pooling="last, first, mean, max, weighted_mean or mean_sqrt_len; the checkpoint's own when "
-        "left out (`modules.json`), else last.",
+        "left out (`modules.json`), else last, or mean for an encoder.",
         normalize="Whether vectors have length 1; the checkpoint's own when left out, else true.",
         add_special_tokens="Whether the tokenizer adds its own; true unless said.",
         truncate_prompt_tokens="Cuts longer inputs to this number of tokens, at the end; -1 is "
