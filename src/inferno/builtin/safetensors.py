@@ -165,7 +165,7 @@ class SafetensorsCheckpoint:
             chat_template=self._chat_template(tokenizer_config),
             generation_config=_read_json(self.folder / "generation_config.json") or {},
             modules=_modules(self.folder),
-            prompts=_prompts(self.folder),
+            **_prompts(self.folder),
         )
 
     def _chat_template(self, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -350,8 +350,11 @@ def _read_arrays(file: Path) -> dict[str, Any]:
     return found
 
 
-def _prompts(folder: Path) -> Mapping[str, str]:
-    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts")
+def _prompts(folder: Path) -> dict[str, Any]:
+    """Return sentence-transformers' prompts by name, and the name of the default."""
+    settings = _read_json(folder / "config_sentence_transformers.json") or {}
+    prompts, default = settings.get("prompts"), settings.get("default_prompt_name")
     if not isinstance(prompts, dict):
         return {}
-    return {name: text for name, text in prompts.items() if isinstance(text, str)}
+    texts = {name: text for name, text in prompts.items() if isinstance(text, str)}
+    return {"prompts": texts, "default_prompt": default if default in texts else ""}

@@ -48,6 +48,8 @@ class TextAssets:
     prompts: Mapping[str, str] = field(factory=dict)
     """`prompts` of `config_sentence_transformers.json`: what is written before a kind of string,
     by its name ("query")."""
+    default_prompt: str = ""
+    """Its `default_prompt_name`: which is written before strings of no kind; empty: none."""
 
 
 class Checkpoint(Protocol):

@@ -250,10 +250,13 @@ class AsyncLLM(Controls):
         pooling: Pooling | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> list[list[float]]:
         """Return an embedding of each prompt, like `LLM.embed`."""
-        config = self._preprocessor.pooling
-        recipe = config.recipe(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        recipe = self._preprocessor.pooling.recipe(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name
+        )
+        prompts = recipe.prompted(prompts)
         vectors: dict[int, Sequence[float]] = {}
         stream = self.stream_all(prompts, _ONE, pooling=recipe.pooling)
         async with aclosing(stream) as deltas:

@@ -12,6 +12,7 @@ from attrs import frozen
 from inferno.contracts import Reranker, TextAssets
 from inferno.errors import RequestError
 from inferno.llm.dense import Dense
+from inferno.llm.prompts import Prompt, unwrapped
 from inferno.request.requests import Pooling, Reduction
 from inferno.text import ChatTemplate, Tokenizer
 
@@ -67,6 +68,16 @@ class Recipe:
     normalize: bool
     size: int | None
     """To which vectors are cut; None for their own."""
+    prompt: str = ""
+    """What is written before each string."""
+
+    def prompted(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return the prompts, strings with what is written before them."""
+        return [self._prompted(prompt) for prompt in prompts] if self.prompt else list(prompts)
+
+    def _prompted(self, prompt: Prompt) -> Prompt:
+        text = unwrapped(prompt) if isinstance(prompt, Mapping) else prompt
+        return self.prompt + text if isinstance(text, str) else prompt
 
     def finish(self, vectors: Sequence[Sequence[float]]) -> list[list[float]]:
         """Return embeddings of pooled vectors: cut and normalized. A cut one always is."""
@@ -105,7 +116,9 @@ class PoolingConfig:
     dimensions: tuple[int, ...] | None = None
     """Sizes to which vectors may be cut (Matryoshka); empty for any size, None for none."""
     prompts: Mapping[str, str] = {}
-    """By kind of string, "query" and "document": what is written before it."""
+    """By kind of string ("query", "document"): what is written before it."""
+    default_prompt: str = ""
+    """Which of them strings of no kind have; empty: none."""
     judge: Judge | None = None
     classifier: Classifier | None = None
     generates: bool = True
@@ -134,7 +147,6 @@ class PoolingConfig:
         classifier = _classifier(config, template, assets.prompts.get("query", ""))
         dimensions, size = _matryoshka(config), config.get("hidden_size")
         size = size if isinstance(size, int) else None
-        prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
         if "Pooling" not in modules:
             known = not modules or "LogitScore" in modules
             of_encoder: dict[str, Any] = {} if generates else {"pooling": "mean", "reason": _MEAN}
@@ -153,6 +165,8 @@ class PoolingConfig:
             layers, unsupported = _layers(assets.modules, size)
         else:
             layers, unsupported = (), f"its pooling is {' and '.join(modes) or 'not given'}"
+        if not (includes := settings.get("include_prompt", True)) and assets.default_prompt:
+            unsupported = unsupported or "its pooling leaves out the tokens of its prompts"
         return cls(
             pooling=_MODES.get(modes[0], "last") if modes else "last",
             layers=layers,
@@ -162,7 +176,8 @@ class PoolingConfig:
             unsupported=unsupported,
             size=layers[-1].num_outputs if layers else size,
             dimensions=dimensions,
-            prompts=prompts if settings.get("include_prompt", True) else {},
+            prompts=assets.prompts if includes else {},
+            default_prompt=assets.default_prompt if includes else "",
             judge=judge,
             generates=generates,
         )
@@ -194,8 +209,10 @@ class PoolingConfig:
         pooling: str | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> Recipe:
-        """Return how embeddings are made with these options of a request; None is the checkpoint's.
+        """Return how embeddings are made with these options of a request; None is the checkpoint's,
+        and an empty `prompt_name` none.
         A named pooling replaces the checkpoint's and its layers stay; if they or others are not
         supported, it is one of the decoder's states without them. Raises RequestError."""
         names = get_args(Pooling)
@@ -216,7 +233,20 @@ class PoolingConfig:
             layers=self.layers,
             normalize=self.normalize if normalize is None else normalize,
             size=dimensions,
+            prompt=self._prompt(self.default_prompt if prompt_name is None else prompt_name),
         )
+
+    def _prompt(self, name: str) -> str:
+        """Return what is written before strings of a kind; nothing for an empty name. Raises
+        RequestError."""
+        if name and name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise RequestError(
+                f"this model has no prompt {name[:80]!r}",
+                f"It has {known} (config_sentence_transformers.json); or write it yourself.",
+                param="prompt_name",
+            )
+        return self.prompts.get(name, "") if name else ""
 
 
 def _layers(

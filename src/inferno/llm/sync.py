@@ -182,20 +182,20 @@ class LLM:
         pooling: Pooling | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> list[list[float]]:
         """Return an embedding of each prompt. `pooling` makes it of the tokens' final hidden
         states: "last" or "first" token, "mean" or "max" of all, "weighted_mean" (by position), or
         "mean_sqrt_len" (the sum by the square root of their number); `normalize` scales it to
         length 1. By default both are the checkpoint's (`modules.json`), else the last token's,
         normalized. Its `Dense` layers follow any pooling. `dimensions` cuts vectors to this size
-        and normalizes them, if the model was trained for it."""
-        config = self._preprocessor.pooling
-        recipe = config.recipe(pooling=pooling, normalize=normalize, dimensions=dimensions)
-        params = SamplingParams(max_tokens=1)
-        parents = [
-            self._preprocessor.prepare(p, params, pooling=recipe.pooling)
-            for p in prompts_of(prompts)
-        ]
+        and normalizes them, if the model was trained for it. Before strings is written what the
+        checkpoint has under `prompt_name` ("query"), or by default; nothing for an empty one."""
+        recipe = self._preprocessor.pooling.recipe(
+            pooling=pooling, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name
+        )
+        params, many = SamplingParams(max_tokens=1), recipe.prompted(prompts_of(prompts))
+        parents = [self._preprocessor.prepare(p, params, pooling=recipe.pooling) for p in many]
         builders = [parent.builders[0] for parent in parents]
         self._run(parents)
         return recipe.finish([b.embedding or () for b in builders])

@@ -27,7 +27,7 @@ from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
 from inferno.testing.converting import convert
-from inferno.testing.encoder import EncoderTests
+from inferno.testing.encoder import EncoderTests, embedded
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests
@@ -124,6 +124,7 @@ __all__ = [
     "change_quant_config",
     "checkpoint_path",
     "convert",
+    "embedded",
     "count_tensors",
     "eos_token_ids",
     "generate",

@@ -21,9 +21,10 @@ from inferno.testing.tiny import randomize, run_python
 def assert_torch_free(configs: tuple[str, ...]) -> None:
     """Discovery, and reading these configs, import no torch."""
     code = (
-        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
+        "import json, sys; from inferno.catalog import find_architecture, load_catalog\n"
+        "catalog = load_catalog()\n"
         "for config in map(json.loads, sys.argv[1:]):\n"
-        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
+        "    architecture = find_architecture(catalog, config).item\n"
         "    architecture.config(config).cache_specs()\n"
         "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
     )

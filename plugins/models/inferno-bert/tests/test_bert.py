@@ -1,8 +1,18 @@
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, cast
 
-from inferno.testing import EncoderTests
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inferno.errors import CheckpointError
+from inferno.testing import EncoderTests, embedded, load_toy, plan_of, transformers_model
+from inferno_bert.config import BertConfig, RobertaConfig
+from inferno_bert.gated_config import GteConfig, NomicConfig
+from inferno_bert.modernbert_config import ModernBertConfig
 
 BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -29,6 +39,41 @@ ROBERTA: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+MODERNBERT: dict[str, Any] = {
+    "architectures": ["ModernBertModel"],
+    "model_type": "modernbert",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 192,
+    "local_attention": 16,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+NOMIC: dict[str, Any] = {
+    **{name: BERT[name] for name in BERT if name not in ("hidden_act", "position_embedding_type")},
+    "architectures": ["NomicBertModel"],
+    "model_type": "nomic_bert",
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+GTE: dict[str, Any] = {
+    **NOMIC,
+    "architectures": ["GteModel"],
+    "model_type": "gte",
+    "hidden_act": "gelu",
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0},
+}
 ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
@@ -54,3 +99,163 @@ class TestXLMRobertaThatClassifies(EncoderTests):
     """bge-reranker-v2-m3."""
 
     config = {**ROBERTA, **ONE_LABEL, "architectures": ["XLMRobertaForSequenceClassification"]}
+
+
+class TestModernBert(EncoderTests):
+    """gte-modernbert-base: windows of 8 tokens on either side, one layer of three without."""
+
+    config = MODERNBERT
+
+
+class TestModernBertWithBiases(EncoderTests):
+    """Of no checkpoint: a bias wherever there may be one, layers named one by one."""
+
+    config = {
+        **MODERNBERT,
+        "norm_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+
+
+class TestModernBertThatClassifies(EncoderTests):
+    """gte-reranker-modernbert-base: one label, of the mean of all states."""
+
+    config = {
+        **MODERNBERT,
+        **ONE_LABEL,
+        "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "mean",
+    }
+
+
+class TestNomicBert(EncoderTests):
+    """nomic-embed-text-v1.5."""
+
+    config = NOMIC
+
+
+class TestNomicBertThatClassifies(EncoderTests):
+    """Of no known checkpoint: one label, of the pooled first token."""
+
+    config = {**NOMIC, **ONE_LABEL, "architectures": ["NomicBertForSequenceClassification"]}
+
+
+class TestGte(EncoderTests):
+    """snowflake-arctic-embed-m-v2.0 and gte-multilingual-base, as transformers has them."""
+
+    config = GTE
+
+
+class TestGteThatClassifies(EncoderTests):
+    """gte-multilingual-reranker-base; no token types, as in gte-base-en-v1.5."""
+
+    config = {
+        **GTE,
+        **ONE_LABEL,
+        "architectures": ["GteForSequenceClassification"],
+        "type_vocab_size": 0,
+    }
+
+
+PROMPTS = [[5, 6, 7, 8], [9] * 20, [4, 1, 1, 11, 1], [1, 12, 13]]
+"""In some, a text writes `<pad>` itself: token 1."""
+
+
+def means(config: dict[str, Any], prompts: list[list[int]]) -> torch.Tensor:
+    """Return what transformers' model of a config gives."""
+    model = cast(Any, transformers_model(config, "AutoModel"))
+    with torch.inference_mode():
+        found = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in prompts]
+    return torch.stack(found)
+
+
+def written(
+    folder: Path, config: dict[str, Any], renamed: dict[str, str], prefix: str = ""
+) -> Path:
+    """Write the same model, with its parameters' names changed."""
+    tensors = {}
+    for name, value in transformers_model(config, "AutoModel").state_dict().items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        tensors[prefix + name] = value.contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_padding_that_a_text_writes_itself_takes_no_position(tmp_path: Path) -> None:
+    toy = load_toy(written(tmp_path, ROBERTA, {}))
+    expected = means(ROBERTA, PROMPTS)
+    torch.testing.assert_close(embedded(toy, PROMPTS, "mean"), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "renamed", "prefix"),
+    [
+        ({**BERT, "architectures": ["BertForMaskedLM"]}, {}, "bert."),
+        (BERT, {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}, ""),
+        ({**ROBERTA, "architectures": ["RobertaForMaskedLM"]}, {}, "roberta."),
+        ({**MODERNBERT, "architectures": ["ModernBertForMaskedLM"]}, {}, "model."),
+        (NOMIC, {}, ""),  # transformers' names: queries, keys and values apart
+        (GTE, {}, "new."),
+        ({k: v for k, v in BERT.items() if k != "architectures"}, {}, ""),
+    ],
+)
+def test_other_names_of_the_same_model_load(
+    tmp_path: Path, config: dict[str, Any], renamed: dict[str, str], prefix: str
+) -> None:
+    toy = load_toy(written(tmp_path, config, renamed, prefix))
+    expected = means(config, PROMPTS[:2])
+    torch.testing.assert_close(embedded(toy, PROMPTS[:2], "mean"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_fields_of_nomics_own_code_mean_the_same() -> None:
+    ours = {
+        "vocab_size": 30528,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_inner": 3072,
+        "n_layer": 12,
+        "n_positions": 8192,
+        "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "activation_function": "swiglu",
+        "type_vocab_size": 2,
+    }
+    read = NomicConfig.from_json(ours)
+    assert (read.hidden_size, read.num_hidden_layers, read.intermediate_size) == (768, 12, 3072)
+    assert (read.max_position_embeddings, read.rope.rope_theta) == (8192, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("read", "config", "named"),
+    [
+        (BertConfig.from_json, {**BERT, "position_embedding_type": "relative_key"}, "position"),
+        (BertConfig.from_json, {**BERT, "hidden_act": "mish"}, "hidden_act"),
+        (BertConfig.from_json, {**BERT, "num_attention_heads": 5}, "num_attention_heads"),
+        (BertConfig.from_json, {**BERT, "is_decoder": True}, "is_decoder"),
+        (RobertaConfig.from_json, {**ROBERTA, "max_position_embeddings": 2}, "max_position"),
+        (RobertaConfig.from_json, {**ROBERTA, "pad_token_id": 0}, "pad_token_id"),
+        (ModernBertConfig.from_json, {**MODERNBERT, "layer_types": ["x"] * 4}, "layer_types"),
+        (ModernBertConfig.from_json, {**MODERNBERT, "classifier_pooling": "max"}, "pooling"),
+        (NomicConfig.from_json, {**NOMIC, "num_experts": 8}, "num_experts"),
+        (NomicConfig.from_json, {**NOMIC, "rotary_emb_fraction": 0.5}, "fraction"),
+        (GteConfig.from_json, {**GTE, "rope_parameters": {"rope_type": "ntk"}}, "ntk"),
+    ],
+)  # fmt: skip
+def test_a_config_that_is_not_computed_is_refused_by_name(
+    read: Any, config: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        read(config)
+
+
+def test_a_step_shorter_than_the_context_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, BERT, {})
+    plan = plan_of(path, max_num_batched_tokens=100, max_model_len=None)
+    assert plan.max_model_len == 100
+    assert any("--max-num-batched-tokens 192" in note for note in plan.notes)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
-from inferno.testing import ArchitectureTests, Toy, generate, load_toy
+from inferno.testing import ArchitectureTests, EncoderTests, Toy, generate, load_toy
 from inferno_gemma.config import Gemma2Config, Gemma3Config, GemmaConfig
 from inferno_gemma.gguf import GEMMA2 as GEMMA_2_GGUF
 from inferno_gemma.gguf import GEMMA3 as GEMMA_3_GGUF
@@ -257,8 +257,8 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
             "attn_logit_softcapping",
         ),
         (
-            Gemma3Config.from_json,
-            {**GEMMA_3, "use_bidirectional_attention": True},
+            Gemma2Config.from_json,
+            {**GEMMA_2, "use_bidirectional_attention": True},
             "use_bidirectional_attention",
         ),
         (Gemma3Config.from_json, {**GEMMA_3, "sliding_window": 0}, "sliding_window"),
@@ -287,3 +287,11 @@ def test_a_bad_config_is_an_error_that_names_the_field(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         read(damage)
+
+
+class TestEmbeddingGemma(EncoderTests):
+    """embeddinggemma-300m: Gemma 3 that attends to later tokens, too, half of its window on either
+    side."""
+
+    config = {**GEMMA_3, "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+    trained = False

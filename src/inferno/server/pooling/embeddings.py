@@ -35,7 +35,10 @@ async def embeddings(
     model = await models.find(data.body.model)
     body = data.body
     recipe = model.preprocessor.pooling.recipe(
-        pooling=body.pooling, normalize=body.normalize, dimensions=body.dimensions
+        pooling=body.pooling,
+        normalize=body.normalize,
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
     )
     if body.encoding_format not in (None, "float", "base64"):
         raise RequestError(
@@ -43,14 +46,16 @@ async def embeddings(
             "Use float or base64.",
             param="encoding_format",
         )
-    prompts = await _prompts(body, model)
+    prompts = await _prompts(body, model, recipe)
     shape = EmbeddingsShape(recipe, body.encoding_format, len(prompts))
     ready = prepared(data, model, prompts, params=ONE_TOKEN, pooling=recipe.pooling)
     with blaming("input"):
         return await model.pipeline.respond(ready, shape, request.receive)
 
 
-async def _prompts(body: EmbeddingRequest, model: ServedModel) -> list[tuple[int, ...]]:
+async def _prompts(
+    body: EmbeddingRequest, model: ServedModel, recipe: Recipe
+) -> list[tuple[int, ...]]:
     raw: Any = body.input
     inputs = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     limit = body.truncate_prompt_tokens
@@ -60,10 +65,11 @@ async def _prompts(body: EmbeddingRequest, model: ServedModel) -> list[tuple[int
             "Use a positive number, or -1.",
             param="truncate_prompt_tokens",
         )
-    longest = model.preprocessor.max_model_len - 1
+    longest = model.preprocessor.max_model_len
     return await encode_inputs(
         model,
         inputs,
+        before=recipe.prompt,
         special=body.add_special_tokens is not False,
         limit=longest if limit == -1 else limit,
     )
@@ -73,12 +79,13 @@ async def encode_inputs(
     model: ServedModel,
     inputs: Sequence[str | Sequence[int]],
     *,
+    before: str = "",
     special: bool = True,
     limit: int | None = None,
     param: str = "input",
 ) -> list[tuple[int, ...]]:
-    """Return the token ids of each input, cut to `limit`. Raises RequestError for an empty one, or
-    for none or too many."""
+    """Return the token ids of each input, cut to `limit`; `before` is written before strings.
+    Raises RequestError for an empty one, or for none or too many."""
     if not inputs:
         raise RequestError(f"{param} is empty", "Send at least one string.", param=param)
     if len(inputs) > MAX_INPUTS:
@@ -94,7 +101,7 @@ async def encode_inputs(
             raise RequestError(f"{name} is empty", "Send at least one token.", param=name)
         if not isinstance(text, str):
             return tuple(text if limit is None else text[:limit])
-        tokenizer = model.needed_tokenizer(param)
+        tokenizer, text = model.needed_tokenizer(param), before + text
         if limit is None:
             model.preprocessor.check_characters(len(text), param)
         else:  # no token is longer: the rest would be cut off

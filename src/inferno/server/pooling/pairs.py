@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from inferno.text import ChatTemplate, Tokenizer
 
 Pair = tuple[str, str]
+_DOCUMENTS = ("document", "passage", "corpus")
+"""Names of the prompt of documents, as sentence-transformers looks for it."""
 _MAX_QUERIES = 16_000_000
 """Maximum characters of the queries in the prompts of one request."""
 
@@ -154,8 +156,12 @@ async def _compared(
 ) -> tuple[Prepared, PairScores]:
     recipe = model.preprocessor.pooling.recipe(normalize=True)
     tokenizer = model.needed_tokenizer("query")
-    prompts = model.preprocessor.pooling.prompts if asymmetric else {}
-    before_query, before_document = prompts.get("query", ""), prompts.get("document", "")
+    before_query = before_document = recipe.prompt
+    if asymmetric:
+        prompts = model.preprocessor.pooling.prompts
+        before_query = prompts.get("query", recipe.prompt)
+        kind = next((name for name in _DOCUMENTS if name in prompts), "")
+        before_document = prompts.get(kind, recipe.prompt)
     cut = await in_time(
         lambda: [_cut(tokenizer, document, max_tokens_per_doc) for _, document in pairs],
         sum(len(document) for _, document in pairs),

@@ -31,6 +31,8 @@ EMBEDDINGS = (
         "model's own size; else a 400.",
         pooling="last, first, mean, max, weighted_mean or mean_sqrt_len; the checkpoint's own when "
         "left out (`modules.json`), else last, or mean for an encoder.",
+        prompt_name="Which of the checkpoint's prompts is written before strings (`query`); empty: "
+        "none; its default when left out (`config_sentence_transformers.json`).",
         normalize="Whether vectors have length 1; the checkpoint's own when left out, else true.",
         add_special_tokens="Whether the tokenizer adds its own; true unless said.",
         truncate_prompt_tokens="Cuts longer inputs to this number of tokens, at the end; -1 is "
@@ -96,6 +98,7 @@ class EmbeddingRequest(PoolingRequest):
     encoding_format: str | None = None
     dimensions: int | None = None
     pooling: str | None = None
+    prompt_name: str | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None

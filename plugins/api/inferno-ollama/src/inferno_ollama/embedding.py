@@ -65,8 +65,8 @@ async def _prepare(
     recipe: Recipe,
     truncate: bool | None = None,
 ) -> Prepared:
-    limit = None if truncate is False else model.preprocessor.max_model_len - 1
-    prompts = await encode_inputs(model, inputs, limit=limit)
+    limit = None if truncate is False else model.preprocessor.max_model_len
+    prompts = await encode_inputs(model, inputs, before=recipe.prompt, limit=limit)
     return Prepared(
         model=model.names[0],
         prompts=prompts,

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from inferno import hookimpl
 from inferno.contracts import Architecture
 
 _TABLES = ("*.position_embeddings", "*.token_type_embeddings")
 
 
-def _bert(
-    names: Sequence[str], model_types: Sequence[str] = (), checkpoints: Sequence[str] = ()
+def _encoder(
+    name: str,
+    config: str,
+    module: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    model_types: tuple[str, ...] = (),
+    checkpoints: tuple[str, ...] = (),
 ) -> Architecture:
-    """Declare a class and other classes of the same model. Whether it classifies is in its name."""
-    name, *aliases = names
+    """Declare a class, `XModel` or `XForSequenceClassification`. `config` is its config class."""
     classifies = name.endswith("ForSequenceClassification")
+    gated = "gated_" if module == "gated" else ""
     return Architecture(
         name=name,
-        aliases=tuple(aliases),
-        model_types=tuple(model_types),
-        config=f"inferno_bert.config:{'Roberta' if 'oberta' in name.lower() else 'Bert'}Config"
-        ".from_json",
-        build=f"inferno_bert.bert:{'Classifier' if classifies else 'Encoder'}",
-        adapt=f"inferno_bert.stored:{'classifier' if classifies else 'encoder'}",
+        aliases=aliases,
+        model_types=model_types,
+        config=f"inferno_bert.{config}.from_json",
+        build=f"inferno_bert.{module}:{'Classifier' if classifies else 'Encoder'}",
+        adapt=f"inferno_bert.stored:{gated}{'classifier' if classifies else 'encoder'}",
         unquantized=_TABLES,
-        checkpoints=tuple(checkpoints),
+        checkpoints=checkpoints,
     )
 
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
-        _bert(
-            ("BertModel", "BertForMaskedLM", "BertForPreTraining"),
-            ("bert",),
-            (
+        _encoder(
+            "BertModel",
+            "config:BertConfig",
+            "bert",
+            aliases=("BertForMaskedLM", "BertForPreTraining"),
+            model_types=("bert",),
+            checkpoints=(
                 "sentence-transformers/all-MiniLM-L6-v2",
                 "BAAI/bge-small-en-v1.5",
                 "BAAI/bge-base-en-v1.5",
@@ -46,23 +52,55 @@ def inferno_architectures() -> list[Architecture]:
                 "Snowflake/snowflake-arctic-embed-m",
             ),
         ),
-        _bert(
-            ("BertForSequenceClassification",),
+        _encoder(
+            "BertForSequenceClassification",
+            "config:BertConfig",
+            "bert",
             checkpoints=("cross-encoder/ms-marco-MiniLM-L6-v2",),
         ),
-        _bert(
-            (
-                "XLMRobertaModel",
-                "RobertaModel",
-                "CamembertModel",
-                "XLMRobertaForMaskedLM",
-                "RobertaForMaskedLM",
-            ),
-            ("xlm-roberta", "roberta", "camembert"),
-            ("BAAI/bge-m3", "intfloat/multilingual-e5-large"),
+        _encoder(
+            "XLMRobertaModel",
+            "config:RobertaConfig",
+            "bert",
+            aliases=("RobertaModel", "XLMRobertaForMaskedLM", "RobertaForMaskedLM"),
+            model_types=("xlm-roberta", "roberta"),
+            checkpoints=("BAAI/bge-m3", "intfloat/multilingual-e5-large"),
         ),
-        _bert(
-            ("XLMRobertaForSequenceClassification", "RobertaForSequenceClassification"),
+        _encoder(
+            "XLMRobertaForSequenceClassification",
+            "config:RobertaConfig",
+            "bert",
+            aliases=("RobertaForSequenceClassification",),
             checkpoints=("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base"),
         ),
+        _encoder(
+            "ModernBertModel",
+            "modernbert_config:ModernBertConfig",
+            "modernbert",
+            aliases=("ModernBertForMaskedLM",),
+            model_types=("modernbert",),
+            checkpoints=("Alibaba-NLP/gte-modernbert-base", "nomic-ai/modernbert-embed-base"),
+        ),
+        _encoder(
+            "ModernBertForSequenceClassification",
+            "modernbert_config:ModernBertConfig",
+            "modernbert",
+            checkpoints=("Alibaba-NLP/gte-reranker-modernbert-base",),
+        ),
+        _encoder(
+            "NomicBertModel",
+            "gated_config:NomicConfig",
+            "gated",
+            model_types=("nomic_bert",),
+            checkpoints=("nomic-ai/nomic-embed-text-v1.5",),
+        ),
+        _encoder("NomicBertForSequenceClassification", "gated_config:NomicConfig", "gated"),
+        _encoder(
+            "GteModel",
+            "gated_config:GteConfig",
+            "gated",
+            model_types=("gte",),
+            checkpoints=("Snowflake/snowflake-arctic-embed-m-v2.0",),
+        ),
+        _encoder("GteForSequenceClassification", "gated_config:GteConfig", "gated"),
     ]

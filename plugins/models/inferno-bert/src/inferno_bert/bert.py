@@ -27,6 +27,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def no_logits(model: nn.Module, x_SD: Tensor) -> Tensor:
+    """Stand in for `Model.logits`."""
+    raise AssertionError("the engine refuses requests to generate with an encoder")
+
+
 class Embeddings(nn.Module):
     """The sum of a token's, its position's and its type's embedding, normalized."""
 
@@ -137,8 +142,7 @@ class Encoder(nn.Module):
             x_TD = layer(x_TD, batch)
         return x_TD
 
-    def logits(self, x_SD: Tensor) -> Tensor:
-        raise AssertionError("the engine refuses requests to generate with an encoder")
+    logits = no_logits
 
 
 class Head(nn.Module):
@@ -146,10 +150,10 @@ class Head(nn.Module):
 
     reads: ClassVar[str] = "first"
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, hidden_size: int, num_labels: int) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=True)
-        self.out_proj = LMHead(config.hidden_size, config.num_labels, bias=True)
+        self.dense = Linear(hidden_size, hidden_size, bias=True)
+        self.out_proj = LMHead(hidden_size, num_labels, bias=True)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         y_NL: Tensor = self.out_proj(torch.tanh(self.dense(x_ND)))
@@ -161,4 +165,4 @@ class Classifier(Encoder):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.score = Head(config)
+        self.score = Head(config.hidden_size, config.num_labels)

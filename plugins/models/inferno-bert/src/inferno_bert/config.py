@@ -16,6 +16,30 @@ PADDING = 1
 """RoBERTa's padding token, and the row of the position table before its first position."""
 
 
+def check_heads(hidden_size: int, heads: int) -> None:
+    """Raise CheckpointError unless heads are of one size."""
+    if hidden_size % heads:
+        raise CheckpointError(
+            f"config.json: hidden_size {hidden_size} is not divisible by num_attention_heads "
+            f"{heads}",
+            "Check both.",
+        )
+
+
+def whole_spec(hidden_size: int, heads: int, window: int | None = None) -> AttentionSpec:
+    """Return the spec of a layer that attends to all tokens, or to those less than `window`
+    away."""
+    dim = hidden_size // heads
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        sliding_window=window,
+        bidirectional=True,
+    )
+
+
 @frozen(kw_only=True)
 class BertConfig:
     positions: ClassVar[Literal["from 0", "from padding"]] = "from 0"
@@ -52,12 +76,7 @@ class BertConfig:
         check_positive(**{name: getattr(read, name) for name in (*sizes, *more)})
         longest = read.max_position_embeddings - cls._rows_before()
         check_positive(max_position_embeddings=longest)
-        if read.hidden_size % read.num_attention_heads:
-            raise CheckpointError(
-                f"config.json: hidden_size {read.hidden_size} is not divisible by "
-                f"num_attention_heads {read.num_attention_heads}",
-                "Check both.",
-            )
+        check_heads(read.hidden_size, read.num_attention_heads)
         return evolve(read, max_position_embeddings=longest)
 
     @property
@@ -73,14 +92,7 @@ class BertConfig:
     @property
     def spec(self) -> AttentionSpec:
         """Of each layer."""
-        heads, dim = self.num_attention_heads, self.hidden_size // self.num_attention_heads
-        return AttentionSpec(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=dim,
-            scale=dim**-0.5,
-            bidirectional=True,
-        )
+        return whole_spec(self.hidden_size, self.num_attention_heads)
 
     def cache_specs(self) -> Sequence[AttentionSpec]:
         return [self.spec] * self.num_hidden_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,25 @@ from inferno.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PREFIXES = ("bert.", "roberta.", "model.", "new.")
+_PREFIXES = ("bert.", "roberta.", "model.", "nomic_bert.", "gte.", "new.")
 """What classes with a head write before the encoder's names."""
 _ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Names that the first checkpoints, converted from TensorFlow, still have."""
+_GATED = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"^emb_ln\.", "embeddings.LayerNorm."),
+        (r"^encoder\.layers?\.", "layers."),
+        (r"\.(attn|attention)\.(Wqkv|qkv_proj)\.", ".self_attn.qkv_proj."),
+        (r"\.(attn|attention)\.(out_proj|o_proj)\.", ".self_attn.o_proj."),
+        (r"\.mlp\.fc11\.", ".mlp.up_proj."),
+        (r"\.mlp\.fc12\.", ".mlp.gate_proj."),
+        (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+        (r"\.(norm1|attn_ln)\.", ".post_attention_layernorm."),
+        (r"\.(norm2|mlp_ln)\.", ".post_mlp_layernorm."),
+    )
+)
+"""Names of NomicBERT's and GTE's own code, and transformers' for the same."""
 _HEADS = (
     ("pooler.dense.", "score.dense."),
     ("head.dense.", "score.dense."),
@@ -34,6 +50,7 @@ class Encoder(CheckpointView):
     """An encoder without its prefix, and with `classifies` its head under `score`."""
 
     classifies: bool = False
+    gated: bool = False
     names: Mapping[str, str] = field(init=False)
     """Name in the model -> stored name."""
 
@@ -47,6 +64,8 @@ class Encoder(CheckpointView):
         for old, new in _ENDS.items():
             if name.endswith(old):
                 return name.removesuffix(old) + new
+        for pattern, new in _GATED if self.gated else ():
+            name = pattern.sub(new, name)
         for old, new in _HEADS if self.classifies else ():
             if name.startswith(old):
                 return new + name.removeprefix(old)
@@ -54,10 +73,13 @@ class Encoder(CheckpointView):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        config = self.checkpoint.config
-        if not self.classifies:
-            return config
-        return {**config, "num_labels": self.tensors[HEAD].shape[0]}
+        found = {**self.checkpoint.config}
+        if self.gated:
+            found["fused_qkv"] = any(".qkv_proj." in name for name in self.names)
+            found["fused_mlp"] = any(".up_gate_proj." in name for name in self.names)
+        if self.classifies:
+            found["num_labels"] = self.tensors[HEAD].shape[0]
+        return found
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -73,9 +95,19 @@ def encoder(checkpoint: Checkpoint) -> Checkpoint:
     return Encoder(checkpoint)
 
 
-def classifier(checkpoint: Checkpoint) -> Checkpoint:
+def gated_encoder(checkpoint: Checkpoint) -> Checkpoint:
+    """The same of NomicBERT and GTE."""
+    return Encoder(checkpoint, gated=True)
+
+
+def gated_classifier(checkpoint: Checkpoint) -> Checkpoint:
+    """View a NomicBERT or GTE with a head for labels. Raises CheckpointError."""
+    return classifier(checkpoint, gated=True)
+
+
+def classifier(checkpoint: Checkpoint, *, gated: bool = False) -> Checkpoint:
     """View a model with a head for labels. Raises CheckpointError if it stores none."""
-    found = Encoder(checkpoint, classifies=True)
+    found = Encoder(checkpoint, classifies=True, gated=gated)
     if len(found.tensors[HEAD].shape if HEAD in found.tensors else ()) != 2:
         raise CheckpointError(
             "the checkpoint stores no head for labels: classifier.weight or "

@@ -61,6 +61,7 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-3-270m-it",
                 "google/gemma-3-1b-it",
                 "google/medgemma-27b-text-it",
+                "google/embeddinggemma-300m",
                 "EssentialAI/rnj-1-instruct",
             ),
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 from attrs import field, frozen
@@ -31,6 +31,7 @@ class GemmaConfig(DecoderConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         _check_activation(config)
+        check_known(config, "use_bidirectional_attention", None, False)
         return super().from_json(config)
 
 
@@ -39,6 +40,8 @@ class Gemma2Config(WindowedConfig):
     """Gemma 2: a window in every other layer, soft caps."""
 
     activations = GemmaConfig.activations
+    bidirectional: ClassVar[tuple[bool | None, ...]] = (None, False)
+    """The values of `use_bidirectional_attention` that it computes."""
 
     head_dim: int = 256
     max_position_embeddings: int = 8192
@@ -53,6 +56,7 @@ class Gemma2Config(WindowedConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         _check_activation(config)
+        check_known(config, "use_bidirectional_attention", *cls.bidirectional)
         return super().from_json(config)
 
     def slides(self, layer: int) -> bool:
@@ -78,6 +82,10 @@ class Gemma3Config(Gemma2Config):
     final_logit_softcapping: float | None = field(default=None, validator=_ABOVE_0)
     local_rope: RopeConfig = RopeConfig()
     """Rotary config of the sliding-window layers. `rope` is for the others."""
+    use_bidirectional_attention: bool = False
+    """Whether it is an encoder, EmbeddingGemma: half of the window is on either side."""
+
+    bidirectional = (None, False, True)
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -89,6 +97,13 @@ class Gemma3Config(Gemma2Config):
         rope = RopeConfig.from_json({"rope_parameters": local, "rope_theta": theta})
         rope.check_width(read.head_dim)
         return attrs.evolve(read, local_rope=rope)
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        spec = super().attention_spec(layer)
+        if not self.use_bidirectional_attention:
+            return spec
+        window = None if spec.sliding_window is None else spec.sliding_window // 2 + 1
+        return attrs.evolve(spec, bidirectional=True, sliding_window=window)
 
     @classmethod
     def from_multimodal(cls, config: Mapping[str, Any]) -> Self:
@@ -107,4 +122,3 @@ class Gemma3Config(Gemma2Config):
 
 def _check_activation(config: Mapping[str, Any]) -> None:
     check_known(config, "hidden_activation", None, "gelu_pytorch_tanh")
-    check_known(config, "use_bidirectional_attention", None, False)

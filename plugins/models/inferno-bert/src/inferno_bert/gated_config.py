@@ -1,0 +1,119 @@
+"""The fields of `config.json` that NomicBERT and GTE read, under transformers' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from attrs import evolve, frozen
+
+from inferno.configs import RopeConfig, check_known, check_positive, read_config
+from inferno.contracts import AttentionSpec
+from inferno_bert.config import ACTIVATIONS, check_heads, whole_spec
+
+
+@frozen(kw_only=True)
+class GatedConfig:
+    theta: ClassVar[float]
+    """Base of the rotary embedding, if `config.json` has none."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    type_vocab_size: int
+    layer_norm_eps: float = 1e-12
+    hidden_act: str
+    attention_bias: bool
+    """Whether all of attention's matrices have biases."""
+    mlp_bias: bool
+    """Whether the last matrix of an MLP has one."""
+    fused_qkv: bool = False
+    """Whether the checkpoint stores queries, keys and values as one matrix."""
+    fused_mlp: bool = False
+    """The same of `up_proj` and `gate_proj`, in this order."""
+    rope: RopeConfig = RopeConfig()
+    num_labels: int = 0
+    """Rows of a classifier's head; 0 without one."""
+    unused_tensors: ClassVar[tuple[str, ...]] = (
+        "pooler.*",
+        "lm_head.*",
+        "cls.*",
+        "*position_ids",
+        "*inv_freq",
+    )
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """Parse `config.json`. Raises CheckpointError for settings that are not computed."""
+        check_known(config, "hidden_act", *ACTIVATIONS)
+        check_known(config, "position_embedding_type", "rope", None)
+        check_known(config, "layer_norm_type", "layer_norm", None)
+        check_known(config, "logn_attention_scale", False, None)
+        read = read_config(cls, config)
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        more = ("num_attention_heads", "max_position_embeddings")
+        check_positive(**{name: getattr(read, name) for name in (*sizes, *more)})
+        check_heads(read.hidden_size, read.num_attention_heads)
+        rope = RopeConfig.from_json(config, theta=cls.theta)
+        rope.check_width(read.spec.head_dim)
+        return evolve(read, rope=rope)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """Of each layer."""
+        return whole_spec(self.hidden_size, self.num_attention_heads)
+
+    def cache_specs(self) -> Sequence[AttentionSpec]:
+        return [self.spec] * self.num_hidden_layers
+
+
+@frozen(kw_only=True)
+class GteConfig(GatedConfig):
+    theta = 160_000.0
+
+    max_position_embeddings: int = 8192
+    type_vocab_size: int = 1
+    hidden_act: str = "gelu"
+    attention_bias: bool = True
+    mlp_bias: bool = True
+
+
+_NOMIC = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+"""Fields of the checkpoints' own code -> transformers' names."""
+
+
+@frozen(kw_only=True)
+class NomicConfig(GatedConfig):
+    theta = 1_000.0
+
+    max_position_embeddings: int = 2048
+    type_vocab_size: int = 2
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """Parse `config.json`, of transformers or of the checkpoints' own code."""
+        check_known(config, "activation_function", "swiglu", None)
+        check_known(config, "prenorm", False, None)
+        check_known(config, "use_rms_norm", False, None)
+        check_known(config, "rotary_emb_fraction", 1, 1.0, None)
+        check_known(config, "rotary_emb_interleaved", False, None)
+        check_known(config, "rotary_scaling_factor", None)
+        check_known(config, "num_experts", 0, None)
+        for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"):
+            check_known(config, name, False, None)
+        named = {new: config[old] for old, new in _NOMIC.items() if config.get(old) is not None}
+        return super().from_json({**config, **named})
