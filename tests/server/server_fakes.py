@@ -205,7 +205,8 @@ class FakeLLM:
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.sessions_seen.append(session)
         self.preprocessor.check_params(params)
-        encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
+        output = int(pooling is None)
+        encoded = [self.preprocessor.encode_prompt(prompt, output) for prompt in prompts]
         if pooling is not None:
             self.seen += [(ids, params) for ids in encoded]
             return self._embed(encoded, pooling, request_id)

@@ -166,6 +166,7 @@ class SafetensorsCheckpoint:
             generation_config=_read_json(self.folder / "generation_config.json") or {},
             modules=_modules(self.folder),
             **_prompts(self.folder),
+            max_seq_length=_max_seq_length(self.folder),
         )
 
     def _chat_template(self, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -329,6 +330,16 @@ def _modules(folder: Path) -> tuple[Mapping[str, Any], ...]:
         read = {"read": partial(_read_arrays, weights)} if stored else {}
         found.append({**entry, "config": config or {}, **read})
     return tuple(found)
+
+
+def _max_seq_length(folder: Path) -> int | None:
+    """Return sentence-transformers' limit of a string's tokens."""
+    for name in ("bert", "roberta", "xlm-roberta", "distilbert"):
+        settings = _read_json(folder / f"sentence_{name}_config.json") or {}
+        longest = settings.get("max_seq_length")
+        if isinstance(longest, int) and longest > 0:
+            return longest
+    return None
 
 
 def _read_arrays(file: Path) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class TextAssets:
     by its name ("query")."""
     default_prompt: str = ""
     """Its `default_prompt_name`: which is written before strings of no kind; empty: none."""
+    max_seq_length: int | None = None
+    """Of `sentence_bert_config.json`: the longest string in tokens, special ones included."""
 
 
 class Checkpoint(Protocol):

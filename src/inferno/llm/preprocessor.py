@@ -113,9 +113,10 @@ class Preprocessor:
             seeds=random.Random(plan.seed),
         )
 
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the prompt's token ids, checked: valid, not empty, and with room for an answer."""
-        return self._checked_length(self._encoded(prompt))
+    def encode_prompt(self, prompt: Prompt, output: int = 1) -> tuple[int, ...]:
+        """Return the prompt's token ids, checked: valid, not empty, and with room for `output` more
+        tokens."""
+        return self._checked_length(self._encoded(prompt), output)
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):

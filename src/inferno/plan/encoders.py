@@ -54,9 +54,9 @@ def check_options(options: Options) -> None:
         )
 
 
-def longest_prompt(options: Options, longest: int) -> Decided[int]:
-    """Return the most tokens of a prompt, if the model takes `longest`: a step must hold it. Raises
-    OptionError."""
+def longest_prompt(options: Options, longest: int, declared: int | None) -> Decided[int]:
+    """Return the most tokens of a prompt, if the model takes `longest` and its checkpoint declares
+    a limit: a step must hold it. Raises OptionError."""
     step, wanted = options.max_num_batched_tokens, options.max_model_len
     if wanted is not None and wanted > step:
         raise OptionError(
@@ -64,10 +64,13 @@ def longest_prompt(options: Options, longest: int) -> Decided[int]:
             "computes prompts whole, in one step",
             f"Raise --max-num-batched-tokens to {wanted}, or lower --max-model-len.",
         )
-    note = (
-        f"prompts have at most {step} tokens, as steps have: --max-num-batched-tokens {longest} "
-        f"takes all {longest} of the model"
-    )
-    if wanted is not None or longest <= step:
-        return Decided(wanted or longest)
-    return Decided(step, notes=(note,))
+    if wanted is not None:
+        return Decided(wanted)
+    usual = min(longest, declared or longest)
+    if usual > step:
+        note = f"as steps have: --max-num-batched-tokens {usual} takes {usual}"
+        return Decided(step, notes=(f"prompts have at most {step} tokens, {note}",))
+    if usual < longest:
+        note = f"as its max_seq_length says: --max-model-len {longest} takes all of its positions"
+        return Decided(usual, notes=(f"prompts have at most {usual} tokens, {note}",))
+    return Decided(usual)

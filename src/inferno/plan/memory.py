@@ -109,8 +109,10 @@ def size_cache(
     *,
     limit: int,
     fixed: int,
+    declared: int | None = None,
 ) -> Decided[CacheSize]:
     """Size the cache to fit into `limit` alongside `fixed` bytes, but no larger than could be used.
+    `declared`: the checkpoint's limit of a string (`TextAssets.max_seq_length`).
     Raises OptionError, OutOfMemoryError."""
     longest = model.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > longest:
@@ -118,8 +120,9 @@ def size_cache(
             f"max_model_len {options.max_model_len} exceeds the model's {longest}", "Lower it."
         )
     encoder = any(use.need.bidirectional for use in attention)
-    prompt = longest_prompt(options, longest) if encoder else Decided(options.max_model_len)
-    wanted = prompt.value or longest
+    usual = Decided(options.max_model_len or longest)
+    prompt = longest_prompt(options, longest, declared) if encoder else usual
+    wanted = prompt.value
     sizes = CacheSizes(
         attention,
         states,

@@ -354,6 +354,7 @@ def choose_cache(
         attention.block_size,
         limit=limit.value,
         fixed=sum(item.nbytes for item in fixed),
+        declared=model.assets.max_seq_length,
     )
     return Cache(limit=limit, fixed=fixed, size=size)
 

@@ -259,3 +259,12 @@ def test_a_step_shorter_than_the_context_is_said(tmp_path: Path) -> None:
     plan = plan_of(path, max_num_batched_tokens=100, max_model_len=None)
     assert plan.max_model_len == 100
     assert any("--max-num-batched-tokens 192" in note for note in plan.notes)
+
+
+def test_a_checkpoint_may_limit_a_string(tmp_path: Path) -> None:
+    path = written(tmp_path, BERT, {})
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 80}))
+    plan = plan_of(path, max_model_len=None)
+    assert plan.max_model_len == 80
+    assert any("--max-model-len 192" in note for note in plan.notes)
+    assert plan_of(path, max_model_len=192).max_model_len == 192
