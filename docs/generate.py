@@ -323,6 +323,7 @@ def index() -> str:
         "kernels": _declared(catalog, "inferno_kernels"),
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
+        "queue policy": _declared(catalog, "inferno_queue_policies"),
         "chat format": _chat_formats(catalog),
         "grammar": {
             kind: offer.distribution

@@ -287,7 +287,9 @@ def test_commands_and_flags_exist() -> None:
 
 
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen".split()
-NUMBERS += "fourteen fifteen sixteen seventeen eighteen nineteen twenty twenty-one".split()
+NUMBERS += (
+    "fourteen fifteen sixteen seventeen eighteen nineteen twenty twenty-one twenty-two".split()
+)
 FAMILIES = {p.name for p in ROOT.glob("plugins/models/*")} - {
     "inferno-demo",
     "inferno-transformers",

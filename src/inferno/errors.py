@@ -16,6 +16,7 @@ MissingKind = Literal[
     "kernels",
     "attention",
     "cache policy",
+    "queue policy",
     "chat format",
     "model",
     "grammar",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         LogitsProcessor,
         Proposer,
         QuantScheme,
+        QueuePolicy,
         RequestField,
         SessionKeeper,
         Source,
@@ -126,6 +127,13 @@ class ProvidesCachePolicies(Protocol):
     @_hook("cache policy", hinted="cache policy", versions=(1, 2))
     def inferno_cache_policies(self) -> list[CachePolicy]:
         """Prefix caches, which decide which full blocks to cache and evict: none, LRU."""
+        ...
+
+
+class ProvidesQueuePolicies(Protocol):
+    @_hook("queue policy", hinted="queue policy")
+    def inferno_queue_policies(self) -> list[QueuePolicy]:
+        """Orders of requests: first come, first served, or fair among API keys."""
         ...
 
 

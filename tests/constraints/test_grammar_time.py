@@ -96,6 +96,21 @@ def test_many_that_are_just_slow_share_a_step() -> None:
     assert len(Turns().resting(held, 0.0, alone=True)) == 8
 
 
+def test_keys_take_turns_however_many_slow_grammars_each_has() -> None:
+    """Eight of one key's requests, and one of another's, each of which takes a whole step."""
+    turns, ran = Turns(), dict.fromkeys("ab", 0)
+    held = {f"a{i}": slow(0.0) for i in range(8)} | {"b": slow(0.0)}
+    for id, time in held.items():
+        time.tenant = id[0]
+    for now in range(40):
+        for time in held.values():
+            time.last = STEP_SECONDS
+        for id in held.keys() - turns.resting(held, float(now), alone=True):
+            held[id].add(STEP_SECONDS)
+            ran[id[0]] += 1
+    assert ran == {"a": 20, "b": 20}
+
+
 def test_a_grammar_is_slow_by_its_last_token() -> None:
     assert slow(0.01).is_slow
     time = slow(0.01)

@@ -14,8 +14,9 @@ from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
 SRC = Path(hookspecs.__file__).parent
-MAX_HOOKS = 21
-"""The last one starts ranks: by processes of this machine now, by clusters of others."""
+MAX_HOOKS = 22
+"""The last ones start ranks, by processes of this machine now, by clusters of others; and order
+requests, as they come or fairly."""
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -128,9 +128,8 @@ class Harness:
         step = self.scheduler.plan()
         assert step.num_tokens <= self.budget, "the budget is exceeded"
         assert {update.row for update in step.block_updates} <= self.scheduler._running.keys()
-        work, alone = step.work
-        self.scheduler.budget.record(work, self.cost(work), alone=alone)
-        for output in self.scheduler.commit(step, self.runner.run(step)):
+        work, _ = step.work
+        for output in self.scheduler.commit(step, self.runner.run(step), self.cost(work)):
             if not self.outputs[output.request_id]:
                 self.order.append(output.request_id)
             self.outputs[output.request_id].append(output)

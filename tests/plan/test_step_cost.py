@@ -94,7 +94,7 @@ def test_no_more_tokens_fit_than_four_times_what_was_seen() -> None:
 
 
 def budget(streams: Work, max_seconds: float = 0.2) -> StepBudget:
-    return StepBudget(2048, max_seconds, lambda: streams)
+    return StepBudget(2048, max_seconds, lambda: (streams, bool(streams.tokens)))
 
 
 def teach(budget: StepBudget) -> StepBudget:

@@ -202,6 +202,7 @@ class FakeLLM:
         pooling: Reduction | None = None,
         lora: str | None = None,
         session: SessionHint | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.sessions_seen.append(session)
         self.preprocessor.check_params(params)

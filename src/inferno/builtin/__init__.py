@@ -17,6 +17,7 @@ from inferno.contracts import (
     LogitsProcessor,
     Proposer,
     QuantScheme,
+    QueuePolicy,
     RequestField,
     Source,
     Writer,
@@ -95,6 +96,11 @@ def inferno_cache_policies() -> list[CachePolicy]:
         CachePolicy(name="lru", build="inferno.builtin.lru:LRUPrefixCache", priority=0),
         CachePolicy(name="none", build=lambda num_blocks: None, priority=-10),
     ]
+
+
+@hookimpl
+def inferno_queue_policies() -> list[QueuePolicy]:
+    return [QueuePolicy(name="first-come", build="inferno.builtin.first_come:FirstCome")]
 
 
 @hookimpl

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         KernelNeed,
         KernelProvider,
         QuantScheme,
+        QueuePolicy,
         Source,
         StoredMatrix,
     )
@@ -265,6 +266,16 @@ class Catalog:
         return choose(
             offers,
             "cache policy",
+            lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
+        )
+
+    def queue_policy(self, name: str = "auto") -> Choice[QueuePolicy]:
+        offers = self.of("inferno_queue_policies")
+        if name != "auto":
+            self.named(contracts.QueuePolicy, name)
+        return choose(
+            offers,
+            "queue policy",
             lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
         )
 

@@ -173,6 +173,9 @@ engine_options = together(
             "--cache-policy", metavar="NAME", help="Prefix cache policy: lru, none, or a plugin's."
         ),
         _engine(
+            "--queue-policy", metavar="NAME", help="Order of requests: first-come, or a plugin's."
+        ),
+        _engine(
             "--enable-prefix-caching/--no-enable-prefix-caching",
             default=None,
             help="Shorthand for --cache-policy lru or none.",

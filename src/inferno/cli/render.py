@@ -118,6 +118,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_packed_rows(plan),
         *_output_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
+        ("queue policy", plan.queue_policy, _origin(plan, "queue policy")),
         *_store_rows(plan),
         *_event_rows(plan),
         *_session_rows(plan),

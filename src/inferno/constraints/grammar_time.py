@@ -7,7 +7,7 @@ Time is processor time of the calling thread: a busy machine makes no grammar sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import thread_time
 from typing import Any, TypeVar
 
@@ -41,6 +41,8 @@ class GrammarTime:
     """Whether its masks are computed alone: a batch with them took long."""
     last: float = 0.0
     """Seconds for the last token."""
+    tenant: str = ""
+    """Whose request it is."""
     turn: int = 0
     """The last step of slow grammars that it took part in."""
     error: str = ""
@@ -117,6 +119,8 @@ class Turns:
 
     _credit: float = 0.0
     """Seconds that they may take; negative while other requests come first."""
+    _used: dict[str, float] = field(factory=dict)
+    """Seconds of each tenant that has some, since it has."""
     _asked: float = 0.0
     _steps: int = 0
 
@@ -126,14 +130,32 @@ class Turns:
         them."""
         credit = self._credit + SHARE * (now - self._asked)
         self._asked = now
-        self._credit = credit = min(0.0, credit) - sum(time.take_due() for time in slow.values())
+        self._credit = credit = min(0.0, credit) - self._count(slow.values())
         if not slow or (credit < 0 and not alone):
             return {*slow}
         self._steps, left, resting = self._steps + 1, STEP_SECONDS, set[str]()
-        for place, id in enumerate(sorted(slow, key=lambda id: slow[id].turn)):
+        for place, id in enumerate(sorted(slow, key=lambda id: self._place(slow[id]))):
             left -= slow[id].last
             if place and left < 0:
                 resting.add(id)
             else:
                 slow[id].turn = self._steps
         return resting
+
+    def _count(self, slow: Collection[GrammarTime]) -> float:
+        """Return the seconds that are due, and count them for their tenants. New ones begin as the
+        one that has used least."""
+        tenants = {time.tenant for time in slow}
+        least = min((self._used[each] for each in tenants & self._used.keys()), default=0.0)
+        self._used = {each: self._used.get(each, least) for each in tenants}
+        total = 0.0
+        for time in slow:
+            due = time.take_due()
+            self._used[time.tenant] += due
+            total += due
+        return total
+
+    def _place(self, time: GrammarTime) -> tuple[float, int]:
+        """Return by what requests take turns: the tenant that has used least, then the one that
+        waits longest."""
+        return self._used[time.tenant], time.turn

@@ -96,11 +96,13 @@ class Grammars:
 
         return cls(opened.parts.grammars, read, partial(hint_for, plan))
 
-    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+    def constraint_of(self, params: SamplingParams, tenant: str = "") -> Constraint | None:
         """Return the constraint of a request's grammar and its budget of reasoning, or None if it
-        has neither. Raises GrammarError."""
+        has neither. Its time is the tenant's. Raises GrammarError."""
         spec, markers = params.structured_outputs, params.reasoning
         found = self.compile(spec) if spec is not None else None
+        if found is not None and found.time is not None:
+            found.time.tenant = tenant
         if params.thinking_token_budget is None or markers is None:
             return found
         marks = self._marks_of(markers)

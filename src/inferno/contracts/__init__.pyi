@@ -111,6 +111,7 @@ from inferno.contracts.proposers import (
     Proposer,
     Span,
 )
+from inferno.contracts.queues import Queue, QueueBuild, Queued, QueueNeed, QueuePolicy
 from inferno.contracts.ranks import COLUMNS, DECODER, Divided, Range, Shard, divides_heads
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
@@ -246,6 +247,11 @@ __all__ = [
     "QUANTIZE",
     "QuantMix",
     "QuantScheme",
+    "Queue",
+    "QueueBuild",
+    "QueueNeed",
+    "QueuePolicy",
+    "Queued",
     "Range",
     "RankProcess",
     "RankStart",

@@ -15,7 +15,6 @@ from inferno.core.launches import Closed, InFlight, Runner, needed
 from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
-from inferno.core.versions import Versions
 from inferno.errors import AsleepError, RequestError
 from inferno.host import give_memory_back
 from inferno.plan import Opened, Plan
@@ -28,6 +27,7 @@ from inferno.request.requests import (
     sleep_level,
 )
 from inferno.request.validation import validate_request
+from inferno.request.versions import Versions
 from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoSessions, NoStore
 from inferno.stores.opening import open_prefix, open_presence
 from inferno.weights.packing import PackedWeights
@@ -98,6 +98,7 @@ class Engine:
         from inferno.weights.measure import free_memory, measure
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
+        queue = opened.parts.queue_policy.build
         before = free() if free is not None else 0
 
         def start(plan: Plan, *, trial: bool = False) -> tuple[Engine, ModelRunner]:
@@ -107,7 +108,9 @@ class Engine:
             home.again = partial(home.rerun, plan, groups, sessions)
             engine = cls(
                 plan,
-                scheduler_of(plan, groups, runner.verify_cost(), store, streams and not trial),
+                scheduler_of(
+                    plan, groups, runner.verify_cost(), store, streams and not trial, queue
+                ),
                 runner,
                 lag=1 if runner.overlaps else 0,
                 store=store,
@@ -283,10 +286,8 @@ class Engine:
     def _commit(self) -> list[EngineOutput]:
         step, sampled, seconds = self._in_flight.result()
         if step.slices:
-            work, alone = step.work
-            self._scheduler.budget.record(work, seconds, alone=alone)
             self._store.computed(step.num_tokens, seconds)
-        outputs = self._scheduler.commit(step, sampled)
+        outputs = self._scheduler.commit(step, sampled, seconds)
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:
                 log.error("%s", output.failure().cause)

@@ -81,7 +81,7 @@ class Home:
         """Read a request's adapter, and return its constraint."""
         if request.adapter is not None and (adapters := self.resident.present.adapters) is not None:
             adapters.read(request.adapter)
-        return self._grammars.constraint_of(request.params)
+        return self._grammars.constraint_of(request.params, request.tenant)
 
     def forget(self, kept: Collection[str]) -> None:
         """Forget all adapters but those of these digests."""

@@ -201,14 +201,15 @@ class AsyncLLM(Controls):
         pooling: Reduction | None = None,
         lora: str | None = None,
         session: SessionHint | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
         has index i * n + j. With `pooling`, an output is the prompt's embedding,
         or by "score" the logits of its labels. `lora` names an adapter; the blocks of a `session`
-        are kept, if anything keeps sessions."""
+        are kept, if anything keeps sessions. Queues may share the engine among `tenant`s."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
-        others = cache_salt, pooling, lora, session
+        others = cache_salt, pooling, lora, session, tenant
         parents = [
             self._prepare(prompt, params, f"{request_id}-{i}", priority, *others)
             for i, prompt in enumerate(prompts)
@@ -282,6 +283,7 @@ class AsyncLLM(Controls):
         pooling: Reduction | None = None,
         lora: str | None = None,
         session: SessionHint | None = None,
+        tenant: str = "",
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(
@@ -293,6 +295,7 @@ class AsyncLLM(Controls):
             pooling=pooling,
             lora=lora,
             session=session,
+            tenant=tenant,
         )
 
     async def load_lora(self, name: str, ref: str) -> AdapterUse:

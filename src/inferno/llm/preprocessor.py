@@ -230,6 +230,7 @@ class Preprocessor:
         pooling: Reduction | None = None,
         lora: str | None = None,
         session: SessionHint | None = None,
+        tenant: str = "",
     ) -> ParentRequest:
         """Validate a prompt and build its requests. `lora`: an adapter. Raises RequestError."""
         self.pooling.check_head(pooling)
@@ -251,6 +252,7 @@ class Preprocessor:
                 params=_nth(params, i),
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
+                tenant=tenant,
                 cache_salt=cache_salt,
                 adapter=self.adapters.named(lora),
                 session=session,

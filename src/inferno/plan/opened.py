@@ -30,6 +30,7 @@ from inferno.contracts import (
     OutputFormat,
     Proposer,
     QuantScheme,
+    QueuePolicy,
     RequestField,
     SessionKeeper,
     Shard,
@@ -54,6 +55,7 @@ class Parts:
 
     architecture: Architecture
     cache_policy: CachePolicy
+    queue_policy: QueuePolicy
     schemes: Mapping[str, QuantScheme]
     """Including in-situ quantization's."""
     attention: Mapping[str, AttentionBackend]
@@ -94,9 +96,11 @@ class Parts:
         [architecture] = chosen(Architecture, "architecture").values()
         compilers = chosen(GrammarProvider, "grammars")
         [cache_policy] = chosen(CachePolicy, "cache policy").values()
+        [queue_policy] = chosen(QueuePolicy, "queue policy").values()
         return cls(
             architecture=architecture,
             cache_policy=cache_policy,
+            queue_policy=queue_policy,
             schemes=chosen(QuantScheme, "scheme", "in-situ scheme"),
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),

@@ -60,6 +60,8 @@ class Options:
     """Dtype of stored keys and values: auto is the compute dtype; fp8 (fp8_e4m3) and int8 take
     half as much or less."""
     cache_policy: str = "auto"
+    queue_policy: str = "auto"
+    """The order in which requests run. auto: the one of the highest priority."""
     kv_store: str | None = None
     """Folder in which full blocks of the cache are kept, so that a prompt whose beginning was seen
     is not computed again: after a restart, or when the cache was too small."""

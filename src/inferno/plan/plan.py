@@ -272,6 +272,8 @@ class Plan:
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""
     cache_policy: str
+    queue_policy: str
+    """The order in which requests run."""
     store: StoreUse | None = None
     """Where blocks are kept beside the cache's memory; None: nowhere."""
     events: EventUse | None = None

@@ -105,7 +105,7 @@ def _decide(given: stages.Given) -> Opened:
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
     decisions = [
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
-        *(weights.schemes, attention.backends, attention.policy),
+        *(weights.schemes, attention.backends, attention.policy, attention.queue),
         *(each for each in (weights.isq, drafts, store, events, sessions) if each is not None),
         *(weights.ranks, weights.adapters, weights.kernels, invariance, steps.capture),
         *(serving.chat_format, cache.limit, cache.size),
@@ -200,6 +200,7 @@ def _cached(
         "states": attention.states,
         "speculation": drafting.speculation if drafting is not None else None,
         "cache_policy": attention.policy.value.name,
+        "queue_policy": attention.queue.value.name,
         "block_size": attention.block_size,
         "max_model_len": size.max_model_len,
         "max_num_seqs": options.max_num_seqs,

@@ -28,6 +28,7 @@ from inferno.contracts import (
     FetchOptions,
     ModelConfig,
     Proposer,
+    QueuePolicy,
     Shard,
     TextAssets,
 )
@@ -266,6 +267,7 @@ class Attention:
     num_layers: int
     block_size: int
     policy: Decided[CachePolicy]
+    queue: Decided[QueuePolicy]
 
 
 def choose_layers(
@@ -297,6 +299,7 @@ def choose_layers(
         num_layers=len(specs),
         block_size=block_size,
         policy=Decided.by("cache policy", given.catalog.cache_policy(policy)),
+        queue=Decided.by("queue policy", given.catalog.queue_policy(options.queue_policy)),
     )
 
 

@@ -38,8 +38,8 @@ class StepBudget:
     max_tokens: int
     max_seconds: float = 0.0
     """0: steps are not bounded in time."""
-    streams: Callable[[], Work] = Work
-    """Returns the next tokens of all streams that wait for one."""
+    streams: Callable[[], tuple[Work, bool]] = lambda: (Work(), False)
+    """Returns the next tokens of the streams in the step, and whether any stream waits for one."""
     _alone: StepCost = field(factory=StepCost)
     """Of steps in which every sequence has one token, and perhaps drafts."""
     _mixed: StepCost = field(factory=StepCost)
@@ -95,9 +95,13 @@ class StepBudget:
         """Return the seconds that a step should take; None if that is not known."""
         return (self._alone if alone else self._mixed).seconds(work)
 
+    def seconds(self, tokens: int, pairs: float, alone: bool) -> float | None:
+        """The same, of a step of so many tokens and pairs."""
+        return self.expected(Work(tokens, pairs), alone=alone)
+
     def _looked(self) -> Work:
         """Look which streams wait."""
-        self._work = work = self.streams()
-        alone = self._alone.seconds(work) or 0.0
-        self._limit = max(self.max_seconds, 2 * alone) if work.tokens else 0.0
+        work, waits = self.streams()
+        self._work, alone = work, self._alone.seconds(work) or 0.0
+        self._limit = max(self.max_seconds, 2 * alone) if waits else 0.0
         return work

@@ -74,6 +74,8 @@ class Request:
     """The model's own end tokens; empty if the caller ignores them."""
     priority: int = 0
     """Lower runs first; among equals, first come first served."""
+    tenant: str = ""
+    """Among whom a queue shares the engine (`contracts.Queue`)."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: AdapterRef | None = None

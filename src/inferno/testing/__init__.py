@@ -50,6 +50,7 @@ from inferno.testing.quant_twins import (
     random_tensors,
     write_twins,
 )
+from inferno.testing.queue_policy import QueuedRun, QueuePolicyTests
 from inferno.testing.ranks import RankTests
 from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.session_keeper import SessionKeeperTests
@@ -106,6 +107,8 @@ __all__ = [
     "MTPTests",
     "Outcome",
     "QuantSchemeTests",
+    "QueuePolicyTests",
+    "QueuedRun",
     "RankTests",
     "SessionKeeperTests",
     "SourceTests",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence as SequenceOf
 from time import monotonic
 
 from attrs import define, field
 
+from inferno.contracts import Queue
 from inferno.core.kvcache import Match, is_being_computed, needs_prompt
 from inferno.core.schedule.rows import Rows
-from inferno.core.types import Sequence, Slice
+from inferno.core.types import Sequence, Slice, Step
 from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineStats
 from inferno.stores.storing import NoStore
@@ -21,22 +22,18 @@ requests after it: slots that are in use must become free some time."""
 
 @define(eq=False)
 class Admission:
-    """A queue by priority, then arrival. No sequence overtakes the first one, but those whose
-    adapters have no slot wait beside the queue."""
+    """No sequence overtakes the first one of the queue, but those whose adapters have no slot wait
+    beside it."""
 
     rows: Rows
     stats: EngineStats
     steps: StepBudget
-    waiting: list[tuple[int, int, Sequence]] = field(factory=list)
-    without_slot: list[tuple[int, int, Sequence]] = field(factory=list)
-
-    def enqueue(self, sequence: Sequence) -> None:
-        heapq.heappush(self.waiting, (sequence.request.priority, sequence.arrival, sequence))
+    queue: Queue[Sequence]
+    without_slot: list[Sequence] = field(factory=list)
 
     def remove(self, sequence: Sequence) -> None:
-        for queue in (self.waiting, self.without_slot):
-            queue[:] = [entry for entry in queue if entry[2] is not sequence]
-        heapq.heapify(self.waiting)
+        self.without_slot = [each for each in self.without_slot if each is not sequence]
+        self.queue.remove(sequence)
         self.rows.store.release(sequence.request.id)
 
     def change_store(self, store: NoStore) -> None:
@@ -44,32 +41,44 @@ class Admission:
         run. Those that waited for the old one wait in the queue."""
         for sequence in list(self.rows.store.fetching.values()):
             self.rows.store.release(sequence.request.id)
-            self.enqueue(sequence)
+            self.queue.push(sequence)
         self.rows.groups.reset()
         self.rows.store = store
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.without_slot) + len(self.rows.store.fetching)
+        return len(self.queue) + len(self.without_slot) + len(self.rows.store.fetching)
+
+    def computed(self, step: Step, members: SequenceOf[Sequence | None], seconds: float) -> None:
+        """Learn how long a step took that these sequences were in."""
+        work, alone = step.work
+        self.steps.record(work, seconds, alone=alone)
+        self.queue.computed(zip(members, [s.num_tokens for s in step.slices], strict=True), seconds)
+
+    def gauge(self) -> None:
+        stats, rows = self.stats, self.rows
+        stats.num_running, stats.num_waiting = len(rows.running), self.num_waiting
+        stats.kv_usage = rows.groups.usage
+        rows.store.gauge(stats)
 
     def admit(self, slices: list[Slice], budget: int) -> list[Sequence]:
         """Admit sequences while their first slices fit, of `budget` tokens together, and append
         these: none of sequences that wait for a move. Returns the sequences."""
         for come in self.rows.store.come():
-            self.enqueue(come)
+            self.queue.push(come)
         admitted: list[Sequence] = []
         if self.rows.adapters.freed and self.without_slot:
-            self.waiting += self.without_slot
+            for sequence in self.without_slot:
+                self.queue.push(sequence)
             self.without_slot.clear()
-            heapq.heapify(self.waiting)
         self.rows.adapters.freed = False
-        while budget and self.waiting and self.rows.free:
+        while budget and self.rows.free:
             fitting = self.steps.fitting(budget)
-            if not fitting or (sequence := self._next(fitting)) is None:
+            if not fitting or (taken := self._next(fitting)) is None:
                 break
-            admitted.append(sequence)
-            if sequence.arriving is None:
-                slices.append(self._first_slice(sequence, fitting))
+            admitted.append(taken)
+            if taken.arriving is None:
+                slices.append(self._first_slice(taken, fitting))
                 budget -= slices[-1].num_tokens
         return admitted
 
@@ -77,17 +86,19 @@ class Admission:
         """Give the first waiting sequence a row and its cached blocks. Returns None while its first
         slice does not fit."""
         rows, groups, running = self.rows, self.rows.groups, self.rows.running
-        while self.waiting and rows.free and groups.available() > len(running):
-            sequence = self.waiting[0][2]  # a full prefix hit needs one more block too
+        while rows.free and groups.available() > len(running):  # a full hit needs a block too
+            if (sequence := self.queue.first()) is None:
+                return None
             if self._lacks_slot(sequence):
-                self.without_slot.append(heapq.heappop(self.waiting))
+                self.queue.pop()
+                self.without_slot.append(sequence)
                 continue
             match = groups.match(sequence)
             if is_being_computed(sequence, match.num_cached, running.values(), groups.block_size):
                 return None  # a step or two later it is a prefix hit
             whole = match if needs_prompt(sequence) else rows.store.extended(sequence, match)
             if whole is None:
-                heapq.heappop(self.waiting)  # it comes back, and others overtake it
+                self.queue.pop()  # it comes back, and others overtake it
                 continue
             # A loaded prefix needs all its blocks at once, a computed one only its first slice's:
             # without room for what the store has, the shorter match may still fit.
@@ -95,7 +106,7 @@ class Admission:
                 match = whole
             elif not self._fits(sequence, match, budget):
                 return None
-            heapq.heappop(self.waiting)
+            self.queue.pop()
             self._take(sequence, match)
             return sequence
         return None
@@ -126,7 +137,7 @@ class Admission:
         """Whether a sequence must wait for the slot of its adapter, or let others have theirs."""
         if not (digest := sequence.request.content[0]):
             return False
-        oldest = min((entry[1] for entry in self.without_slot), default=sequence.arrival)
+        oldest = min((each.arrival for each in self.without_slot), default=sequence.arrival)
         overtakes = sequence.arrival - oldest > MOST_OVERTAKING
         return overtakes or not self.rows.adapters.has_room(digest)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from inferno.builtin.first_come import FirstCome
+from inferno.contracts import QueueBuild
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.plan import Plan
@@ -17,6 +19,7 @@ def scheduler_of(
     verify: float | None = None,
     store: NoStore = NO_STORE,
     streams: bool = False,
+    queue: QueueBuild = FirstCome,
 ) -> Scheduler:
     """`verify`: the measured cost of a draft, or None. `streams`: bound steps in time."""
     drafts = None
@@ -31,5 +34,6 @@ def scheduler_of(
         max_step_time=plan.max_step_time if streams else 0.0,
         drafts=drafts,
         store=store,
+        queue=queue,
         adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
     )

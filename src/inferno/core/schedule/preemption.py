@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 from attrs import frozen
 
 from inferno.core.schedule.admission import Admission
@@ -16,6 +18,18 @@ class Preemption:
     rows: Rows
     admission: Admission
 
+    def turns(self, resting: Collection[str]) -> Iterator[list[Sequence]]:
+        """Yield the running sequences that take part in the step, without those of the `resting`
+        requests; then, in case that the step is empty with them, all that may."""
+        rows, queue = self.rows, self.admission.queue
+        no_room = not rows.free or rows.groups.available() <= len(rows.running)
+        if no_room and (victim := queue.displaced([*rows.running.values()])) is not None:
+            self.preempt(victim)
+        running = [s for s in rows.running.values() if s.request.id not in resting]
+        for everyone in (False, True):
+            rows.turn = [*queue.turn([s for s in running if s.row is not None], everyone=everyone)]
+            yield rows.turn
+
     def extend(self, sequence: Sequence, num_tokens: int) -> Sequence | None:
         """Acquire blocks for `num_tokens` tokens. Preempts the least urgent sequences while there
         are too few; returns the last one preempted, which may be `sequence` itself."""
@@ -23,7 +37,7 @@ class Preemption:
         missing = groups.blocks_for(num_tokens) - len(sequence.block_ids)
         victim: Sequence | None = None
         while groups.available() < missing:
-            victim = max(rows.running.values(), key=lambda s: (s.request.priority, s.arrival))
+            victim = self.admission.queue.victim(rows.running.values())
             self.preempt(victim)
             if victim is sequence:
                 return victim
@@ -35,7 +49,7 @@ class Preemption:
         prefix cache or recomputed."""
         self.rows.vacate(sequence, resumes=True)
         sequence.num_computed = sequence.num_planned = sequence.num_unknown = 0
-        self.admission.enqueue(sequence)
+        self.admission.queue.push(sequence)
         self.admission.stats.preemptions += 1
 
     def preempt_all(self) -> None:

@@ -25,6 +25,8 @@ class Rows:
     adapters: AdapterSlots = field(factory=AdapterSlots)
     running: dict[int, Sequence] = field(factory=dict)
     """By row, first admitted first."""
+    turn: list[Sequence] = field(factory=list)
+    """Those that take part in the step that is planned, the new ones left out."""
     in_flight: deque[list[Sequence | None]] = field(factory=deque)
     """The sequence of each slice of each planned step; None once it has lost its row."""
     updates: list[BlockUpdate] = field(factory=list)
@@ -84,14 +86,15 @@ class Rows:
             if key is not None and (sequence := self._arriving.pop(key, None)) is not None:
                 sequence.arriving = None
 
-    def streams(self) -> Work:
-        """Return what computes the next tokens of all sequences that have drawn one before."""
+    def streams(self) -> tuple[Work, bool]:
+        """Return what computes the next tokens of the sequences in the step that have drawn one
+        before, and whether a stream waits: one of these, or one that is not in the step."""
         lengths = [
             len(s.token_ids)
-            for s in self.running.values()
+            for s in self.turn
             if len(s.token_ids) + s.num_unknown > len(s.request.token_ids) and s.num_pending <= 1
         ]
-        return Work(len(lengths), sum(lengths))
+        return Work(len(lengths), sum(lengths)), bool(lengths) or len(self.turn) < len(self.running)
 
     def vacate(self, sequence: Sequence, *, resumes: bool = False) -> None:
         """Free a sequence's row and blocks, for good or until it resumes. Results of steps in
@@ -113,6 +116,12 @@ class Rows:
         self.free.append(row)
         self.updates = [update for update in self.updates if update.row != row]
         sequence.row = None
+
+    def check(self) -> None:
+        """Check the invariants, for tests."""
+        self.groups.check(self.running.values())
+        rows = [*self.free, *(sequence.held_row for sequence in self.running.values())]
+        assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
 
     def take_news(self) -> tuple[list[BlockUpdate], list[Move], list[Copy]]:
         """Return what the next step tells the runner, and forget it."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
+from inferno.builtin.first_come import FirstCome
+from inferno.contracts import QueueBuild, QueueNeed
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.admission import Admission
 from inferno.core.schedule.finish import embedding_of, limit_of, outputs_of
@@ -49,6 +51,7 @@ class Scheduler:
         max_step_time: float = 0.0,
         drafts: DraftCost | None = None,
         store: NoStore = NO_STORE,
+        queue: QueueBuild = FirstCome,
         adapter_slots: int = 0,
     ) -> None:
         assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
@@ -60,7 +63,8 @@ class Scheduler:
         self._rows = Rows(groups, free, store, AdapterSlots(adapter_slots))
         self._running, self._in_flight = self._rows.running, self._rows.in_flight
         self.budget = StepBudget(max_num_batched_tokens, max_step_time, self._rows.streams)
-        self._admission = Admission(self._rows, self.stats, self.budget)
+        ordered = queue(QueueNeed(max_num_seqs=max_num_seqs, seconds=self.budget.seconds))
+        self._admission = Admission(self._rows, self.stats, self.budget, ordered)
         self._preemption = Preemption(self._rows, self._admission)
         proposes, cost = drafts is not None, drafts or DraftCost(most=MOST_SUGGESTED)
         self._speculation = Speculation(self._rows, cost, proposes, max_num_seqs)
@@ -77,7 +81,7 @@ class Scheduler:
         sequence = Sequence(request, list(request.token_ids), self._arrivals, limit)
         self._by_id[request.id] = sequence
         self._arrivals += 1
-        self._admission.enqueue(sequence)
+        self._admission.queue.push(sequence)
 
     @property
     def ids(self) -> Collection[str]:
@@ -105,7 +109,7 @@ class Scheduler:
             self._rows.vacate(sequence)
         else:
             self._admission.remove(sequence)
-        self._gauge()
+        self._admission.gauge()
         return True
 
     # --- plan -------------------------------------------------------------------------------------
@@ -113,9 +117,13 @@ class Scheduler:
     def plan(self, resting: Collection[str] = ()) -> Step:
         """Plan the next step: running sequences, without those of the `resting` requests, then as
         many waiting ones as fit. Empty if all that is pending rests, or waits for steps."""
-        slices, budget = self._continue(resting)
-        admitted = self._admission.admit(slices, budget)
-        self._gauge()
+        admitted = list[Sequence]()
+        for turn in self._preemption.turns(resting):
+            slices, budget = self._continue(turn)
+            admitted += self._admission.admit(slices, budget)
+            if slices:
+                break
+        self._admission.gauge()
         if not (slices or self._rows.moves or self._rows.store.has_news):
             return Step(())  # block updates wait for a step that is launched
         updates, moves, copies = self._rows.take_news()
@@ -133,13 +141,12 @@ class Scheduler:
         self._in_flight.append([running[s.row] for s in slices])
         return step
 
-    def _continue(self, resting: Collection[str]) -> tuple[list[Slice], int]:
-        """Return the running sequences' slices, and the tokens left: none after a preemption."""
+    def _continue(self, sequences: SequenceOf[Sequence]) -> tuple[list[Slice], int]:
+        """Return running sequences' slices, and the tokens left: none after a preemption."""
         budget = self.budget.begin()
         slices: list[Slice] = []
         preempted, speculation = False, self._speculation
         block_size, saves = self._groups.block_size, self._groups.saves
-        sequences = list(self._running.values())
         for later, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if sequence.row is None:  # preempted for one before it
                 continue
@@ -147,7 +154,7 @@ class Scheduler:
                 break
             start, unknown = sequence.num_planned, sequence.num_unknown
             pending = len(sequence.token_ids) + unknown - start
-            if not pending or sequence.waits or sequence.request.id in resting:
+            if not pending or sequence.waits:
                 continue
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
@@ -174,8 +181,8 @@ class Scheduler:
 
     # --- commit -----------------------------------------------------------------------------------
 
-    def commit(self, step: Step, sampled: Sampled) -> list[EngineOutput]:
-        """Record the results of the step that was planned first of those in flight."""
+    def commit(self, step: Step, sampled: Sampled, seconds: float = 0.0) -> list[EngineOutput]:
+        """Record results and time of the step that was planned first of those in flight."""
         if step.is_empty:
             return []
         outputs: list[EngineOutput] = []
@@ -185,6 +192,7 @@ class Scheduler:
         num_drafts = num_accepted = 0
         rows.arrived(sampled.moved)
         members = self._in_flight.popleft()
+        self._admission.computed(step, members, seconds)
         for (row, start, count, samples, _), sequence in zip(step.slices, members, strict=True):
             if verified:
                 num_drafts, num_accepted = verified.get(row, (0, 0))
@@ -222,7 +230,7 @@ class Scheduler:
         self.stats.count_step(num_tokens)
         num_pooled = sum(o.embedding is not None for o in outputs) if sampled.embeddings else 0
         self.stats.generated_tokens += len(outputs) - num_pooled
-        self._gauge()
+        self._admission.gauge()
         return outputs
 
     def _drawn(
@@ -263,18 +271,10 @@ class Scheduler:
         self._preemption.preempt_all()
         if store is not None:
             self._admission.change_store(store)
-        self._gauge()
-
-    def _gauge(self) -> None:
-        stats = self.stats
-        stats.num_running, stats.num_waiting = len(self._running), self._admission.num_waiting
-        stats.kv_usage = self._groups.usage
-        self._rows.store.gauge(stats)
+        self._admission.gauge()
 
     def check(self) -> None:
         """Check the invariants, for tests."""
-        self._groups.check(self._running.values())
-        rows = [*self._rows.free, *(sequence.held_row for sequence in self._running.values())]
-        assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
+        self._rows.check()
         num_waiting = self._admission.num_waiting
         assert len(self._by_id) == len(self._running) + num_waiting, "a sequence is lost"

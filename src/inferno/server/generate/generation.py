@@ -182,6 +182,7 @@ class Generation:
             pooling=prepared.pooling,
             lora=self.llm.preprocessor.adapters.known(prepared.model),
             session=self._session(),
+            tenant="" if record is None else record.owner,
         )
         if not self.llm.alive:
             raise EngineDeadError(

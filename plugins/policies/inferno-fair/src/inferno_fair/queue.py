@@ -1,0 +1,200 @@
+"""Requests run in flows: those of one tenant that wait for their answers, and those of its work in
+the background (a priority above 0). The flow that asks for least comes first.
+
+- *Rows.* Of requests with the same priority, one of the flow with the fewest rows is admitted next.
+  If there is no room for it, the flow with the most rows gives up one.
+- *Steps.* A flow takes part in a step as far as it slows the flows before it by no more than a
+  quarter, measured in seconds, so that tokens, prompts and the masks of grammars count alike; and,
+  by deficit round robin, if it was served so many tokens less than the first one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from attrs import define, field
+
+from inferno.contracts import Queued, QueueNeed
+
+T = TypeVar("T", bound=Queued)
+
+SLOWER = 0.25
+"""The most by which the steps of a flow take longer because of all that ask for more."""
+LEAD = 64.0
+"""Tokens by which the flow that asks for least may be ahead: then others take part in its steps."""
+MEMORY = 512.0
+"""Tokens by which a flow may be ahead of another at most: what was long ago is forgotten."""
+MOST_DEBT = 1.0
+"""Seconds of others' steps that a flow may owe: one long prompt is no reason for a long rest."""
+
+
+class Flow(NamedTuple):
+    """Requests that are one to the queue."""
+
+    background: bool
+    tenant: str
+
+
+def flow_of(each: Queued) -> Flow:
+    return Flow(each.request.priority > 0, each.request.tenant)
+
+
+@define
+class _Work:
+    """What a step computes, as `QueueNeed.seconds` is asked."""
+
+    tokens: int = 0
+    pairs: float = 0.0
+    alone: bool = True
+    """Whether it has one token of each request."""
+    rows: int = 0
+    """Of how many requests."""
+
+    def add(self, tokens: int, pairs: float, *, alone: bool) -> None:
+        self.rows += 1
+        self.tokens += tokens
+        self.pairs += pairs
+        self.alone &= alone
+
+
+@define(eq=False)
+class FairQueue(Generic[T]):
+    """See contracts.Queue."""
+
+    need: QueueNeed
+    _waiting: dict[Flow, list[tuple[int, int, T]]] = field(factory=dict)
+    """Of each flow that waits, a heap of priority, arrival, request."""
+    _rows: Counter[Flow] = field(factory=Counter)
+    """How many requests of each run."""
+    _order: list[Flow] = field(factory=list)
+    """The flows that there are, the one that asks for least first; empty if there is only one."""
+    _resting: set[Flow] = field(factory=set)
+    """Those that take no part in the step that is planned."""
+    _served: dict[Flow, float] = field(factory=dict)
+    """Tokens that it was given, the parts of prompts as one each: what prompts cost is credit's."""
+    _credit: dict[Flow, float] = field(factory=dict)
+    """Seconds by which a flow may still slow those before it; negative while it rests."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def push(self, each: T) -> None:
+        heap = self._waiting.setdefault(flow_of(each), [])
+        heapq.heappush(heap, (each.request.priority, each.arrival, each))
+
+    def first(self) -> T | None:
+        return self._first(self._resting)
+
+    def pop(self) -> None:
+        each = self._first(self._resting)
+        assert each is not None, "`first` has returned one"
+        flow = flow_of(each)
+        heapq.heappop(self._waiting[flow])
+        self._rows[flow] += 1
+        if not self._waiting[flow]:
+            del self._waiting[flow]
+
+    def remove(self, each: T) -> None:
+        flow = flow_of(each)
+        left = [entry for entry in self._waiting.pop(flow, ()) if entry[2] is not each]
+        if left:
+            heapq.heapify(left)
+            self._waiting[flow] = left
+
+    def turn(self, running: Sequence[T], *, everyone: bool = False) -> Sequence[T]:
+        self._rows = rows = Counter(map(flow_of, running))
+        flows = rows.keys() | self._waiting.keys()
+        if len(flows) < 2:
+            self._order = []
+            self._resting, self._served, self._credit = set(), {}, {}
+            return running
+        self._note(flows)
+        wanted = {flow: rows[flow] + len(self._waiting.get(flow, ())) for flow in flows}
+
+        def place(flow: Flow) -> tuple[bool, int, float, str]:
+            return flow.background, wanted[flow], self._served[flow], flow.tenant
+
+        self._order = order = sorted(flows, key=place)
+        first, rest = order[0], () if everyone else order[1:]
+        self._resting = {flow for flow in rest if self._rests(flow, first, wanted)}
+        places = {flow: i for i, flow in enumerate(order) if flow not in self._resting}
+        chosen = [each for each in running if flow_of(each) in places]
+        return sorted(chosen, key=lambda each: places[flow_of(each)])
+
+    def _rests(self, flow: Flow, first: Flow, wanted: Mapping[Flow, int]) -> bool:
+        """Whether a flow takes no part in a step of the first one."""
+        if self._credit[flow] >= 0:
+            return False
+        if flow.background != first.background:
+            return True
+        ahead = self._served[first] - self._served[flow]
+        return ahead < LEAD and wanted[flow] > wanted[first]
+
+    def displaced(self, running: Sequence[T]) -> T | None:
+        rows = Counter(map(flow_of, running))
+        if len(rows.keys() | self._waiting.keys()) < 2 or (first := self._first()) is None:
+            return None
+        most = max(rows, key=lambda flow: (rows[flow], flow))
+        if rows[most] < rows[flow_of(first)] + 2:
+            return None
+        least = first.request.priority
+        able = [s for s in running if flow_of(s) == most and s.request.priority >= least]
+        return max(able, key=lambda s: (s.request.priority, s.arrival), default=None)
+
+    def victim(self, running: Iterable[T]) -> T:
+        found = list(running)
+        rows = Counter(map(flow_of, found))
+        return max(found, key=lambda s: (s.request.priority, rows[flow_of(s)], s.arrival))
+
+    def computed(self, parts: Iterable[tuple[T | None, int]], seconds: float) -> None:
+        if not self._order:
+            return
+        works: dict[Flow, _Work] = {}
+        for each, count in parts:
+            if each is not None:
+                work = works.setdefault(flow_of(each), _Work())
+                work.add(count, count * (each.num_computed + count / 2), alone=count == 1)
+        for flow in works.keys() & self._served.keys():
+            self._served[flow] += works[flow].rows
+        least = min(self._served.values())
+        for flow, served in self._served.items():
+            self._served[flow] = min(served, least + MEMORY)
+        self._charge(works, seconds)
+
+    def _first(self, resting: Iterable[Flow] = ()) -> T | None:
+        """Return the request that is admitted next, of a flow that does not rest."""
+        heads = [
+            ((heap[0][0], self._rows[flow], self._served.get(flow, 0.0), heap[0][1]), heap[0][2])
+            for flow, heap in self._waiting.items()
+            if flow not in resting
+        ]
+        return min(heads, key=lambda head: head[0])[1] if heads else None
+
+    def _note(self, flows: Iterable[Flow]) -> None:
+        """Forget flows that are gone, and let new ones begin as the one that was served least."""
+        least = min(self._served.values(), default=0.0)
+        self._served = {flow: self._served.get(flow, least) for flow in flows}
+        # Below 0: the first step of a flow that asks for less is its own.
+        self._credit = {flow: self._credit.get(flow, -1e-9) for flow in self._served}
+
+    def _charge(self, works: dict[Flow, _Work], seconds: float) -> None:
+        """Charge each flow the seconds by which it made the step longer for those before it, and
+        give it its part of the seconds that these take anyway."""
+        last = max((i for i, flow in enumerate(self._order) if flow in works), default=-1)
+        total = sum(work.tokens for work in works.values())
+        part, before, so_far = SLOWER / max(1, len(self._order) - 1), 0.0, _Work()
+        for place, flow in enumerate(self._order):
+            after = before
+            if (work := works.get(flow)) is not None:
+                so_far.add(work.tokens, work.pairs, alone=work.alone)
+                expected = self.need.seconds(so_far.tokens, so_far.pairs, so_far.alone)
+                if expected is None:  # nothing is known of such steps: each token costs the same
+                    expected = seconds * so_far.tokens / total
+                after = max(before, seconds if place == last else min(seconds, expected))
+            if place and flow in self._credit:
+                credit = self._credit[flow] + part * before - (after - before)
+                self._credit[flow] = max(-MOST_DEBT, min(0.0, credit))
+            before = after

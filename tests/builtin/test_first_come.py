@@ -1,0 +1,5 @@
+from inferno.testing import QueuePolicyTests
+
+
+class TestFirstCome(QueuePolicyTests):
+    policy = "first-come"
