@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
 PLAN: Any = SimpleNamespace(
     model_id="fake",
     ref="fake",
+    queue_policy="first-come",
     max_num_seqs=4096,
     max_model_len=100_000,
     nbytes=0,

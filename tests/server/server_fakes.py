@@ -63,6 +63,7 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    queue_policy="first-come",
     sessions=None,
     ref="models/fake",
     path="/models/fake",

@@ -59,6 +59,12 @@ network_options = together(
             help="Maximum number of waiting requests; more get a 429.",
         ),
         _limits(
+            "--max-wait",
+            type=FiniteRange(0, min_open=True),
+            help="Seconds that a request may be expected to wait for its first token; else it gets "
+            "a 429 that says when to try again. [default: unlimited]",
+        ),
+        _limits(
             "--max-body-bytes",
             type=click.IntRange(1),
             default=64 * 2**20,
@@ -95,7 +101,7 @@ class Network:
         """Take the options out of a command's values."""
         values["uds_mode"] = int(values["uds_mode"], 8)
         server = ("uds", "uds_mode", "ssl_certfile", "ssl_keyfile")
-        app = ("cors_origins", "max_waiting", "max_body_bytes", "request_timeout")
+        app = ("cors_origins", "max_waiting", "max_wait", "max_body_bytes", "request_timeout")
         hosts = values.pop("allowed_hosts")
         named = {"allowed_hosts": hosts} if hosts else {}
         return cls(

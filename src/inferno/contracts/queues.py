@@ -91,8 +91,8 @@ class QueueNeed:
     """The most requests that run at once."""
     seconds: Callable[[int, float, bool], float | None]
     """seconds(tokens, pairs, alone) -> what a step of these numbers of tokens, and of pairs of one
-    and another that it attends to, should take; `alone`: it has one token of each request. None: that
-    is not known yet."""
+    and another that it attends to, should take. `alone`: it has one token of each request. None:
+    that is not known yet."""
 
 
 QueueBuild = Callable[[QueueNeed], Queue[Any]]

@@ -382,7 +382,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         self._presence.gauge(self._scheduler.stats)
-        return self._scheduler.stats
+        return self._scheduler.budget.gauge(self._scheduler.stats)
 
     def check(self) -> None:
         """Check the scheduler's invariants, for tests."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attrs import define, field
 
 from inferno.plan.step_cost import StepCost, Work
+from inferno.request.requests import EngineStats
 
 FIRST_TOKENS = 64
 """Tokens of prompts in a step beside streams, as long as nothing is known of such steps."""
@@ -94,6 +95,14 @@ class StepBudget:
     def expected(self, work: Work, *, alone: bool) -> float | None:
         """Return the seconds that a step should take; None if that is not known."""
         return (self._alone if alone else self._mixed).seconds(work)
+
+    def gauge(self, stats: EngineStats) -> EngineStats:
+        """Write what tokens cost into the stats, and return them."""
+        work, _ = self.streams()
+        stats.prompt_seconds = self._mixed.token_seconds
+        if work.tokens and (seconds := self._alone.seconds(work)) is not None:
+            stats.row_seconds = seconds / work.tokens
+        return stats
 
     def seconds(self, tokens: int, pairs: float, alone: bool) -> float | None:
         """The same, of a step of so many tokens and pairs."""

@@ -70,6 +70,11 @@ class StepCost:
         once, token, pair = self._fit()
         return once + token * work.tokens + pair * work.pairs
 
+    @property
+    def token_seconds(self) -> float:
+        """What one token more takes, without those before it; 0 if that is not known."""
+        return self._fit()[1] if self.num_recorded else 0.0
+
     def tokens(self, seconds: float, start: int) -> int:
         """Return how many tokens of a sequence that has `start` tokens before them are computed in
         so many seconds, in a step that is run anyway. At most four times as many as a recent step

@@ -235,6 +235,10 @@ class EngineStats:
     """Blocks that are pinned for them, counted once for each session."""
     non_finite: int = 0
     """Requests that ended because the model's numbers were not finite."""
+    prompt_seconds: float = 0.0
+    """What a token of a prompt takes, as earlier steps have taught; 0 while it is not known."""
+    row_seconds: float = 0.0
+    """What the next token of each running request takes, beside the others."""
 
     def count_prompt(self, num_tokens: int, num_found: int, *, again: bool) -> None:
         """Count an admission with the tokens found in the cache: `again` after a preemption, or for

@@ -15,7 +15,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Receive, Scope, Send
 
 from inferno.server.access.keys import Keys
-from inferno.server.access.limiter import Limiter
+from inferno.server.access.limiter import Costs, Limiter
 from inferno.server.batches.service import Batches
 from inferno.server.endpoints import bodies_of, handlers_of, installed_apis
 from inferno.server.generate.pipeline import Pipeline
@@ -39,6 +39,8 @@ from inferno.server.responses.running import Running
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
+FIRST_COME = "first-come"
+"""The queue that knows no keys."""
 REASONING_FIELDS = {
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -128,6 +130,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
         most = options.max_waiting
         limiter.limit = None if most is None else llm.plan.max_num_seqs + most
+        limiter.max_wait, limiter.costs = options.max_wait, lambda: _costs(llm)
         names = tuple(names) or (llm.model_id,)
         pipeline = Pipeline(
             llm,
@@ -140,7 +143,12 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
         return ServedModel(pipeline, names, REASONING_FIELDS[options.reasoning])
 
     shown_keys = (lambda: options.api_keys.all) if options.key_metrics else None
-    metrics = Metrics(lambda: map(_view, models.hosted), shown_keys, options.store)
+    metrics = Metrics(
+        lambda: map(_view, models.hosted),
+        shown_keys,
+        options.store,
+        lambda owner: sum(each.limiter.waiting(owner) for each in models.hosted),
+    )
     if isinstance(llm, Sequence):
         hosted_models = [HostedModel(spec) for spec in llm]
     else:
@@ -154,6 +162,12 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
         ping_seconds=options.ping_seconds,
     )
     return models, metrics
+
+
+def _costs(llm: AsyncLLM) -> Costs:
+    plan, stats = llm.plan, llm.stats
+    shares = plan.queue_policy != FIRST_COME
+    return Costs(plan.max_num_seqs, stats.prompt_seconds, stats.row_seconds, shares)
 
 
 def _provided(value: object) -> Provide:

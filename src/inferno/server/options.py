@@ -60,6 +60,8 @@ class ServerOptions:
     """A larger body gets a 413."""
     max_waiting: int | None = MAX_WAITING
     """Outputs that may wait beyond those that run; more get a 429."""
+    max_wait: float | None = None
+    """Seconds that a request may be expected to wait for its first token; else it gets a 429."""
     request_timeout: float | None = None
     """Seconds that an answer may take."""
     ping_seconds: float = PING_SECONDS

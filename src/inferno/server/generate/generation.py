@@ -163,6 +163,14 @@ class Generation:
         return self.prepared.num_outputs
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prepared.prompts))
+
+    @property
+    def owner(self) -> str:
+        return "" if self.record is None else self.record.owner
+
+    @property
     def cache_salt(self) -> str:
         """The salt that the engine is given: requests of different keys share nothing."""
         salt = self.prepared.cache_salt
@@ -182,7 +190,7 @@ class Generation:
             pooling=prepared.pooling,
             lora=self.llm.preprocessor.adapters.known(prepared.model),
             session=self._session(),
-            tenant="" if record is None else record.owner,
+            tenant=self.owner,
         )
         if not self.llm.alive:
             raise EngineDeadError(
@@ -206,8 +214,7 @@ class Generation:
         """Return the session whose blocks are kept, where anything keeps them."""
         if self.llm.plan.sessions is None:
             return None
-        owner = self.record.owner if self.record is not None else ""
-        return hint_of(self.prepared.session, owner, self.prepared.session_ttl)
+        return hint_of(self.prepared.session, self.owner, self.prepared.session_ttl)
 
     async def check(self) -> None:
         """Check the grammar, which may wait for those of other requests: so the request must be
@@ -230,7 +237,7 @@ class Generation:
     def _describe(self, record: Record) -> None:
         """Add the generation to its request's record. Raises LimitError."""
         prepared, params = self.prepared, self.prepared.params
-        record.prompt(sum(map(len, prepared.prompts)))
+        record.prompt(self.num_prompt_tokens)
         record.streamed |= prepared.stream
         record.attributes |= {
             "gen_ai.response.id": self.id,
@@ -288,7 +295,7 @@ class Generation:
 
     def usage(self, *, reasoning_tokens: int | None = None) -> dict[str, object]:
         """OpenAI's usage object, for the tokens so far."""
-        prompt_tokens = sum(map(len, self.prepared.prompts))
+        prompt_tokens = self.num_prompt_tokens
         usage: dict[str, object] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -357,6 +364,7 @@ class Generation:
             if times is None and count:
                 times = self._times[index] = Times(now - self._started, now)
                 self.metrics.first_token(times.first, delta.queue_seconds)
+                self.limiter.begun(self)
             elif times is not None and count:
                 self.metrics.next_tokens(count, now - times.last)
                 times.last = now
@@ -370,6 +378,7 @@ class Generation:
         tokens = times.tokens if times is not None else 0
         first = times.first if times is not None else None
         self.metrics.finished(reason, now - self._started, first, tokens)
+        self.limiter.ended(tokens)
         if index % self.prepared.params.n == 0:
             self.metrics.prompt(len(self.prepared.prompts[index // self.prepared.params.n]))
         if self.record is not None:

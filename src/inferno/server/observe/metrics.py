@@ -155,8 +155,10 @@ class _Models(Collector):
 class _Keys(Collector):
     """What each key has used since the server started."""
 
-    def __init__(self, keys: Callable[[], Iterable[Key]]) -> None:
-        self._keys = keys
+    def __init__(
+        self, keys: Callable[[], Iterable[Key]], waiting: Callable[[str], int] | None
+    ) -> None:
+        self._keys, self._waiting = keys, waiting or (lambda owner: 0)
 
     def collect(self) -> Iterator[Metric]:
         keys = list(self._keys())
@@ -166,6 +168,14 @@ class _Keys(Collector):
         for key in keys:
             running.add_metric([key.name], key.account.running)
         yield running
+        waiting = GaugeMetricFamily(
+            "inferno_key_outputs_waiting",
+            "Outputs of a key that have no token yet.",
+            labels=["key"],
+        )
+        for key in keys:
+            waiting.add_metric([key.name], self._waiting(key.digest.hex()))
+        yield waiting
         for name, (attribute, text) in _KEY_COUNTERS.items():
             counter = CounterMetricFamily(f"inferno_{name}", text, labels=["key"])
             for key in keys:
@@ -199,11 +209,12 @@ class Metrics:
         models: Callable[[], Iterable[ModelView]],
         keys: Callable[[], Iterable[Key]] | None = None,
         store: Kept | None = None,
+        waiting: Callable[[str], int] | None = None,
     ) -> None:
-        """`keys` are shown by name, if given."""
+        """`keys` are shown by name, if given, with the outputs of an owner that are `waiting`."""
         self._registry = registry = CollectorRegistry()
         registry.register(_Models(models))
-        self._all_keys = keys
+        self._all_keys, self._waiting = keys, waiting
         if store is not None:
             registry.register(_Stores(store))
 
@@ -271,7 +282,7 @@ class Metrics:
         text: bytes = generate_latest(self._registry)
         if self._all_keys is None:
             return text
-        shown = _Keys(self._all_keys if key is None or key.admin else lambda: [key])
+        shown = _Keys(self._all_keys if key is None or key.admin else lambda: [key], self._waiting)
         registry = CollectorRegistry()
         registry.register(shown)
         return text + generate_latest(registry)
