@@ -59,6 +59,7 @@ def create_app(
     keys, store = options.api_keys, options.store
     single = None if isinstance(llm, Sequence) else llm
     models, metrics = _hosted(llm, options)
+    store.limit(keys.quota_of)
     background = Background(options.on_end)
     batches = Batches(store, keys, lambda: models.draining or models.hosted[0].limiter.draining)
 

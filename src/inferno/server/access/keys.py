@@ -32,8 +32,10 @@ from inferno.errors import (
     OptionError,
     PermissionDeniedError,
 )
+from inferno.server.access.guesses import Guesses
 from inferno.server.access.limits import Account, Bucket, Key
 from inferno.server.observe.record import record_of
+from inferno.server.storage.quotas import Quota
 
 log = logging.getLogger("inferno.server")
 
@@ -64,6 +66,9 @@ class Keys:
         )
         self._file = file
         self._keys: tuple[Key, ...] = self._plain
+        self.guesses = Guesses()
+        self._known = set[bytes]()
+        """Digests of keys that were sent since the start: they pass, whoever else guesses."""
         if file is not None:
             self._keys += read_keys(file)
             self._check_distinct(self._keys)
@@ -79,19 +84,30 @@ class Keys:
 
     def find(self, connection: Connection) -> Key:
         """Return the key of a connection, from `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
-        Raises AuthenticationError."""
+        Raises AuthenticationError, and LimitError where too many wrong ones came before."""
         scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             sent = connection.headers.get("x-api-key", "")
         given = hashlib.sha256(sent.strip().encode()).digest() if sent.strip() else b""
         # Compares every key in constant time, so that timing reveals nothing.
         keys = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
+        address = (connection.scope.get("client") or ("",))[0] or ""
+        if given and given not in self._known:
+            self.guesses.check(address)
         if not keys:
+            if given:
+                self.guesses.failed(address)
             raise AuthenticationError(
                 "the API key is missing or wrong",
                 "Send it as a header: Authorization: Bearer KEY, or X-Api-Key: KEY",
             )
+        self._known.add(given)
         return keys[0]
+
+    def quota_of(self, owner: str) -> Quota:
+        """Return what an owner may store."""
+        key = self.of_owner(owner)
+        return Quota() if key is None else key.quota
 
     def of_owner(self, owner: str) -> Key | None:
         """Return the key of an owner (`Record.owner`), if there still is one."""
@@ -243,6 +259,12 @@ class KeyFields:
     """Whether it may load and unload models."""
     cache_group: str | None = None
     """Keys with the same group share cached prefixes. [default: with no other key]"""
+    stored_bytes: int | None = None
+    """The most bytes of its responses, conversations and files. [default: what fits]"""
+    files: int | None = None
+    """The most files that it may have. [default: 10000]"""
+    batches: int | None = None
+    """The most of its batches that have not ended. [default: 64]"""
 
     @classmethod
     def of(cls, name: str, table: Mapping[str, Any]) -> Self:
@@ -288,6 +310,7 @@ def _parse(name: str, table: Mapping[str, Any]) -> Key:
         priority=fields.priority,
         admin=fields.admin,
         cache_group=fields.cache_group or "",
+        quota=Quota(fields.stored_bytes, fields.files, fields.batches),
         account=Account(
             name,
             fields.concurrency,

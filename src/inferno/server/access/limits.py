@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from inferno.errors import LimitError, PermissionDeniedError
 from inferno.server.access.usage import Used
+from inferno.server.storage.quotas import Quota
 
 Clock = Callable[[], float]
 
@@ -157,6 +158,8 @@ class Key:
     """Whether it may load and unload models."""
     cache_group: str = ""
     """Keys of one group share cached prefixes; empty: it shares with no other key."""
+    quota: Quota = Quota()
+    """What it may store."""
     account: Account
 
     def cache_salt(self, salt: str) -> str:

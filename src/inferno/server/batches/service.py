@@ -1,5 +1,6 @@
-"""Runs batches, one after another. A batch is stored after each answer, so that a server that
-starts again goes on where the one before it stopped."""
+"""Runs batches: of each owner one after another, those of several owners in turns, request by
+request. A batch is stored after each answer, so that a server that starts again goes on where the
+one before it stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from inferno.server.responses.store import Store
 log = logging.getLogger("inferno.server")
 
 CONCURRENCY = 32
-"""Requests of a batch in progress at once."""
+"""Requests of all batches in progress at once."""
 PRIORITY = 10
 """Of a batch's requests, unless they name one: those of clients that wait run first."""
 MAX_REQUESTS = 50_000
@@ -46,13 +47,15 @@ class BatchError(Exception):
 
 @define(eq=False)
 class _Run:
-    """The batch that is run."""
+    """A batch that is run."""
 
     owner: str
     body: Body
     key: Key | None = None
     task: asyncio.Task[None] | None = None
     saving: asyncio.Lock = field(factory=asyncio.Lock)
+    turn: asyncio.Lock = field(factory=asyncio.Lock)
+    """Held by the one request that waits for a slot: so batches take turns."""
     is_cancelled: bool = False
 
     @property
@@ -74,19 +77,23 @@ class Batches:
         """`draining` says whether the server shuts down: then nothing more is sent."""
         self._store, self._keys, self._draining = store, keys, draining
         self._concurrency = concurrency
-        self._current: _Run | None = None
+        self._slots = asyncio.Semaphore(concurrency)
+        self._runs: dict[str, _Run] = {}
+        """By owner."""
         self._given_up = set[str]()
         """Batches whose end could not be stored."""
         self._picking = asyncio.Lock()
         self._added = asyncio.Event()
 
     async def add(self, owner: str, body: Body) -> None:
-        """Store a new batch, to be run after those before it. Raises QueueFullError,
+        """Store a new batch, to be run after the owner's before it. Raises QueueFullError,
         RequestError."""
         unfinished = await self._store.run(lambda db: db.files.unfinished())
-        if sum(each.owner == owner for each in unfinished) >= MAX_UNFINISHED:
+        quota = self._keys.quota_of(owner).batches
+        most = MAX_UNFINISHED if quota is None else quota
+        if sum(each.owner == owner for each in unfinished) >= most:
             raise QueueFullError(
-                f"{MAX_UNFINISHED} batches have not ended", "Wait for one of them, or cancel it."
+                f"{most} batches have not ended", "Wait for one of them, or cancel it."
             )
         await self._store.run(lambda db: db.files.create("batch", owner, body, ended=False))
         self._added.set()
@@ -95,8 +102,8 @@ class Batches:
         """Stop a batch; return it, or None if there is none. Raises RequestError if it has
         ended."""
         async with self._picking:
-            run = self._current
-            if run is not None and (run.owner, run.body["id"]) == (owner, id):
+            run = self._runs.get(owner)
+            if run is not None and run.body["id"] == id:
                 if not run.is_cancelled and run.task is not None:
                     run.is_cancelled = True
                     enter(run.body, "cancelling")
@@ -117,32 +124,43 @@ class Batches:
 
     async def run(self, app: ASGIApp) -> None:
         """Run batches until the server shuts down. `app` answers their requests."""
-        while not self._draining():
-            self._added.clear()
-            async with self._picking:
-                run = self._current = await self._next()
-                if run is not None:
-                    run.task = asyncio.create_task(self._run(run, app))
-            if run is None or run.task is None:
+        try:
+            while not self._draining():
+                self._added.clear()
+                async with self._picking:
+                    await self._collect()
+                    for run in await self._next():
+                        self._runs[run.owner] = run
+                        run.task = asyncio.create_task(self._run(run, app))
+                        run.task.add_done_callback(lambda _: self._added.set())
                 await self._added.wait()
-                continue
-            try:
-                await asyncio.wait([run.task])
-                if run.is_cancelled and run.body["status"] not in ENDED:
-                    await self._end(run, "cancelled")
-            finally:
-                run.task.cancel()
-                await asyncio.gather(run.task, return_exceptions=True)
-                self._current = None
+        finally:
+            tasks = [run.task for run in self._runs.values() if run.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._runs.clear()
 
-    async def _next(self) -> _Run | None:
+    async def _collect(self) -> None:
+        """Let go of the batches whose tasks have ended."""
+        ended = [run for run in self._runs.values() if run.task is None or run.task.done()]
+        for run in ended:
+            if run.is_cancelled and run.body["status"] not in ENDED:
+                await self._end(run, "cancelled")
+            del self._runs[run.owner]
+
+    async def _next(self) -> list[_Run]:
+        """Return the oldest batch of each owner that has none running."""
         try:
             unfinished = await self._store.run(lambda db: db.files.unfinished())
         except StoreError as error:
             log.error("batches are not run: %s", error)
-            return None
-        left = (each for each in unfinished if each.body["id"] not in self._given_up)
-        return next((_Run(each.owner, each.body) for each in left), None)
+            return []
+        found: dict[str, _Run] = {}
+        for each in unfinished:
+            if each.owner not in self._runs and each.body["id"] not in self._given_up:
+                found.setdefault(each.owner, _Run(each.owner, each.body))
+        return [*found.values()]
 
     async def _run(self, run: _Run, app: ASGIApp) -> None:
         body = run.body
@@ -222,7 +240,12 @@ class Batches:
         body = {"priority": PRIORITY, **msgspec.json.decode(line.body)}
         line = evolve(line, body=msgspec.json.encode(body))
         while not run.is_late and not self._draining():
-            reply = await answer(app, line, state)
+            async with run.turn:
+                await self._slots.acquire()
+            try:
+                reply = await answer(app, line, state)
+            finally:
+                self._slots.release()
             if reply.retry_seconds is None:
                 return reply
             await asyncio.sleep(min(reply.retry_seconds, _LONGEST_PAUSE))

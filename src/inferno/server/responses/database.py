@@ -19,6 +19,8 @@ from inferno.server.responses.items import Item
 from inferno.server.storage.connection import Connection, explained
 from inferno.server.storage.files import SCHEMA as FILES
 from inferno.server.storage.files import Files
+from inferno.server.storage.quotas import SCHEMA as BY_OWNER
+from inferno.server.storage.quotas import next_to_go, oldest, over_quota, used
 
 _OVERHEAD = 256
 """Approximate bytes that a record takes besides its content."""
@@ -83,7 +85,7 @@ class Database:
         """Open the file, or a database in memory. `seconds` after their last use, records are
         deleted. Raises OptionError."""
         self.seconds, self.max_bytes = seconds, max_bytes
-        self._tables = Connection(path, (SCHEMA, FILES, PENDING))
+        self._tables = Connection(path, (SCHEMA, FILES, PENDING, BY_OWNER))
         self._db = self._tables.raw
         try:
             self.files = Files(self._tables, seconds, max_bytes)
@@ -312,7 +314,7 @@ class Database:
             for position, (item, part) in enumerate(items)
         ]
         size = _OVERHEAD + len(encoded) + len(text or "") + len(tokens) + _size(rows)
-        self._make_room(size)
+        self._make_room(owner, size)
         self._db.execute(
             "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (body["id"], kind, owner, time.time(), size, previous, encoded, text, tokens),
@@ -336,30 +338,34 @@ class Database:
         self._db.execute(
             "UPDATE records SET used = ?, bytes = bytes + ? WHERE id = ?", (time.time(), size, id)
         )
-        self._make_room(size, already=row[0])
+        self._make_room(owner, size, id, row[0])
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
         self._bytes += size
 
-    def _make_room(self, size: int, already: int = 0) -> None:
-        """Delete the least recently used records until `size` bytes fit."""
+    def _make_room(self, owner: str, size: int, keep: str = "", already: int = 0) -> None:
+        """Delete records, used longest ago first, until `size` bytes fit: the owner's own while
+        there are too many for its quota, then those of the owner who has most. The record `keep`,
+        which has `already` bytes, stays."""
         if size + already > self.max_bytes:
             raise RequestError(
                 f"this takes {size + already} bytes to store, but the store has {self.max_bytes}",
                 "Send store: false, or start the server with a larger --store-size.",
                 param="store",
             )
+        quota = self.files.quota_of(owner).bytes
+        while quota is not None and used(self._tables, owner) + size > quota:
+            if (mine := oldest(self._tables, owner, keep)) is None:
+                raise over_quota(size, quota)
+            self._drop(*mine)
         while self._bytes + size > self.max_bytes:
-            oldest = self._tables.one(
-                "SELECT id, bytes FROM records WHERE text IS NOT NULL ORDER BY used LIMIT 1"
-            )
-            if oldest is None:
+            if (last := next_to_go(self._tables, keep)) is None:
                 raise RequestError(
                     "the store is full of responses that have not ended",
                     "Wait for them, or start the server with a larger --store-size.",
                     param="store",
                     code="store_full",
                 )
-            self._drop(*oldest)
+            self._drop(*last)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import msgspec
 
 from inferno.errors import NotFoundError, OptionError, StoreError
 from inferno.server.responses.database import Database
+from inferno.server.storage.quotas import QuotaOf
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +76,10 @@ class Store:
             ) from error
         except RuntimeError as error:  # the thread has ended
             raise StoreError("the store is closed", "Send it again.") from error
+
+    def limit(self, quota_of: QuotaOf) -> None:
+        """Set what each owner may store."""
+        self._database.files.quota_of = quota_of
 
     def count(self, error: Exception) -> None:
         """Count a failure, and log it unless the last minute has one."""

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from inferno.errors import RequestError
 from inferno.server.storage.connection import Connection
+from inferno.server.storage.quotas import PLACES, Quota, QuotaOf, over_quota, used
 
 SCHEMA = """
 CREATE TABLE files (
@@ -44,9 +45,16 @@ class Files:
     """Files, whose content is stored in parts, and batches. Both are JSON objects by id and
     owner."""
 
-    def __init__(self, tables: Connection, seconds: float | None, max_bytes: int) -> None:
+    def __init__(
+        self,
+        tables: Connection,
+        seconds: float | None,
+        max_bytes: int,
+        quota_of: QuotaOf = lambda owner: Quota(),
+    ) -> None:
         """`seconds` after they were made, files and ended batches are deleted. `max_bytes` is for
         all of them together."""
+        self.quota_of = quota_of
         self._tables, self._db = tables, tables.raw
         self._seconds, self._max_bytes = seconds, max_bytes
 
@@ -59,9 +67,12 @@ class Files:
         [count] = self._tables.one(
             "SELECT COUNT(*) FROM files WHERE owner = ? AND kind = ?", owner, kind
         )
-        if count >= MAX_OWNED:
-            raise RequestError(f"there are {count} objects of kind {kind}", "Delete some.")
-        self._check_room(size)
+        most = self.quota_of(owner).files if kind == "file" else None
+        if count >= (MAX_OWNED if most is None else most):
+            raise RequestError(
+                f"there are {count} objects of kind {kind}", "Delete some.", code="store_full"
+            )
+        self._check_room(owner, size)
         with self._db:
             self._db.execute(
                 "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -87,7 +98,8 @@ class Files:
     def append(self, file: str, part: bytes, batch: Body) -> None:
         """Add to a file's content, and replace the batch that writes it, at once. Raises
         RequestError if there is no room."""
-        self._check_room(len(part))
+        [owner] = self._tables.one("SELECT owner FROM files WHERE id = ?", batch["id"])
+        self._check_room(owner, len(part))
         with self._db:
             self._db.execute(
                 "INSERT INTO parts SELECT ?, COALESCE(MAX(position), -1) + 1, ? FROM parts "
@@ -173,12 +185,17 @@ class Files:
             "UPDATE files SET body = ?, ended = ? WHERE id = ?", (_encode(body), ended, body["id"])
         )
 
-    def _check_room(self, size: int) -> None:
-        [used] = self._tables.one("SELECT COALESCE(SUM(bytes), 0) FROM files")
-        if used + size > self._max_bytes:
+    def _check_room(self, owner: str, size: int) -> None:
+        quota = self.quota_of(owner).bytes
+        if quota is not None and used(self._tables, owner) + size > quota:
+            raise over_quota(size, quota)
+        query = "SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(bytes * (owner = ?)), 0) FROM files"
+        taken, own = self._tables.one(query, owner)
+        left = self._max_bytes - taken
+        if size > left or (owner and own + size > PLACES * left):
             raise RequestError(
-                f"{size} bytes do not fit: the store has {self._max_bytes} bytes for files, and "
-                f"{used} are used",
+                f"{size} bytes do not fit: the store has {self._max_bytes} bytes for files, "
+                f"{taken} are used, {own} of them by this key",
                 "Delete files, or start the server with a larger --store-size.",
                 code="store_full",
             )
