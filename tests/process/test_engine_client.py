@@ -224,8 +224,9 @@ def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
         stopped = client.pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(EngineDeadError, match="no sign of life for 2 s"):
+        with pytest.raises(EngineDeadError, match="does not respond"):
             await reader
+        await until(lambda: not client.alive and client.restarts == 1)
         await until(lambda: client.alive)
         assert client.pid != stopped and client.restarts == 1
         await client.close()
@@ -237,7 +238,7 @@ def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
     ("beats", "verdict"),
     [
         ((b"\0", b"\1"), None),  # a slow step
-        ((b"\0",), "was busy with one step for 1 s"),
+        ((b"\0",), "was busy with one step for 2.5 s"),
         ((), "gave no sign of life for 0.1 s"),
     ],
 )
@@ -251,7 +252,7 @@ def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
         watchdog = Watchdog(pipe, timeout=0.1, beat=0.01)
         killed = asyncio.Event()
         watching = asyncio.create_task(watchdog.watch(os.getpid(), killed.set))
-        for i in range(400):
+        for i in range(900):
             if killed.is_set():
                 break
             if beats:

@@ -17,10 +17,11 @@ from inferno.core.types import Step
 from inferno.errors import EngineDeadError
 from inferno.plan import Options, Plan, resolve
 from inferno.plan.step_cost import Work
+from inferno.process import protocol
 from inferno.process.client import EngineClient
 from inferno.process.heartbeat import LATE, LATE_AFTER, LATE_FACTOR, MOVED, STILL, Heart, is_late
-from inferno.process.watchdog import Watchdog
-from inferno.request.requests import EngineOutput, EngineStats, Request
+from inferno.process.watchdog import LOST_AFTER, Watchdog
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.testing import FakeRunner
 
 pytest.importorskip("inferno_demo")
@@ -104,6 +105,51 @@ def test_a_stalled_engine_is_killed_after_the_timeout_and_a_slow_one_is_not() ->
     assert not killed
 
 
+def test_requests_of_an_engine_that_does_not_answer_are_given_up_once(plan: Plan) -> None:
+    """Late, or silent; and again if it answered in between."""
+    lost = list[int]()
+
+    async def run() -> None:
+        pipe, pipe_of_process = os.pipe()
+        watchdog = Watchdog(pipe, timeout=0, beat=0.01)
+        watchdog.on_lost = lambda: lost.append(watchdog._silent)
+        watching = asyncio.create_task(watchdog.watch(os.getpid(), lambda: None))
+        for beats in ([MOVED] * 3, [LATE] * 30, [MOVED] * 3, [b""] * 60, [MOVED] * 3):
+            for beat in beats:
+                os.write(pipe_of_process, beat)
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        os.close(pipe_of_process)
+        watchdog.close()
+
+    asyncio.run(run())
+    assert len(lost) == 2 and lost[1] >= LOST_AFTER
+
+
+def test_a_client_tells_the_requests_that_are_given_up_and_the_engine_drops_them(
+    plan: Plan,
+) -> None:
+    async def run() -> None:
+        client, sent = EngineClient(plan), list[bytes]()
+        silent = Silent(plan, alive=True, stalled=False)
+        silent.send = lambda kind, body: sent.append(kind)  # type: ignore[method-assign]
+        client._engine = cast(Any, silent)
+        stream = client.submit(Request(id="a", token_ids=(1,)))
+        client._give_up()
+        with pytest.raises(EngineDeadError, match="does not respond"):
+            stream.take()
+        assert sent == [protocol.ADD, protocol.ABORT]
+        client._hand_out(EngineOutput("a", 7))  # from before the engine reads the abort
+        again = client.submit(Request(id="a", token_ids=(1,)))
+        client._hand_out(EngineOutput("a", 7))
+        assert not again.take(), "that is still the old one's"
+        client._hand_out(EngineOutput("a", None, FinishReason.ABORT))
+        client._hand_out(EngineOutput("a", 8))
+        assert [each.token_id for each in again.take()] == [8]
+
+    asyncio.run(run())
+
+
 def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
     asked = list[float | None]()
 
@@ -122,7 +168,7 @@ def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
     assert engine.expected() is None, "between steps, weights may be loaded"
 
 
-@define
+@define(slots=False)
 class Silent:
     """A supervisor of an engine that says nothing more."""
 

@@ -78,9 +78,15 @@ network_options = together(
         _limits(
             "--engine-timeout",
             type=FiniteRange(0),
-            default=120,
+            default=45,
             help="Seconds after which an engine process is replaced that gives no sign of life, or "
             "whose step takes over 20 times what it should; 0 for never.",
+        ),
+        _limits(
+            "--max-failed-starts",
+            type=click.IntRange(1),
+            help="Starts of an engine that fail one after another before the server ends with "
+            "code 1, for others to start it anew. [default: it goes on trying]",
         ),
     ]
 )
@@ -100,7 +106,7 @@ class Network:
     def taken(cls, values: dict[str, Any]) -> Network:
         """Take the options out of a command's values."""
         values["uds_mode"] = int(values["uds_mode"], 8)
-        server = ("uds", "uds_mode", "ssl_certfile", "ssl_keyfile")
+        server = ("uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "max_failed_starts")
         app = ("cors_origins", "max_waiting", "max_wait", "max_body_bytes", "request_timeout")
         hosts = values.pop("allowed_hosts")
         named = {"allowed_hosts": hosts} if hosts else {}

@@ -34,7 +34,7 @@ _ONE = SamplingParams(max_tokens=1)
 class AsyncLLM(Controls):
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
-    engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
+    engine without a sign of life for `engine_timeout` seconds is replaced (default 45; 0: never).
     With `expect_grammars`, as in a server, the first grammar need not wait for the process that
     checks it.
     """
@@ -164,6 +164,11 @@ class AsyncLLM(Controls):
     def stalled(self) -> bool:
         """Whether the engine runs a step that takes far longer than it should."""
         return self._client.stalled
+
+    @property
+    def failed_starts(self) -> int:
+        """How many starts of the engine process have failed one after another."""
+        return self._client.failed_starts
 
     @property
     def stats(self) -> EngineStats:

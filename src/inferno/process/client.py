@@ -95,7 +95,11 @@ class EngineClient:
         is an engine process that was launched before (`launch_early`)."""
         self._stats = EngineStats()
         self._engine = Supervisor(
-            plan, self._take, self._fail_all, timeout=timeout, beat=beat, early=early
+            *(plan, self._take, self._fail_all),
+            timeout=timeout,
+            beat=beat,
+            early=early,
+            on_lost=self._give_up,
         )
         self._checker = GrammarChecker(plan)
         self._expects_grammars = expect_grammars and bool(plan.grammars)
@@ -142,6 +146,11 @@ class EngineClient:
     def restarts(self) -> int:
         """How many engine processes ended or hung."""
         return self._engine.restarts
+
+    @property
+    def failed_starts(self) -> int:
+        """How many starts of an engine process have failed one after another."""
+        return self._engine.failed_starts
 
     @property
     def pid(self) -> int | None:
@@ -285,6 +294,18 @@ class EngineClient:
         if token.finish is not None:
             del self._streams[token.request_id]
         stream.feed(token)
+
+    def _give_up(self) -> None:
+        """Fail the requests of an engine that does not answer. If it goes on, it drops them."""
+        streams, self._streams = self._streams, {}
+        error = EngineDeadError(
+            "the engine does not respond, or runs a step that takes far too long",
+            "Send the request again in a moment.",
+        )
+        for id, stream in streams.items():
+            self._engine.send(protocol.ABORT, protocol.encode(id))
+            self._aborting[id] += 1
+            stream.fail(error)
 
     def _fail_all(self, error: EngineDeadError) -> None:
         streams, self._streams = self._streams, {}

@@ -44,8 +44,10 @@ class Supervisor:
         timeout: float = ENGINE_TIMEOUT,
         beat: float = BEAT_SECONDS,
         early: EngineProcess | None = None,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """`early` is a process for the first start."""
+        """`early` is a process for the first start. `on_lost` is called when the process has not
+        answered for so long that its requests are to be given up."""
         self.running = False
         """Whether the process takes requests."""
         self.restarts = 0
@@ -56,7 +58,9 @@ class Supervisor:
         self._early = early
         self._connection: Connection | None = None
         self._watchdog: Watchdog | None = None
-        self._timeout, self._beat = timeout, beat
+        self._timeout, self._beat, self._on_lost = timeout, beat, on_lost
+        self.failed_starts = 0
+        """How many starts have failed one after another."""
         self._spawning = asyncio.Lock()
         self._ready: asyncio.Future[None] | None = None
         self._last_words: InfernoError | None = None
@@ -152,7 +156,7 @@ class Supervisor:
             process = await self._run_plan(undo)
             undo.pop_all()
             process.remove_files()
-        self.running, self._failure = True, None
+        self.running, self._failure, self.failed_starts = True, None, 0
 
     async def _run_plan(self, undo: AsyncExitStack) -> EngineProcess:
         """Start a process, wait until it is ready, and return it. `undo` gets what ends it."""
@@ -162,6 +166,7 @@ class Supervisor:
         undo.push_async_callback(process.wait)
         undo.callback(process.kill)
         self._watchdog = Watchdog(process.beats, timeout=self._timeout, beat=self._beat)
+        self._watchdog.on_lost = self._on_lost
         undo.callback(self._watchdog.close)
         self._connection = connection = Connection.bind(self._context, process.endpoint, self._take)
         undo.callback(connection.close)
@@ -247,6 +252,7 @@ class Supervisor:
         """Note that the engine did not start. Returns whether to start another."""
         if self._closing:
             return False
+        self.failed_starts += 1
         log.error("%s: the engine did not start: %s", self.plan.model_id, error)
         cause = error.cause if isinstance(error, InfernoError) else str(error)
         remedy = error.remedy if isinstance(error, InfernoError) else "See the server's log."

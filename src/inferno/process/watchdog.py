@@ -11,12 +11,15 @@ from inferno.process.heartbeat import BEAT_SECONDS, LATE, LATE_FACTOR, MOVED
 
 log = logging.getLogger("inferno.process")
 
-UNRESPONSIVE_AFTER = 30
+UNRESPONSIVE_AFTER = 9
 """Beats missed before the engine counts as unresponsive: a plugin's native code may hold the
 interpreter's lock for seconds."""
-ENGINE_TIMEOUT = 120.0
+LOST_AFTER = 12
+"""Beats after which the requests of an engine that is not responsive are given up: their clients
+learn it, and can ask elsewhere."""
+ENGINE_TIMEOUT = 45.0
 """Seconds of silence after which the process is replaced."""
-STEP_FACTOR = 10
+STEP_FACTOR = 25
 """A step whose usual time is not known may take this many timeouts: a prompt on a slow CPU takes
 minutes. One that is late (`heartbeat.is_late`) may take one."""
 
@@ -42,6 +45,8 @@ class Watchdog:
         """Why the process was killed."""
         self.stalled = False
         """Whether the engine's step takes far longer than it should."""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called when its requests are to be given up; the engine may still go on."""
         self._silent = self._still = 0
         self._stopped = False
         self._pipe = pipe
@@ -67,7 +72,7 @@ class Watchdog:
         """Watch a child process. Kill it when it has been silent for too long, and return. Without
         a timeout (0), never."""
         self._silent = self._still = 0
-        told = False
+        told = lost = False
         while True:
             await asyncio.sleep(self.beat)
             self._silent += 1
@@ -76,6 +81,10 @@ class Watchdog:
             if self.stalled != told:
                 told = self.stalled
                 self._tell(pid)
+            late = not self.responsive and max(self._silent, self._still) >= LOST_AFTER
+            if late and not lost:
+                self.on_lost()
+            lost = late
             if self.timeout and self.silence >= self.timeout:
                 self.verdict = f"gave no sign of life for {self.silence:g} s"
             elif self.timeout and self.stalled and self.busy_for >= self.timeout:

@@ -18,6 +18,7 @@ import uvicorn
 from attrs import evolve
 from litestar import Litestar
 
+from inferno.errors import EngineDeadError
 from inferno.server.app import create_app, keys_of, models_of
 from inferno.server.hosting.hosted_model import ModelSpec
 from inferno.server.hosting.models import Models
@@ -52,6 +53,7 @@ def run_server(
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
     limits: Limits | None = None,
+    max_failed_starts: int | None = None,
     **options: Any,
 ) -> None:
     """Serve until a signal. `llm` is an AsyncLLM, a model reference to make one from with
@@ -61,7 +63,8 @@ def run_server(
     permissions `uds_mode`. `ready(url, app)` is called once requests are served. `app_options` are
     those of `create_app`; `limits` are those of a connection. SIGHUP reads the file of keys again.
     Raises AddressError and OptionError before loading, and any InfernoError from loading; several
-    models are loaded later.
+    models are loaded later. With `max_failed_starts`, it raises EngineDeadError after so many
+    starts one after another of an engine that must run: of the only model, or a pinned one.
     """
     check_certificate(ssl_certfile, ssl_keyfile)
     with listening(host, port, None if uds is None else Path(uds), uds_mode) as listener:
@@ -88,20 +91,48 @@ def run_server(
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, door, models_of(app), shutdown_seconds)
+        server = _Server(config, door, models_of(app), shutdown_seconds, max_failed_starts)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, app, llm, ready))
+    if server.failure is not None:
+        raise server.failure
     for number in server.signals:  # everything is closed: let the signal take effect
         signal.raise_signal(number)
 
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, door: Door, models: Models, drain_seconds: float
+        self,
+        config: uvicorn.Config,
+        door: Door,
+        models: Models,
+        drain_seconds: float,
+        max_failed_starts: int | None,
     ) -> None:
         super().__init__(config)
         self._door, self._models, self._drain_seconds = door, models, drain_seconds
+        self._max_failed_starts = max_failed_starts
         self.signals: list[int] = []
+        self.failure: EngineDeadError | None = None
+        """Why it ended by itself."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second. Returns True to end."""
+        if self._max_failed_starts is not None and self.failure is None:
+            self.failure = self._gave_up(self._max_failed_starts)
+        return await super().on_tick(counter) or self.failure is not None
+
+    def _gave_up(self, limit: int) -> EngineDeadError | None:
+        """Return the error that ends the server: an engine that must run does not start."""
+        for hosted in self._models.hosted:
+            must_run = hosted.spec.pin or len(self._models.hosted) == 1
+            if must_run and hosted.failed_starts >= limit:
+                log.critical("%s: %d starts failed: the server ends", hosted.name, limit)
+                return EngineDeadError(
+                    f"the engine of {hosted.name!r} did not start {limit} times one after another",
+                    "See the log for the reason. What watches over the server may start it anew.",
+                )
+        return None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests finish, and answer new ones with 503 meanwhile. Then close."""

@@ -118,6 +118,11 @@ class HostedModel:
                 return "asleep"
         return str(self.state)
 
+    @property
+    def failed_starts(self) -> int:
+        """How many starts of its engine, or loads of the model, have failed one after another."""
+        return self.failures if self.served is None else self.served.llm.failed_starts
+
     @classmethod
     def loaded(cls, served: ServedModel, limiter: Limiter) -> Self:
         """A model that the caller loads and closes."""
