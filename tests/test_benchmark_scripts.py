@@ -37,3 +37,16 @@ def test_conversations_with_a_store_survive_kills() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 of them wrong" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", ["--kills 20", "--full 20"])
+def test_nothing_that_was_accepted_is_lost(points: str) -> None:
+    """Where a server is killed, or its disk is full, at random moments."""
+    pytest.importorskip("inferno_demo")
+    command = [sys.executable, str(FOLDER / "crashes.py"), *points.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "no file system can be mounted" in done.stdout:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 lost" in done.stdout

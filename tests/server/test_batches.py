@@ -21,6 +21,7 @@ from inferno.server.batches.objects import ENDED
 from inferno.server.batches.service import MAX_UNFINISHED
 from inferno.server.responses.database import SCHEMA, Database
 from inferno.server.responses.store import Store
+from inferno.server.storage.files import Files
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -279,6 +280,24 @@ def test_a_full_store_ends_a_batch(start: Start) -> None:
     done = ended(http, create(http, *(line(str(i)) for i in range(30)))["id"])
     assert done["status"] == "failed" and done["errors"]["data"][0]["code"] == "store_full"
     assert 0 < done["request_counts"]["completed"] < 30
+
+
+def test_an_end_that_cannot_be_stored_is_stored_once_there_is_room(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferno.server.batches.service.RETRY", 0.1)
+    store, update, failures = Store(), Files.update, [2]
+
+    def full(files: Files, body: dict[str, Any], *, ended: bool = True) -> None:
+        if ended and body["object"] == "batch" and failures[0]:
+            failures[0] -= 1
+            raise sqlite3.OperationalError("database or disk is full")
+        update(files, body, ended=ended)
+
+    monkeypatch.setattr(Files, "update", full)
+    http = start(store=store)
+    done = ended(http, create(http, line("a"))["id"])
+    assert (done["status"], failures) == ("completed", [0])
 
 
 class Noting(FakeLLM):

@@ -5,6 +5,7 @@ one before it stopped."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import time
@@ -33,6 +34,8 @@ MAX_REQUESTS = 50_000
 MAX_UNFINISHED = 64
 """Batches of one owner that have not ended."""
 _MAX_PROBLEMS = 100
+RETRY = 5.0
+"""Seconds before the end of a batch is stored again, where the disk was full."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a request that was refused for now is sent again."""
 
@@ -80,8 +83,8 @@ class Batches:
         self._slots = asyncio.Semaphore(concurrency)
         self._runs: dict[str, _Run] = {}
         """By owner."""
-        self._given_up = set[str]()
-        """Batches whose end could not be stored."""
+        self._unstored: dict[str, tuple[_Run, str]] = {}
+        """Batches whose end could not be stored, with the statuses they are to have."""
         self._picking = asyncio.Lock()
         self._added = asyncio.Event()
 
@@ -112,6 +115,7 @@ class Batches:
             body = await self._store.run(lambda db: db.files.find("batch", owner, id))
             if body is None:
                 return None
+            self._unstored.pop(id, None)
             if body["status"] in ENDED:
                 raise RequestError(
                     f"the batch {id} is {body['status']}",
@@ -133,7 +137,8 @@ class Batches:
                         self._runs[run.owner] = run
                         run.task = asyncio.create_task(self._run(run, app))
                         run.task.add_done_callback(lambda _: self._added.set())
-                await self._added.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._added.wait(), RETRY if self._unstored else None)
         finally:
             tasks = [run.task for run in self._runs.values() if run.task is not None]
             for task in tasks:
@@ -148,6 +153,8 @@ class Batches:
             if run.is_cancelled and run.body["status"] not in ENDED:
                 await self._end(run, "cancelled")
             del self._runs[run.owner]
+        for run, status in [*self._unstored.values()]:
+            await self._end(run, status)
 
     async def _next(self) -> list[_Run]:
         """Return the oldest batch of each owner that has none running."""
@@ -158,7 +165,7 @@ class Batches:
             return []
         found: dict[str, _Run] = {}
         for each in unfinished:
-            if each.owner not in self._runs and each.body["id"] not in self._given_up:
+            if each.owner not in self._runs and each.body["id"] not in self._unstored:
                 found.setdefault(each.owner, _Run(each.owner, each.body))
         return [*found.values()]
 
@@ -266,10 +273,12 @@ class Batches:
     async def _end(self, run: _Run, status: str) -> None:
         try:
             await self._store_end(run, status)
+            self._unstored.pop(run.body["id"], None)
             log.info("%s: %s, %s", run.body["id"], status, run.body["request_counts"])
         except StoreError as error:
-            self._given_up.add(run.body["id"])
-            log.error("%s is %s, which cannot be stored: %s", run.body["id"], status, error)
+            if run.body["id"] not in self._unstored:
+                log.error("%s is %s, which cannot be stored: %s", run.body["id"], status, error)
+            self._unstored[run.body["id"]] = run, status
 
     async def _store_end(self, run: _Run, status: str) -> None:
         body, owner = run.body, run.owner
