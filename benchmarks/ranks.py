@@ -1,7 +1,8 @@
 """What ranks cost and give: decode steps of one process with all threads beside ranks with as
-many in all, and steps as messages.
+many in all, sums over the ranks by everything that computes them, and steps as messages.
 
     python benchmarks/ranks.py [MODEL] [--ranks 2] [--rounds 5] [--sequences 4] [--tokens 64]
+        [--dtype bfloat16]
 
 Both engines are loaded before the first round, and rounds take turns. On a machine that does other
 work, compare the medians, not the single figures: two ranks wait for the slower one in every sum.
@@ -10,26 +11,39 @@ work, compare the medians, not the single figures: two ranks wait for the slower
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from inferno.catalog import load_catalog
+from inferno.contracts import COLLECTIVES, Capture, Communicator, Device, KernelNeed, RankPlace
 from inferno.core.engine import Engine
 from inferno.core.types import NewSequence, Slice, Step
 from inferno.host import usable_cores
+from inferno.nn.capture import CallCapture
 from inferno.plan import Options, open_model
 from inferno.process.ranks import messages
 from inferno.process.ranks.engine import load_engine
+from inferno.process.ranks.exchange import Build, Gloo
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 
+SIZES = (1, 1024), (1, 4096), (1, 8192), (4, 1024), (16, 1024), (16, 4096), (16, 8192), (64, 4096)
+"""Of tensors that are summed, in bfloat16."""
+EACH = 10
+"""Sums in a step."""
 
-def load(ref: str, ranks: int, threads: int) -> Engine:
-    options = Options(device="cpu", tp=ranks, threads=threads, max_model_len=1024)
+
+def load(ref: str, ranks: int, threads: int, dtype: str) -> Engine:
+    options = Options(device="cpu", tp=ranks, threads=threads, max_model_len=1024, dtype=dtype)
     with open_model(ref, options) as opened:
         return load_engine(opened)
 
@@ -56,6 +70,49 @@ def microseconds(run: Callable[[], object], count: int = 200) -> float:
     return median(times) * 1e6
 
 
+def summing(name: str, folder: str, rank: int, ranks: int) -> list[float]:
+    """Return the median microseconds of a sum of each size in a captured step, as one of the ranks
+    computes them. `name` is the provider's, or gloo."""
+    torch.set_num_threads(1)
+    build, capture = by_name()[name]
+    ours = build(RankPlace(rank=rank, ranks=ranks, folder=folder))
+    if rank == 0:
+        (Path(folder) / "ready").touch()
+    while not (Path(folder) / "ready").exists():
+        time.sleep(0.01)
+    ours.connect()
+    return [
+        microseconds(capture(partial(sums, ours, torch.zeros(size).bfloat16())).replay, 40) / EACH
+        for size in SIZES
+    ]
+
+
+def sums(ours: Communicator, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(EACH):
+        x = ours.all_reduce(x)
+    return x
+
+
+def by_name() -> dict[str, tuple[Build, Capture]]:
+    """Return what computes sums and what captures steps, by name."""
+    need = KernelNeed(op=COLLECTIVES, dtype="bfloat16", device=Device("cpu"))
+    found: dict[str, tuple[Build, Capture]] = {"gloo": (Gloo, CallCapture())}
+    offer, _ = load_catalog().kernel(need)
+    if offer is not None and offer.item.capture is not None:
+        found[offer.item.name] = offer.item.ops[COLLECTIVES], offer.item.capture()
+    return found
+
+
+def sum_costs(ranks: int) -> dict[str, list[float]]:
+    """Return the time of a sum of each size, in processes, by what computes it."""
+    costs, spawn = dict[str, list[float]](), multiprocessing.get_context("spawn")
+    for name in by_name():
+        with TemporaryDirectory() as folder, ProcessPoolExecutor(ranks, spawn) as pool:
+            rest = [pool.submit(summing, name, folder, i, ranks) for i in range(ranks)]
+            costs[name] = rest[0].result()
+    return costs
+
+
 def message_costs() -> dict[str, float]:
     """Return the time to encode and to decode a step of 256 sequences, and an admission of 8 000
     tokens."""
@@ -77,21 +134,25 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="demo")
     for name, default in (("ranks", 2), ("rounds", 5), ("sequences", 4), ("tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="auto")
     given: Any = parser.parse_args()
+    for name, costs in sum_costs(given.ranks).items():
+        each = ", ".join(f"{list(s)} {cost:.0f}" for s, cost in zip(SIZES, costs, strict=True))
+        print(f"sums by {name}, us: {each}", flush=True)
     cores = usable_cores()
-    alone = load(given.model, 1, cores)
-    shared = load(given.model, given.ranks, max(1, cores // given.ranks))
+    alone = load(given.model, 1, cores, given.dtype)
+    shared = load(given.model, given.ranks, max(1, cores // given.ranks), given.dtype)
     speeds: list[tuple[float, float]] = []
-    for each in range(given.rounds + 1):
+    for turn in range(given.rounds + 1):
         pair = tuple(decode(e, given.sequences, given.tokens) for e in (alone, shared))
-        if each:  # the first one captures steps
+        if turn:  # the first one captures steps
             speeds.append((pair[0], pair[1]))
     one, several = (median(column) for column in zip(*speeds, strict=True))
     ratio = median(b / a for a, b in speeds)
     ranks = f"{several:.0f} of {given.ranks} ranks"
     print(f"decode: {one:.0f} tokens/s of one process, {ranks}: {ratio:.2f}")
-    for name, cost in message_costs().items():
-        print(f"{name}: {cost:.0f} us")
+    for what, time_taken in message_costs().items():
+        print(f"{what}: {time_taken:.0f} us")
     shared.close()
     alone.close()
 

@@ -11,6 +11,7 @@ import attrs
 from inferno.catalog import load_catalog
 from inferno.contracts import (
     ADAPTER_OPS,
+    COLLECTIVES,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -34,7 +35,7 @@ def test_the_ops_of_the_contract_are_those_that_torch_computes() -> None:
 
 def test_a_provider_takes_the_arguments_that_torch_takes() -> None:
     for offer in load_catalog().of("inferno_kernels"):
-        products = {LINEAR, GROUPED, QUANTIZE}
+        products = {LINEAR, GROUPED, QUANTIZE, COLLECTIVES}
         assert set(offer.item.ops) <= {*products, *OPS, *EXPERT_OPS, *ADAPTER_OPS}
         for name in set(offer.item.ops) - products:
             need = KernelNeed(op=name, dtype="float32", device=Device("cpu"))

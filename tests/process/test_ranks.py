@@ -22,13 +22,12 @@ from torch import Tensor
 
 from inferno import LLM
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import GrammarSpec
+from inferno.contracts import Communicator, GrammarSpec, RankPlace
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
 from inferno.errors import EngineDeadError, OptionError, UnsupportedError
 from inferno.nn import Cut, Dense
-from inferno.ops.collectives import Collectives
 from inferno.plan import Options, open_model, resolve, stages
 from inferno.process.client import EngineClient
 from inferno.process.prepare import prepared
@@ -69,12 +68,13 @@ def alone(catalog: Catalog) -> Engine:
 # --- collectives ----------------------------------------------------------------------------------
 
 
-def together(ranks: int, compute: Callable[[Collectives], Tensor]) -> list[Tensor]:
+def together(ranks: int, compute: Callable[[Communicator, int], Tensor]) -> list[Tensor]:
     """Compute on each rank, in a thread."""
     threads, found = ThreadRanks(ranks, load_catalog()), dict[int, Tensor]()
 
     def run(rank: int) -> None:
-        found[rank] = compute(Collectives(rank, ranks, threads.exchange_of(rank)))
+        place = RankPlace(rank=rank, ranks=ranks, folder="")
+        found[rank] = compute(threads.communicator(place), rank)
 
     running = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     for thread in running:
@@ -89,13 +89,13 @@ def test_sums_are_those_of_rank_order_in_float32_on_all_ranks() -> None:
     wanted = parts[0].float()
     for part in parts[1:]:
         wanted = wanted + part.float()
-    for total in together(4, lambda shared: shared.all_reduce(parts[shared.rank].clone())):
+    for total in together(4, lambda shared, rank: shared.all_reduce(parts[rank].clone())):
         assert torch.equal(total, wanted.bfloat16())
 
 
 def test_parts_of_unequal_widths_stand_side_by_side() -> None:
     parts = [torch.randn(3, width) for width in (4, 5, 1)]
-    for whole in together(3, lambda shared: shared.all_gather(parts[shared.rank], (4, 5, 1))):
+    for whole in together(3, lambda shared, rank: shared.all_gather(parts[rank], (4, 5, 1))):
         assert torch.equal(whole, torch.cat(parts, -1))
 
 
@@ -220,7 +220,7 @@ def test_packed_weights_of_a_rank_are_its_own(
         )
         with open_model("demo", options) as opened, prepared(opened) as packed:
             threads = ThreadRanks(ranks, catalog)
-            home_of = LeadingHome.starting(threads.start, threads.exchange_of(0))
+            home_of = LeadingHome.starting(threads.start, threads.communicator)
             engine = Engine.load(opened, packed=packed, home_of=home_of if ranks > 1 else None)
         found = tokens_of(answers(engine, PROMPTS, GREEDY))
         for thread in threading.enumerate():
@@ -330,6 +330,25 @@ def test_the_traceback_of_a_follower_reaches_the_user(
         until_it_fails(engine)
     assert "Traceback" in caught.value.detail and "in fails" in caught.value.detail
     assert "in fails" in caplog.text, "it is in the log too"
+    engine.close()
+
+
+def test_the_rank_that_failed_first_is_named_not_those_that_missed_it(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inferno.process.ranks import following
+
+    def load(opened: Any, *given: Any) -> Any:
+        model = load_model(opened, *given)
+        if opened.rank == 2:
+            failing(model, 5, ValueError("a bug in the last rank"))
+        return model
+
+    monkeypatch.setattr(following, "load_model", load)
+    engine = load_shared("demo", catalog, 4)
+    begin(engine)
+    with pytest.raises(EngineDeadError, match="rank 2: .*a bug in the last rank"):
+        until_it_fails(engine)
     engine.close()
 
 

@@ -60,7 +60,8 @@ def main() -> int:
         env |= _sanitized()
     elif variant == "threads":
         env |= _sanitized_threads()
-        tests = [str(HERE / "tests" / "test_recording.py"), "-k", "each_thread or threads_compute"]
+        tests = [str(HERE / "tests" / f"test_{name}.py") for name in ("recording", "shared_memory")]
+        tests += ["-k", "each_thread or threads_compute or threads_share"]
     return subprocess.run(
         [sys.executable, "-c", code, *tests, "-q", *sys.argv[2:]], env=env
     ).returncode

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from inferno import host
+from inferno.contracts import COLLECTIVES
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
@@ -29,7 +30,12 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         size = host.format_bytes(whole.nbytes)
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
     wire = host.format_bytes(ranks.wire_bytes)
-    yield "exchange", f"{ranks.num_sums} sums in a step, {wire} received per token by each", ""
+    exchanged = f"{ranks.num_sums} sums in a step, {wire} received per token by each"
+    by = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
+    if by is None:
+        yield "exchange", f"{exchanged}, through gloo", ""
+    else:
+        yield "exchange", f"{exchanged}, through memory of {by.name}", by.distribution
 
 
 def _attention(plan: Plan) -> str:

@@ -63,6 +63,7 @@ from inferno.contracts.checkpoints import (
 )
 from inferno.contracts.classifiers import classifier_of
 from inferno.contracts.commands import Command
+from inferno.contracts.communicators import Communicator, RankPlace
 from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
@@ -86,6 +87,7 @@ from inferno.contracts.inversion import (
 )
 from inferno.contracts.kernels import (
     ADAPTER_OPS,
+    COLLECTIVES,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -165,6 +167,7 @@ __all__ = [
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",
+    "COLLECTIVES",
     "COLUMNS",
     "COMPUTE_DTYPES",
     "CacheDType",
@@ -180,6 +183,7 @@ __all__ = [
     "CheckpointFormat",
     "CheckpointView",
     "Command",
+    "Communicator",
     "DECODER",
     "DTYPE_BYTES",
     "DType",
@@ -253,6 +257,7 @@ __all__ = [
     "QueuePolicy",
     "Queued",
     "Range",
+    "RankPlace",
     "RankProcess",
     "RankStart",
     "ReasoningMarkers",

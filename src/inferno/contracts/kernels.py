@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR, GROUPED, QUANTIZE = "linear", "grouped", "quantize"
+COLLECTIVES = "collectives"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", "adjust", "draw")
 """Ops that a provider may implement besides `linear`; `inferno.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
@@ -30,7 +31,8 @@ class KernelNeed:
     """One op that a kernel must serve: its dtype, device and weight layout."""
 
     op: str
-    """`linear`, `grouped`, `quantize`, or one of `OPS`, `EXPERT_OPS` and `ADAPTER_OPS`."""
+    """`linear`, `grouped`, `quantize`, `collectives`, or one of `OPS`, `EXPERT_OPS` and
+    `ADAPTER_OPS`."""
     dtype: DType
     """Dtype of the activations."""
     device: Device
@@ -99,7 +101,8 @@ class KernelProvider:
     or refuses their shape; given a Weight, the caller drops the originals. `grouped` is the same
     for matrices of equal shape; `Weight.grouped` is called on its result. `quantize` is (layout,
     weight_OI, importance_I) -> the tensors of the matrix in that layout; the importance of columns
-    (float32) weighs their squared errors, or is None."""
+    (float32) weighs their squared errors, or is None. `collectives` is (RankPlace) -> the
+    Communicator of a rank of this machine."""
     refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
     """Returns a sentence that says why it cannot serve the need, or None if it can. Imports no
     torch."""

@@ -20,38 +20,47 @@ Exchange = Callable[[Tensor], Sequence[Tensor]]
 order of the ranks."""
 
 
-class Collectives:
-    """The collectives of one rank. Every rank must call the same ones in the same order."""
+class Operators:
+    """One rank's collectives as torch operators (`contracts.Communicator`)."""
 
-    def __init__(self, rank: int, ranks: int, exchange: Exchange) -> None:
-        self.rank, self.ranks, self._exchange = rank, ranks, exchange
+    def __init__(
+        self,
+        sum_: Callable[[Tensor], None],
+        gather: Callable[[Tensor, Sequence[int]], Tensor],
+    ) -> None:
+        """`sum_` sums over the ranks in a contiguous tensor's memory; `gather` is `all_gather`."""
         # Operators of its own: those of another model in this process have other ranks.
         name = f"inferno_ranks_{secrets.token_hex(8)}"
         self._library = torch.library.Library(name, "DEF")  # noqa: TOR901  # lives as long as this
-        self._library.define("all_reduce_(Tensor(a!) x) -> Tensor(a!)")
-        self._library.define("all_gather(Tensor x, int[] widths) -> Tensor")
-        self._library.impl("all_reduce_", self._all_reduce, "CPU")
-        self._library.impl("all_gather", self._all_gather, "CPU")
+        self._library.define("sum_(Tensor(a!) x) -> ()")
+        self._library.define("gather(Tensor x, int[] widths) -> Tensor")
+        self._library.impl("sum_", sum_, "CPU")
+        self._library.impl("gather", gather, "CPU")
         self._operators: Any = getattr(torch.ops, name)
 
+    @classmethod
+    def of(cls, exchange: Exchange) -> Operators:
+        """Return those that compute from what all ranks give."""
+
+        def sum_(x: Tensor) -> None:
+            first, *others = exchange(x)
+            total = first.float()
+            for other in others:
+                total = total + other.float()
+            x.copy_(total)
+
+        def gather(x: Tensor, widths: Sequence[int]) -> Tensor:
+            mine = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
+            parts = exchange(mine)
+            return torch.cat([part[..., :n] for part, n in zip(parts, widths, strict=True)], -1)
+
+        return cls(sum_, gather)
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, in the memory of this one."""
-        total: Tensor = self._operators.all_reduce_(x.contiguous())
-        return total
+        x = x.contiguous()
+        self._operators.sum_(x)
+        return x
 
     def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """Return all ranks' tensors side by side: their last dimensions have these sizes."""
-        whole: Tensor = self._operators.all_gather(x, widths)
+        whole: Tensor = self._operators.gather(x, widths)
         return whole
-
-    def _all_reduce(self, x: Tensor) -> Tensor:
-        first, *others = self._exchange(x)
-        total = first.float()
-        for other in others:
-            total = total + other.float()
-        return x.copy_(total)
-
-    def _all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        mine = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
-        parts = self._exchange(mine)
-        return torch.cat([part[..., :n] for part, n in zip(parts, widths, strict=True)], -1)

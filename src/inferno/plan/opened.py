@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import attrs
 from attrs import field, frozen
@@ -21,6 +21,7 @@ from inferno.contracts import (
     CachePolicy,
     ChatFormat,
     Checkpoint,
+    Communicator,
     EventSink,
     Executor,
     GrammarProvider,
@@ -43,9 +44,6 @@ from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.origins import agree_on_origins
 from inferno.plan.plan import Plan
 from inferno.plan.stored import adapted, unused_tensors
-
-if TYPE_CHECKING:
-    from inferno.ops.collectives import Collectives
 
 
 @frozen(kw_only=True)
@@ -135,8 +133,8 @@ class Opened:
     """What tells the model's weights from those of its files, if they were updated since."""
     rank: int = 0
     """Which of the plan's ranks loads it."""
-    collectives: Collectives | None = attrs.field(default=None, eq=False, repr=False)
-    """What that rank exchanges with the others, if there are any."""
+    communicator: Communicator | None = attrs.field(default=None, eq=False, repr=False)
+    """How that rank exchanges tensors with the others, if there are any."""
 
     @property
     def shard(self) -> Shard:

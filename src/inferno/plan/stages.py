@@ -14,6 +14,7 @@ from inferno import host
 from inferno.catalog import Catalog, Offer, architecture_name, find_architecture
 from inferno.contracts import (
     ADAPTER_OPS,
+    COLLECTIVES,
     GROUPED,
     LINEAR,
     AdapterBase,
@@ -198,7 +199,8 @@ def choose_weights(
     adapters = choose_adapters(
         catalog, options, given.fetch, base, model.config.vocab_size, mtp=mtp
     )
-    more = ADAPTER_OPS if adapters.value is not None else ()
+    more = [*(ADAPTER_OPS if adapters.value is not None else ())]
+    more += [COLLECTIVES] if options.tp > 1 else []
     kernels = choose_kernels(
         catalog,
         matrices,

@@ -26,6 +26,7 @@ from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
+from inferno.testing.communicators import CommunicatorTests
 from inferno.testing.converting import convert
 from inferno.testing.encoder import EncoderTests, embedded
 from inferno.testing.endpoints import EndpointsTests
@@ -94,6 +95,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointFormatTests",
     "CommandTests",
+    "CommunicatorTests",
     "Encoded",
     "EncoderTests",
     "EndpointsTests",

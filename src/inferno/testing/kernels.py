@@ -19,6 +19,7 @@ from torch import Tensor
 
 from inferno.contracts import (
     ADAPTER_OPS,
+    COLLECTIVES,
     COMPUTE_DTYPES,
     EXPERT_OPS,
     GROUPED,
@@ -77,7 +78,7 @@ class KernelProviderTests(AdapterOpTests):
             yield random_ints(layout, rows, columns, dtype)
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        every = (LINEAR, GROUPED, QUANTIZE, *OPS, *EXPERT_OPS, *ADAPTER_OPS)
+        every = (LINEAR, GROUPED, QUANTIZE, COLLECTIVES, *OPS, *EXPERT_OPS, *ADAPTER_OPS)
         assert set(item.ops) <= {*every}
         for op in every:
             for device in (Device("cpu"), *STRANGE):

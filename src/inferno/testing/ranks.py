@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +17,11 @@ from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog
-from inferno.contracts import Architecture, RankStart
+from inferno.contracts import Architecture, Communicator, RankPlace, RankStart
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
+from inferno.ops.collectives import Operators
 from inferno.plan import Plan, open_model
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.process.ranks.following import run
@@ -51,18 +53,21 @@ class ThreadRanks:
         self._slots = [torch.empty(0)] * self.ranks
         self._barrier = threading.Barrier(self.ranks, timeout=60)
 
-    def exchange_of(self, rank: int) -> Callable[[Tensor], Sequence[Tensor]]:
-        """Return a rank's `ops.collectives.Exchange`."""
+    def communicator(self, place: RankPlace) -> Communicator:
+        """Build a rank's communicator."""
+        return ThreadCommunicator(self, place.rank)
 
-        def exchange(x: Tensor) -> Sequence[Tensor]:
-            self._slots[rank] = x.clone()
+    def exchange(self, rank: int, x: Tensor) -> Sequence[Tensor]:
+        """Give the others a tensor, and return those of all (`ops.collectives.Exchange`)."""
+        self._slots[rank] = x.clone()
+        try:
             self._barrier.wait()
             parts = [*self._slots]
             self._barrier.wait()
-            assert {part.shape for part in parts} == {x.shape}, "ranks are in different layers"
-            return parts
-
-        return exchange
+        except threading.BrokenBarrierError as error:
+            raise ConnectionError("another rank has left") from error
+        assert {part.shape for part in parts} == {x.shape}, "ranks are in different layers"
+        return parts
 
     def start(self, what: RankStart) -> ThreadRank:
         return ThreadRank(self, what)
@@ -72,12 +77,22 @@ class ThreadRanks:
         self._barrier.abort()
 
     def run(self, what: RankStart, alive: Callable[[], bool]) -> None:
-        exchange = self.exchange_of(what.rank)
         try:
-            run(Path(what.folder), what.rank, self.catalog, exchange, alive)
+            run(Path(what.folder), what.rank, self.catalog, self.communicator, alive)
         except BaseException as error:
             self.failures.append(error)
             self.abort()
+
+
+class ThreadCommunicator:
+    """A rank's collectives (`contracts.Communicator`)."""
+
+    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
+        operators = Operators.of(partial(ranks.exchange, rank))
+        self.all_reduce, self.all_gather = operators.all_reduce, operators.all_gather
+        self.close = ranks.abort
+
+    def connect(self) -> None: ...
 
 
 class ThreadRank:
@@ -116,7 +131,7 @@ def load_shared(
         if ranks == 1:
             return Engine.load(opened)
         threads = ThreadRanks(ranks, catalog)
-        home = LeadingHome.starting(threads.start, threads.exchange_of(0))
+        home = LeadingHome.starting(threads.start, threads.communicator)
         return Engine.load(opened, home_of=home)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno.contracts import (
+    COLLECTIVES,
     GROUPED,
     LINEAR,
     MTP,
@@ -325,9 +326,9 @@ def ops_of(opened: Opened) -> Ops:
     kernels: dict[str, Callable[..., Any]] = {
         use.op: lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
         for use in opened.plan.kernels
-        if use.op not in (LINEAR, GROUPED, QUANTIZE)
+        if use.op not in (LINEAR, GROUPED, QUANTIZE, COLLECTIVES)
     }
-    if (shared := opened.collectives) is not None:
+    if (shared := opened.communicator) is not None:
         kernels |= {"all_reduce": shared.all_reduce, "all_gather": shared.all_gather}
     return Ops(**kernels)
 

@@ -16,7 +16,7 @@ from inferno.plan.plan import pattern_of
 
 def check_ranks(opened: Opened) -> None:
     """Raise OptionError if the plan has several ranks, and no others are here."""
-    if opened.shard.ranks > 1 and opened.collectives is None:
+    if opened.shard.ranks > 1 and opened.communicator is None:
         raise OptionError(
             "this command computes in one process, and the plan has several ranks",
             "Leave --tp out.",

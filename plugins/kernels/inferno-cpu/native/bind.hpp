@@ -43,3 +43,4 @@ void bind_attention(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_adapters(nb::module_& m);
 void bind_quantize(nb::module_& m);
+void bind_ranks(nb::module_& m);

@@ -297,8 +297,28 @@ void gather(int dtype, const int64_t* ids, const void* table, void* y, int64_t r
   });
 }
 
+void sum_parts(int dtype, const void* const* parts, int count, void* y, int64_t n) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    auto part = [&](int i) { return (const T*)parts[i]; };
+    parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
+      int64_t i = begin;
+      for (; i + 16 <= end; i += 16) {
+        F32 total = load(part(0) + i);
+        for (int p = 1; p < count; p++) total = total + load(part(p) + i);
+        store((T*)y + i, total);
+      }
+      for (; i < end; i++) {
+        float total = to_float(part(0)[i]);
+        for (int p = 1; p < count; p++) total += to_float(part(p)[i]);
+        from_float((T*)y + i, total);
+      }
+    });
+  });
+}
+
 }  // namespace
 
 extern const Elementwise INFERNO_EXPORT(elementwise);
 const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm, add_rms_norm, rope,  norm_rope,
-                                                 silu_mul, argmax,       gather};
+                                                 silu_mul, argmax,       gather, sum_parts};

@@ -39,4 +39,7 @@ struct Elementwise {
   // y_TD = table_VD[ids_T]; zeros for an id outside 0 .. V - 1.
   void (*gather)(int dtype, const int64_t* ids, const void* table, void* y, int64_t T, int64_t V,
                  int64_t D);
+  // y_n = the sum of `count` parts, in their order and in float32, rounded once. y may be one of
+  // them.
+  void (*sum_parts)(int dtype, const void* const* parts, int count, void* y, int64_t n);
 };

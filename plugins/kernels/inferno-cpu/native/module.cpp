@@ -61,6 +61,7 @@ NB_MODULE(_native, m) {
             parallel_region([](void* ops) { replay(*static_cast<Recording*>(ops)); }, &self);
           },
           nb::call_guard<nb::gil_scoped_release>());
+  m.def("recording", [] { return recording != nullptr; });
   bind_elementwise(m);
   bind_dense(m);
   bind_packed(m);
@@ -68,4 +69,5 @@ NB_MODULE(_native, m) {
   bind_experts(m);
   bind_adapters(m);
   bind_quantize(m);
+  bind_ranks(m);
 }

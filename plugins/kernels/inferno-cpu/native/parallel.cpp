@@ -19,11 +19,7 @@ constexpr int kSpins = 2000;  // about 50 us; then yield the core, perhaps to an
 template <class Ready>
 void wait(const Ready& ready) {
   for (int i = 0; !ready(); i++) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb");  // a pause of some tens of cycles: yield does nothing on most processors
-#endif
+    relax();
 #if defined(__unix__) || defined(__APPLE__)
     if (i >= kSpins) sched_yield();
 #endif

@@ -3,6 +3,15 @@
 #pragma once
 #include <cstdint>
 
+// Let a core's other thread run, while this one looks again and again: some tens of cycles.
+static inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // yield does nothing on most processors
+#endif
+}
+
 extern int inferno_threads;  // set from Python to torch's number of threads
 
 // Call task(context, i) for each i in [0, count), one task at a time on each thread, and return

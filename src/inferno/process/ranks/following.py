@@ -15,16 +15,15 @@ from attrs import evolve
 
 from inferno.catalog import Catalog
 from inferno.constraints import Drafts
-from inferno.contracts import Drafter, DraftRequest, Lookahead, Span
+from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, RankPlace, Span
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.errors import PluginError
-from inferno.ops.collectives import Collectives, Exchange
 from inferno.plan import Opened, Plan, plan_from_json, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
-from inferno.process.ranks.exchange import Gloo
+from inferno.process.ranks.exchange import Build, build_of
 from inferno.process.ranks.group import PLAN, WORDS
 from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
@@ -90,11 +89,8 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
         latest = runner.launch(given.step, told)
 
 
-def load(opened: Opened, plan: Plan, exchange: Exchange) -> FollowingRunner:
+def load(opened: Opened, plan: Plan) -> FollowingRunner:
     """Load a rank's part of the model, and allocate its cache."""
-    assert plan.ranks is not None, "a plan with ranks"
-    shared = Collectives(opened.rank, plan.ranks.count, exchange)
-    opened = evolve(opened, collectives=shared)
     with prepared(opened) as packed:
         model = load_model(opened, packed)
     drafter: Drafter | None = NoDrafts() if plan.speculation is not None else None
@@ -118,11 +114,11 @@ def run(
     folder: Path,
     rank: int,
     catalog: Catalog | None = None,
-    exchange: Exchange | None = None,
+    build: Build | None = None,
     alive: Callable[[], bool] = lambda: True,
 ) -> None:
     """Be a rank, until rank 0 ends the group or is no longer `alive`. What fails is said to rank 0,
-    and raised. `exchange` replaces gloo."""
+    and raised. `build` replaces the communicator that the plan has chosen."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     steps, words = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     steps.set_hwm(0)
@@ -137,23 +133,27 @@ def run(
         kind, body = steps.recv_multipart()
         return kind, body
 
+    communicator: Communicator | None = None
     try:
         plan = plan_from_json((folder / PLAN).read_bytes())
         assert plan.ranks is not None, "a plan with ranks"
         bind(plan, rank)
-        gloo = Gloo(rank, plan.ranks.count, folder)
+        place = RankPlace(rank=rank, ranks=plan.ranks.count, folder=str(folder))
         with reopen(plan, catalog) as opened:
-            opened = evolve(opened, rank=rank)
+            communicator = (build or build_of(opened))(place)
+            opened = evolve(opened, rank=rank, communicator=communicator)
             agree_on_levels(opened)
-            runner = load(opened, plan, exchange or gloo)
+            runner = load(opened, plan)
         words.send(messages.encode(messages.Words(rank)))
-        if exchange is None:
-            gloo.connect()
+        communicator.connect()
         follow(runner, receive)
     except BaseException as error:
-        words.send(messages.encode(messages.Words(rank, Failure.of(error))))
+        if not isinstance(error, ConnectionError):  # why another rank has left, that one says
+            words.send(messages.encode(messages.Words(rank, Failure.of(error))))
         raise
     finally:
+        if communicator is not None:
+            communicator.close()
         steps.close(0)
         words.close()
         context.term()

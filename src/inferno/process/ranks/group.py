@@ -14,13 +14,12 @@ from tempfile import TemporaryDirectory
 
 import zmq
 
-from inferno.contracts import RankProcess, RankStart
+from inferno.contracts import RankPlace, RankProcess, RankStart
 from inferno.errors import EngineDeadError
-from inferno.ops.collectives import Exchange
 from inferno.plan import Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
-from inferno.process.ranks.exchange import Gloo
+from inferno.process.ranks.exchange import Build, Gloo
 
 PLAN, WORDS = "plan.json", "words"
 """Files in the ranks' folder: their plan, and the socket on which rank 0 hears from them. That of a
@@ -40,17 +39,15 @@ Start = Callable[[RankStart], RankProcess]
 class Group:
     """The ranks of one engine. Only one thread calls it."""
 
-    def __init__(self, plan: Plan, start: Start, exchange: Exchange | None = None) -> None:
-        """Start the others. They load their parts meanwhile, until `meet`. `exchange` replaces
-        gloo."""
+    def __init__(self, plan: Plan, start: Start, build: Build = Gloo) -> None:
+        """Start the others. They load their parts meanwhile, until `meet`. `build` builds this
+        rank's communicator."""
         assert plan.ranks is not None, "a plan with ranks"
         self.ranks = plan.ranks.count
         self._files = TemporaryDirectory(prefix="inferno_ranks_")
         folder = Path(self._files.name)
         (folder / PLAN).write_text(plan_to_json(plan), encoding="utf-8")
-        gloo = Gloo(0, self.ranks, folder)
-        self._gloo = gloo if exchange is None else None
-        self.exchange: Exchange = exchange or gloo
+        self.communicator = build(RankPlace(rank=0, ranks=self.ranks, folder=str(folder)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._words = self._context.socket(zmq.PULL)
         self._words.bind(f"ipc://{folder / WORDS}")
@@ -93,6 +90,7 @@ class Group:
             process.kill()
         threading.Thread(target=self._watch, args=(what.rank, process), daemon=True).start()
         self._endings[what.rank] = process.wait()
+        self.communicator.close()  # this rank may be waiting for that one
 
     def _watch(self, rank: int, process: RankProcess) -> None:
         """End a rank that is stopped: the others would wait for it."""
@@ -113,8 +111,7 @@ class Group:
             self._listen(0.05)
             loaded = {rank for rank, words in self._said.items() if words.failure is None}
             self.check()
-        if self._gloo is not None:
-            self._gloo.connect()
+        self.communicator.connect()
 
     def check(self) -> None:
         """Raise the error that ended the group, or what ended one of its ranks; then all end."""
@@ -181,8 +178,7 @@ class Group:
 
     def _stop(self) -> None:
         self._closed.set()
-        if self._gloo is not None:
-            self._gloo.close()
+        self.communicator.close()
         for process in [*self._processes.values()]:
             process.kill()
         for socket in (*self._sockets, self._words):

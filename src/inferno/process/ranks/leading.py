@@ -13,10 +13,10 @@ from inferno.core.home import Home
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import Sampled, Step
 from inferno.errors import UnsupportedError
-from inferno.ops.collectives import Collectives, Exchange
 from inferno.plan import Opened
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
+from inferno.process.ranks.exchange import Build, build_of
 from inferno.process.ranks.group import Group, Start
 from inferno.weights.packing import PackedWeights
 
@@ -86,15 +86,16 @@ class LeadingHome(Home):
 
     @classmethod
     def starting(
-        cls, start: Start, exchange: Exchange | None = None
+        cls, start: Start, build: Build | None = None
     ) -> Callable[[Opened, PackedWeights | None], Home]:
-        """Return what loads a model, with ranks that `start` starts. `exchange` replaces gloo."""
+        """Return what loads a model, with ranks that `start` starts. `build` replaces the
+        communicator that the plan has chosen."""
 
         def load(opened: Opened, packed: PackedWeights | None) -> Home:
-            group, unbind = Group(opened.plan, start, exchange), bind(opened.plan, 0)
+            group = Group(opened.plan, start, build or build_of(opened))
+            unbind = bind(opened.plan, 0)
             try:
-                collectives = Collectives(0, group.ranks, group.exchange)
-                shared = evolve(opened, collectives=collectives)
+                shared = evolve(opened, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
                 group.meet()
             except BaseException as error:

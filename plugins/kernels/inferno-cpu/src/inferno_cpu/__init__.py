@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 from inferno import hookimpl
 from inferno.contracts import (
+    COLLECTIVES,
     GROUPED,
     LINEAR,
     QUANTIZE,
@@ -25,6 +27,8 @@ def refuses(need: KernelNeed) -> str | None:
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
+    if need.op == COLLECTIVES and not hasattr(os, "memfd_create"):
+        return "ranks share memory on Linux only"
     if need.op == QUANTIZE:
         if need.layout in layouts.QUANTIZED:
             return None
@@ -63,6 +67,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 LINEAR: "inferno_cpu.linear:stack",
                 GROUPED: "inferno_cpu.linear:stack",
                 QUANTIZE: "inferno_cpu.quantize:quantize",
+                COLLECTIVES: "inferno_cpu.ranks:SharedMemory",
                 "rms_norm": "inferno_cpu.elementwise:rms_norm",
                 "add_rms_norm": "inferno_cpu.elementwise:add_rms_norm",
                 "norm_rope": "inferno_cpu.elementwise:norm_rope",

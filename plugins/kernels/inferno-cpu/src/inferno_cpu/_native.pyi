@@ -35,6 +35,32 @@ class Recording:
     def __len__(self) -> int: ...
     def replay(self) -> None: ...
 
+def recording() -> bool:
+    """Whether the ops of this thread are recorded."""
+
+class Ranks:
+    """One rank's view of memory that the ranks of a machine share."""
+
+    @staticmethod
+    def bytes(ranks: int, slot: int, /) -> int:
+        """Size of the memory: zeros at first."""
+
+    def __init__(
+        self, memory: Address, rank: int, ranks: int, slot: int, seconds: float, /
+    ) -> None:
+        """The caller keeps the memory. Raises ValueError for a rank that there cannot be."""
+
+    def sum(self, dtype: int, x: Address, n: int, /) -> None:
+        """Sum x over the ranks, in place. The ranks' collectives raise ConnectionError if one has
+        left, TimeoutError if it is not heard for `seconds`, and RuntimeError if it is in another
+        layer."""
+
+    def gather(self, x: Address, y: Address, rows: int, widths: list[int], /) -> None:
+        """Write the ranks' x side by side to y, in rows of widths[rank] bytes each."""
+
+    def close(self) -> None:
+        """Let all collectives of the ranks that wait fail."""
+
 def rms_norm(
     dtype: int,
     x: Address,

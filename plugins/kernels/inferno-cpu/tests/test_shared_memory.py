@@ -1,0 +1,121 @@
+"""Collectives of ranks that share memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferno.contracts import COLLECTIVES, Communicator, Device, KernelNeed
+from inferno.nn.capture import CallCapture
+from inferno.testing import CommunicatorTests
+from inferno_cpu import _native, inferno_kernels
+from inferno_cpu.dtypes import DTYPES
+from inferno_cpu.ranks import SLOT
+
+[PROVIDER] = inferno_kernels()
+REFUSED = PROVIDER.refuses(KernelNeed(op=COLLECTIVES, dtype="float32", device=Device("cpu")))
+pytestmark = pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED))
+
+
+class TestSharedMemory(CommunicatorTests):
+    communicator = "inferno_cpu.ranks:SharedMemory"
+
+    def test_recorded_collectives_are_replayed_without_python(self) -> None:
+        """Between other ops of the recording, as one call."""
+
+        def compute(peer: Communicator, rank: int) -> list[tuple[int, Tensor]]:
+            x = torch.ones(2, 33)
+            capture = CallCapture(_native.Recording)
+            step = capture(lambda: peer.all_gather(peer.all_reduce(x), (33, 33)))
+            found = []
+            for value in (3, 7):
+                x.fill_(value + rank)
+                step.replay()
+                found.append((len(step.calls), step.output.clone()))
+            return found
+
+        with self.meeting(2) as run:
+            for found in run(compute):
+                for (calls, whole), value in zip(found, (7.0, 15.0), strict=True):
+                    assert calls == 1 and torch.equal(whole, torch.full((2, 66), value))
+
+    def test_ranks_in_different_layers_are_noticed(self) -> None:
+        def compute(peer: Communicator, rank: int) -> None:
+            with pytest.raises(RuntimeError, match=f"rank {1 - rank} is in another layer"):
+                peer.all_reduce(torch.ones(10 + rank))
+
+        with self.meeting(2) as run:
+            run(compute)
+
+    def test_more_ranks_than_cores_wait_without_using_them(self) -> None:
+        """A rank that waits sleeps: most of a second passes in a hundredth of its time."""
+        used = list[float]()
+
+        def compute(peer: Communicator, rank: int) -> None:
+            if rank == 0:
+                time.sleep(0.5)
+            begun = time.thread_time()
+            peer.all_reduce(torch.ones(10))
+            used.append(time.thread_time() - begun)
+
+        with self.meeting(4) as run:
+            run(compute)
+        assert max(used) < 0.1
+
+    def test_the_memory_has_no_name(self, tmp_path: Path) -> None:
+        shared = Path("/dev/shm")
+        before = {*shared.iterdir()} if shared.is_dir() else set()
+        with self.meeting(2) as run:
+            run(lambda peer, _: peer.all_reduce(torch.ones(10)))
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            names = [line.split(maxsplit=5)[5] for line in maps if "inferno_ranks" in line]
+            assert names and all("(deleted)" in name for name in names)
+            assert not shared.is_dir() or {*shared.iterdir()} <= before
+
+    def test_other_threads_of_python_run_while_a_rank_waits(self) -> None:
+        ticks = list[float]()
+
+        def compute(peer: Communicator, rank: int) -> None:
+            if rank == 0:
+                while len(ticks) < 20:
+                    time.sleep(0.001)
+                    ticks.append(time.monotonic())
+            peer.all_reduce(torch.ones(10))
+
+        with self.meeting(2) as run:
+            run(compute)
+        assert len(ticks) == 20
+
+
+def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
+    """So that the ThreadSanitizer sees that they take turns (variants.py)."""
+    memory = torch.zeros(_native.Ranks.bytes(3, SLOT) + 64, dtype=torch.uint8)
+    address = -(-memory.data_ptr() // 64) * 64
+    views = [_native.Ranks(address, rank, 3, SLOT, 60.0) for rank in range(3)]
+    barrier = threading.Barrier(3)
+
+    def compute(rank: int) -> list[float]:
+        barrier.wait()
+        x, found = torch.empty(SLOT // 4 + 7), []
+        for i in range(100):
+            x.fill_(float(i + rank))
+            views[rank].sum(DTYPES[x.dtype], x.data_ptr(), x.numel())
+            assert bool((x == x[0]).all())
+            found.append(float(x[0]))
+        return found
+
+    with ThreadPoolExecutor(3) as threads:
+        for found in threads.map(compute, range(3)):
+            assert found == [3.0 * i + 3 for i in range(100)]
+
+
+@pytest.mark.parametrize("given", [(0, 0), (2, 2), (-1, 2), (0, 65)])
+def test_views_of_no_rank_are_refused(given: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="no such rank"):
+        _native.Ranks(0, *given, SLOT, 1.0)
