@@ -2,10 +2,11 @@
 many in all, sums over the ranks by everything that computes them, and steps as messages.
 
     python benchmarks/ranks.py [MODEL] [--ranks 2] [--rounds 5] [--sequences 4] [--tokens 64]
-        [--dtype bfloat16]
+        [--dtype bfloat16] [--isq q8_0]
 
-Both engines are loaded before the first round, and rounds take turns. On a machine that does other
-work, compare the medians, not the single figures: two ranks wait for the slower one in every sum.
+Both engines, in processes, are loaded before the first round, and rounds take turns. On a machine
+that does other work, compare the medians, not the single figures: two ranks wait for the slower one
+in every sum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -42,9 +44,9 @@ EACH = 10
 """Sums in a step."""
 
 
-def load(ref: str, ranks: int, threads: int, dtype: str) -> Engine:
-    options = Options(device="cpu", tp=ranks, threads=threads, max_model_len=1024, dtype=dtype)
-    with open_model(ref, options) as opened:
+def load(ref: str, ranks: int, threads: int, **options: Any) -> Engine:
+    given = Options(device="cpu", tp=ranks, threads=threads, max_model_len=1024, **options)
+    with open_model(ref, given) as opened:
         return load_engine(opened)
 
 
@@ -129,34 +131,66 @@ def message_costs() -> dict[str, float]:
     return costs
 
 
+class Decoding:
+    """An engine in a process of its own: threads are set for a whole process."""
+
+    def __init__(self, given: Any, ranks: int, threads: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        options = {"dtype": given.dtype, "isq": given.isq}
+        arguments = (theirs, given.model, ranks, threads, options)
+        self.process = spawn.Process(target=decoding, args=arguments)
+        self.process.start()
+        theirs.close()
+        self._pipe.recv()
+
+    def speed(self, sequences: int, tokens: int) -> float:
+        self._pipe.send((sequences, tokens))
+        return float(self._pipe.recv())
+
+    def close(self) -> None:
+        self._pipe.close()
+        self.process.join()
+
+
+def decoding(pipe: Any, ref: str, ranks: int, threads: int, options: dict[str, Any]) -> None:
+    """Decode as often as asked."""
+    torch.set_num_threads(1)
+    engine = load(ref, ranks, threads, **options)
+    pipe.send(None)
+    with suppress(EOFError):
+        while True:
+            pipe.send(decode(engine, *pipe.recv()))
+    engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo")
     for name, default in (("ranks", 2), ("rounds", 5), ("sequences", 4), ("tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--isq")
     given: Any = parser.parse_args()
     for name, costs in sum_costs(given.ranks).items():
         each = ", ".join(f"{list(s)} {cost:.0f}" for s, cost in zip(SIZES, costs, strict=True))
         print(f"sums by {name}, us: {each}", flush=True)
     cores = usable_cores()
-    alone = load(given.model, 1, cores, given.dtype)
-    shared = load(given.model, given.ranks, max(1, cores // given.ranks), given.dtype)
+    engines = Decoding(given, 1, cores), Decoding(given, given.ranks, max(1, cores // given.ranks))
     speeds: list[tuple[float, float]] = []
     for turn in range(given.rounds + 1):
-        pair = tuple(decode(e, given.sequences, given.tokens) for e in (alone, shared))
+        one, several = (each.speed(given.sequences, given.tokens) for each in engines)
         if turn:  # the first one captures steps
-            speeds.append((pair[0], pair[1]))
+            speeds.append((one, several))
     one, several = (median(column) for column in zip(*speeds, strict=True))
     ratio = median(b / a for a, b in speeds)
     ranks = f"{several:.0f} of {given.ranks} ranks"
     print(f"decode: {one:.0f} tokens/s of one process, {ranks}: {ratio:.2f}")
     for what, time_taken in message_costs().items():
         print(f"{what}: {time_taken:.0f} us")
-    shared.close()
-    alone.close()
+    for engine in engines:
+        engine.close()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()
