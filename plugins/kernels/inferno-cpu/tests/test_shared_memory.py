@@ -119,3 +119,21 @@ def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
 def test_views_of_no_rank_are_refused(given: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="no such rank"):
         _native.Ranks(0, *given, SLOT, 1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_of_every_level_are_those_of_torch(isa: str, dtype: torch.dtype) -> None:
+    memory = torch.zeros(_native.Ranks.bytes(2, SLOT) + 64, dtype=torch.uint8)
+    address = -(-memory.data_ptr() // 64) * 64
+    views = [_native.Ranks(address, rank, 2, SLOT, 60.0) for rank in range(2)]
+    for count in (1, 15, 16, 4099):
+        parts = [torch.randn(count).to(dtype) for _ in range(2)]
+        wanted = (parts[0].float() + parts[1].float()).to(dtype)
+        with ThreadPoolExecutor(2) as threads:
+            running = [
+                threads.submit(views[rank].sum, DTYPES[dtype], parts[rank].data_ptr(), count)
+                for rank in range(2)
+            ]
+            for each in running:
+                each.result(60)
+        assert all(torch.equal(part, wanted) for part in parts)

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import zmq
 from attrs import evolve
 
 from inferno.catalog import Catalog
@@ -24,11 +24,12 @@ from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build, build_of
-from inferno.process.ranks.group import PLAN, WORDS
+from inferno.process.ranks.group import PLAN, STEPS
+from inferno.process.ranks.wire import Wire
 from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
-_IDLE_MS = 1000
-"""How long to wait for a step before checking whether the parent is alive."""
+_IDLE = 1.0
+"""Seconds to wait for a step before checking whether the parent is alive."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG"""
 
@@ -119,19 +120,18 @@ def run(
 ) -> None:
     """Be a rank, until rank 0 ends the group or is no longer `alive`. What fails is said to rank 0,
     and raised. `build` replaces the communicator that the plan has chosen."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    steps, words = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    steps.set_hwm(0)
-    steps.connect(f"ipc://{folder / str(rank)}")
-    words.setsockopt(zmq.LINGER, 2000)
-    words.connect(f"ipc://{folder / WORDS}")
+    wire = Wire.to(folder / STEPS)
 
     def receive() -> tuple[bytes, bytes]:
-        while not steps.poll(_IDLE_MS):
-            if not alive():
-                return messages.END, b""
-        kind, body = steps.recv_multipart()
-        return kind, body
+        with suppress(EOFError):
+            while alive():
+                if (message := wire.receive(_IDLE)) is not None:
+                    return message
+        return messages.END, b""
+
+    def say(failure: Failure | None) -> None:
+        with suppress(EOFError):
+            wire.send(messages.WORDS, messages.encode(messages.Words(rank, failure)))
 
     communicator: Communicator | None = None
     try:
@@ -144,19 +144,17 @@ def run(
             opened = evolve(opened, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             runner = load(opened, plan)
-        words.send(messages.encode(messages.Words(rank)))
+        say(None)
         communicator.connect()
         follow(runner, receive)
     except BaseException as error:
         if not isinstance(error, ConnectionError):  # why another rank has left, that one says
-            words.send(messages.encode(messages.Words(rank, Failure.of(error))))
+            say(Failure.of(error))
         raise
     finally:
         if communicator is not None:
             communicator.close()
-        steps.close(0)
-        words.close()
-        context.term()
+        wire.close()
 
 
 def main() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import selectors
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import zmq
 
 from inferno.contracts import RankPlace, RankProcess, RankStart
 from inferno.errors import EngineDeadError
@@ -20,10 +20,10 @@ from inferno.plan import Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.exchange import Build, Gloo
+from inferno.process.ranks.wire import Wire, listener
 
-PLAN, WORDS = "plan.json", "words"
-"""Files in the ranks' folder: their plan, and the socket on which rank 0 hears from them. That of a
-follower is called by its number."""
+PLAN, STEPS = "plan.json", "steps"
+"""Files in the ranks' folder: their plan, and the socket by which followers connect to rank 0."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
 _PATIENCE = 0.5
@@ -48,10 +48,11 @@ class Group:
         folder = Path(self._files.name)
         (folder / PLAN).write_text(plan_to_json(plan), encoding="utf-8")
         self.communicator = build(RankPlace(rank=0, ranks=self.ranks, folder=str(folder)))
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._words = self._context.socket(zmq.PULL)
-        self._words.bind(f"ipc://{folder / WORDS}")
-        self._sockets = [self._socket(folder / str(rank)) for rank in range(1, self.ranks)]
+        self._listener = listener(folder / STEPS, self.ranks)
+        self._wires: list[Wire] = []
+        self._heard = selectors.DefaultSelector()
+        """The listener, and the wires that are open."""
+        self._heard.register(self._listener, selectors.EVENT_READ)
         self._processes: dict[int, RankProcess] = {}
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
@@ -70,13 +71,6 @@ class Group:
             name = f"inferno rank {rank}"
             attend = partial(self._attend, what, start)
             threading.Thread(target=attend, name=name, daemon=True).start()
-
-    def _socket(self, path: Path) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"ipc://{path}")
-        return socket
 
     def _attend(self, what: RankStart, start: Start) -> None:
         """Start a rank and wait for its end: the system may end a process with the thread that
@@ -121,8 +115,8 @@ class Group:
 
     def send(self, kind: bytes, body: bytes = b"") -> None:
         """Send a message to all followers."""
-        for socket in self._sockets:
-            socket.send_multipart([kind, body])
+        for wire in self._wires:
+            wire.send(kind, body)
 
     def end(self, error: BaseException | None) -> BaseException:
         """End all ranks after an error in a step: they would wait for this one in another layer.
@@ -131,10 +125,8 @@ class Group:
             return self._over
         until = time.monotonic() + _PATIENCE
         while error is None or not isinstance(error, KeyboardInterrupt):
-            self._listen(0.02)
-            if self._failures() or time.monotonic() > until:
-                break
-            if self._endings and not self._words.poll(50):
+            said = self._listen(0.05)
+            if self._failures() or time.monotonic() > until or self._endings and not said:
                 break
         told = self._reason()
         self._over = told or EngineDeadError(
@@ -158,19 +150,40 @@ class Group:
     def _failures(self) -> dict[int, Failure]:
         return {rank: words.failure for rank, words in self._said.items() if words.failure}
 
-    def _listen(self, seconds: float) -> None:
-        """Take what ranks have said, and wait a moment for the first word."""
-        wait = int(seconds * 1000)
-        while self._words.poll(wait):
-            words: messages.Words = messages.decode_words(self._words.recv())
-            self._said[words.rank] = words
-            wait = 0
+    def _listen(self, seconds: float) -> bool:
+        """Take what ranks have said, and wait a moment for the first word. Returns whether any has
+        said something, or has connected."""
+        said = False
+        while ready := self._heard.select(seconds):
+            seconds = 0.0
+            for wire in [key.fileobj for key, _ in ready]:
+                said |= self._hear(wire) if isinstance(wire, Wire) else self._accept()
+        return said
+
+    def _accept(self) -> bool:
+        wire = Wire(self._listener.accept()[0])
+        self._wires.append(wire)
+        self._heard.register(wire, selectors.EVENT_READ)
+        return True
+
+    def _hear(self, wire: Wire) -> bool:
+        """Take what a rank has said. Returns whether it has said something."""
+        said = False
+        try:
+            while (message := wire.receive(0.0)) is not None:
+                words: messages.Words = messages.decode_words(message[1])
+                self._said[words.rank] = words
+                said = True
+        except EOFError:
+            self._heard.unregister(wire)
+        return said
 
     def close(self) -> None:
         """End the ranks in peace."""
         if self._over is None:
             self._over = EngineDeadError("the engine was closed", "Load another one.")
-            self.send(messages.END)
+            with suppress(EOFError):  # one that has ended needs no word
+                self.send(messages.END)
             until = time.monotonic() + 5
             while len(self._endings) < self.ranks - 1 and time.monotonic() < until:
                 time.sleep(0.01)
@@ -181,7 +194,8 @@ class Group:
         self.communicator.close()
         for process in [*self._processes.values()]:
             process.kill()
-        for socket in (*self._sockets, self._words):
-            socket.close(0)
-        self._context.destroy(linger=0)
+        self._heard.close()
+        self._listener.close()
+        for wire in self._wires:
+            wire.close()
         self._files.cleanup()

@@ -1,4 +1,4 @@
-"""What rank 0 sends to the others: steps, in msgpack over a local socket."""
+"""What ranks tell each other: steps, and how they fare, in msgpack over a local socket."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from inferno.process.protocol import Failure
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 
-STEP, DRAFTS, CAPTURE, END = b"step", b"drafts", b"capture", b"end"
+STEP, DRAFTS, CAPTURE, END = b"S", b"D", b"C", b"E"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
+WORDS = b"W"
+"""The kind of a follower's messages."""
 
 Drawn = list[list[int]]
 """The tokens that each sampling slice of a step drew: one, and one more for each accepted draft."""
