@@ -199,8 +199,7 @@ def choose_weights(
     adapters = choose_adapters(
         catalog, options, given.fetch, base, model.config.vocab_size, mtp=mtp
     )
-    more = [*(ADAPTER_OPS if adapters.value is not None else ())]
-    more += [COLLECTIVES] if options.tp > 1 else []
+    more = (*ADAPTER_OPS * (adapters.value is not None), *[COLLECTIVES] * (options.tp > 1))
     kernels = choose_kernels(
         catalog,
         matrices,
