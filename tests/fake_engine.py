@@ -159,6 +159,7 @@ class FakeClient:
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
         self.asleep, self.paused, self.weight_version = False, False, "0"
+        self.failed_starts = 0
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 
