@@ -45,6 +45,7 @@ COMMANDS = {
     "convert": "inferno-convert",
     "eval": "inferno-eval",
     "gpu-report": "inferno-gpu-report",
+    "verify": "inferno-verify",
     "package": "inferno-convert",
 }
 PATHS = {

@@ -239,6 +239,9 @@ def _weight_of(
     except CheckpointError as error:
         error.cause = f"{path}: {error.cause}"
         raise
+    except KeyError as error:
+        cause = f"{path}: {name} needs a tensor {error}, and there are {sorted(tensors)!r}"
+        raise CheckpointError(cause, "The checkpoint is damaged: get it again.") from error
     wanted = kept_shape(module, shape) if was_cut else shape
     if weight.shape != wanted:
         raise CheckpointError(
