@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.process.client import TokenStream
+from inferno.process.health import Health
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.server import create_app
 from inferno.text import ChatTemplate, Tokenizer
@@ -57,7 +58,7 @@ class Client:
     def __init__(self) -> None:
         self.plan = PLAN
         self.alive, self.stalled, self.asleep, self.weight_version = True, False, False, "0"
-        self.stats = EngineStats()
+        self.stats, self.health, self.failed_starts = EngineStats(), Health(), 0
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}
         self._task: asyncio.Task[None] | None = None
 

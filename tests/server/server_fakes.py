@@ -20,6 +20,7 @@ from inferno.llm import TextDelta
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
+from inferno.process.health import Health
 from inferno.request.requests import EngineStats, Logprobs, Reduction
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint
@@ -127,6 +128,8 @@ class FakeLLM:
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
+    health: Health = Health()
+    failed_starts: int = 0
     plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)

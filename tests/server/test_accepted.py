@@ -70,7 +70,7 @@ def test_a_response_that_ends_before_it_is_accepted_stays_as_it_ended() -> None:
     database.accept("me", queued("resp_a"))
     found = database.response("me", "resp_a")
     assert found is not None and found.body["status"] == "completed"
-    assert database._bytes == database._counted()
+    assert database.used_bytes == database._counted()
 
 
 def test_what_has_not_ended_makes_no_room_for_others() -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_does_not_keep_records_from_being_deleted(on_disk: Any) -> N
     database._tables.delete = on_full
     assert database.delete("response", "me", "resp_a")
     assert database.response("me", "resp_a") is None
-    assert database._bytes == database._counted() == 0
+    assert database.used_bytes == database._counted() == 0
     path = database._tables._reserve.path
     assert path is not None and path.stat().st_size == SIZE, "it is taken again"
     assert os.stat(path).st_mode & 0o77 == 0

@@ -131,7 +131,7 @@ def test_the_least_recently_used_makes_room(database: Any) -> None:
     for i in range(20):
         db.chain("me", "first")  # in use: stays
         db.save("me", stored(f"resp_{i}", "x" * 5000))
-        assert db._bytes <= 40_000
+        assert db.used_bytes <= 40_000
     assert db.response("me", "first") is not None
     assert db.response("me", "resp_19") is not None
     assert db.response("me", "resp_10") is None
@@ -142,10 +142,10 @@ def test_the_count_of_bytes_is_that_of_the_rows(database: Any) -> None:
     db.create("me", {"id": "c"}, [item("x" * 100), item("y" * 200)])
     db.save("me", stored("r", "z" * 300, conversation="c"))
     db.delete_item("me", "c", db.all_items("me", "c")[1]["id"])
-    assert db._bytes == db._counted() > 0
+    assert db.used_bytes == db._counted() > 0
     db.delete("response", "me", "r")
     db.delete("conversation", "me", "c")
-    assert db._bytes == db._counted() == 0
+    assert db.used_bytes == db._counted() == 0
     assert db._db.execute("SELECT COUNT(*) FROM items").fetchone() == (0,)
 
 
@@ -159,7 +159,7 @@ def test_what_cannot_fit_is_refused_and_costs_nothing_else(database: Any) -> Non
         db.add("me", "c", [item("x" * 20_000)])
     assert db.response("me", "small") is not None
     assert texts(db.all_items("me", "c")) == ["hi"]
-    assert db._bytes == db._counted()
+    assert db.used_bytes == db._counted()
 
 
 def test_what_is_not_used_for_long_expires(database: Any, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_is_not_used_for_long_expires(database: Any, tmp_path: Path) -> Non
     with db._db:
         db._db.execute("UPDATE records SET used = used - 101")
     db.close()
-    assert database(path, seconds=100)._bytes == 0, "expired at the start too"
+    assert database(path, seconds=100).used_bytes == 0, "expired at the start too"
 
 
 def test_what_has_expired_is_not_found(client: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_file_is_kept_private_and_read_again(database: Any, tmp_path: Path) ->
     first.close()
     again = database(path)
     assert texts(again.chain("me", "r")) == ["kept", "kept!"]
-    assert again._bytes == again._counted() > 0
+    assert again.used_bytes == again._counted() > 0
 
 
 def test_deleted_content_is_gone_from_the_disk(database: Any, tmp_path: Path) -> None:

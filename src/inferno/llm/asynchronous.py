@@ -23,6 +23,7 @@ from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, Tex
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import AdapterUse, Opened, Plan
+from inferno.process.health import Health
 from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineStats, Pooling, Reduction
 from inferno.request.sampling_params import SamplingParams
@@ -169,6 +170,11 @@ class AsyncLLM(Controls):
     def failed_starts(self) -> int:
         """How many starts of the engine process have failed one after another."""
         return self._client.failed_starts
+
+    @property
+    def health(self) -> Health:
+        """How the engine process and the one that checks grammars are."""
+        return self._client.health
 
     @property
     def stats(self) -> EngineStats:

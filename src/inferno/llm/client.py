@@ -7,6 +7,7 @@ from typing import Protocol
 
 from inferno.contracts import GrammarSpec
 from inferno.plan import Plan
+from inferno.process.health import Health
 from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.request.sessions import SessionView
@@ -36,6 +37,8 @@ class Client(Protocol):
     def alive(self) -> bool: ...
     @property
     def failed_starts(self) -> int: ...
+    @property
+    def health(self) -> Health: ...
     @property
     def stalled(self) -> bool: ...
     @property

@@ -15,6 +15,7 @@ from inferno.errors import AsleepError, EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
+from inferno.process.health import Health
 from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.launch import EngineProcess
 from inferno.process.supervisor import Supervisor
@@ -105,6 +106,7 @@ class EngineClient:
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
+        self._given_up = 0
         self._calls: dict[int, asyncio.Future[list[SessionView]]] = {}
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -151,6 +153,21 @@ class EngineClient:
     def failed_starts(self) -> int:
         """How many starts of an engine process have failed one after another."""
         return self._engine.failed_starts
+
+    @property
+    def health(self) -> Health:
+        """How the engine process and the one that checks grammars are."""
+        silence, still = self._engine.quiet
+        return Health(
+            restarts=self._engine.restarts,
+            failed_starts=self._engine.failed_starts,
+            silence=silence,
+            still=still,
+            given_up=self._given_up,
+            checks=self._checker.checks,
+            check_seconds=self._checker.seconds,
+            checker_kills=self._checker.kills,
+        )
 
     @property
     def pid(self) -> int | None:
@@ -298,6 +315,7 @@ class EngineClient:
     def _give_up(self) -> None:
         """Fail the requests of an engine that does not answer. If it goes on, it drops them."""
         streams, self._streams = self._streams, {}
+        self._given_up += len(streams)
         error = EngineDeadError(
             "the engine does not respond, or runs a step that takes far too long",
             "Send the request again in a moment.",

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -66,6 +67,8 @@ class GrammarChecker:
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self.checks, self.seconds, self.kills = 0, 0.0, 0
+        """Grammars that the process was asked about, the time of that, and how many ended it."""
 
     async def check(self, spec: GrammarSpec) -> None:
         """Raise GrammarError if the grammar does not compile, takes too much to compile, or
@@ -73,9 +76,14 @@ class GrammarChecker:
         body = _encode(evolve(spec, param=""))
         key = hashlib.sha256(body).digest()
         if key not in self._known:
-            async with self._turn():
-                if key not in self._known:
-                    self._known[key] = await self._ask(body)
+            began = time.monotonic()
+            try:
+                async with self._turn():
+                    if key not in self._known:
+                        self._known[key] = await self._ask(body)
+            finally:
+                self.checks += 1
+                self.seconds += time.monotonic() - began
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         self._known[key].raise_error()
@@ -128,6 +136,7 @@ class GrammarChecker:
         try:
             return await asyncio.wait_for(_exchange(process, body), PATIENCE * self._seconds)
         except BaseException:  # cancelled, too: its answer would be taken for the next one's
+            self.kills += 1
             await self.close()
             raise
 

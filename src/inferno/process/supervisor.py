@@ -85,6 +85,12 @@ class Supervisor:
         return self.running and self._watchdog is not None and self._watchdog.stalled
 
     @property
+    def quiet(self) -> tuple[float, float]:
+        """Seconds since the process's last sign of life, and since its loop came round."""
+        watchdog = self._watchdog if self.running else None
+        return (0.0, 0.0) if watchdog is None else (watchdog.silence, watchdog.busy_for)
+
+    @property
     def pid(self) -> int | None:
         """The engine process's id, or None while there is none."""
         return self._process.pid if self._process is not None else None

@@ -28,7 +28,8 @@ from inferno.server.http.gate import ANY, Gate, origins_of
 from inferno.server.http.openapi import openapi_config
 from inferno.server.http.paths import Routes
 from inferno.server.http.refusals import error_response
-from inferno.server.observe.metrics import Metrics, ModelView
+from inferno.server.observe.metrics import Metrics
+from inferno.server.observe.processes import ModelView
 from inferno.server.observe.record import Recorded
 from inferno.server.observe.watch import Memory
 from inferno.server.options import ServerOptions
@@ -149,6 +150,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
         shown_keys,
         options.store,
         lambda owner: sum(each.limiter.waiting(owner) for each in models.hosted),
+        options.api_keys.guesses,
     )
     if isinstance(llm, Sequence):
         hosted_models = [HostedModel(spec) for spec in llm]
@@ -200,4 +202,6 @@ def _view(hosted: HostedModel) -> ModelView:
         alive=llm is not None and llm.alive,
         nbytes=hosted.nbytes,
         stats=llm.stats if llm is not None else None,
+        health=llm.health if llm is not None else None,
+        wait=hosted.limiter.wait(""),
     )

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,10 +22,10 @@ from litestar import Litestar
 from inferno.errors import EngineDeadError
 from inferno.server.app import create_app, keys_of, models_of
 from inferno.server.hosting.hosted_model import ModelSpec
-from inferno.server.hosting.models import Models
 from inferno.server.http.gate import ANY, hosts_of
 from inferno.server.http.listen import UDS_MODE, check_certificate, listening, url_of
 from inferno.server.http.transport import Door, Limits
+from inferno.server.observe.metrics import Metrics
 from inferno.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ log = logging.getLogger("inferno.server")
 KEEP_ALIVE_SECONDS = 75
 """Seconds before an idle connection is closed: proxies close theirs after 60 s, and must be
 first."""
+TICK_SECONDS = 0.1
+"""Between two calls of `_Server.on_tick`, as uvicorn has it."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds that running requests may take to finish after the first signal."""
 
@@ -91,7 +94,7 @@ def run_server(
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, door, models_of(app), shutdown_seconds, max_failed_starts)
+        server = _Server(config, door, app, shutdown_seconds, max_failed_starts)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, app, llm, ready))
     if server.failure is not None:
@@ -105,19 +108,26 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         door: Door,
-        models: Models,
+        app: Litestar,
         drain_seconds: float,
         max_failed_starts: int | None,
     ) -> None:
         super().__init__(config)
-        self._door, self._models, self._drain_seconds = door, models, drain_seconds
+        self._door, self._models, self._drain_seconds = door, models_of(app), drain_seconds
+        self._metrics: Metrics = app.state.metrics
+        self._ticked: float | None = None
+        """When the loop came round last."""
         self._max_failed_starts = max_failed_starts
         self.signals: list[int] = []
         self.failure: EngineDeadError | None = None
         """Why it ended by itself."""
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. Returns True to end."""
+        """Called every `TICK_SECONDS`. Returns True to end."""
+        now = time.monotonic()
+        if self._ticked is not None:
+            self._metrics.lagged(now - self._ticked - TICK_SECONDS)
+        self._ticked = now
         if self._max_failed_starts is not None and self.failure is None:
             self.failure = self._gave_up(self._max_failed_starts)
         return await super().on_tick(counter) or self.failure is not None

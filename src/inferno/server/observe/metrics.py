@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Protocol
 
 from attrs import frozen
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -18,8 +17,17 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from inferno.request.requests import STEP_SIZES, EngineStats
+from inferno.request.requests import STEP_SIZES
 from inferno.server.access.limits import Key
+from inferno.server.observe.processes import (
+    LAG_SECONDS,
+    Kept,
+    ModelView,
+    Processes,
+    Stores,
+    Tried,
+    WrongKeys,
+)
 
 _MODEL = "model_name"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -73,28 +81,6 @@ _KEY_COUNTERS = {
     "key_prompt_tokens_cached": ("cached_tokens", "Prompt tokens of a key found in the cache."),
     "key_generation_tokens": ("completion_tokens", "Tokens generated for a key."),
 }
-
-
-@frozen
-class ModelView:
-    """One model's values at the time of a scrape."""
-
-    name: str
-    state: str
-    alive: bool
-    """Whether its engine takes requests."""
-    nbytes: int
-    """Bytes planned for it; 0 while it is not loaded."""
-    stats: EngineStats | None
-    """None while it is not loaded."""
-
-
-class Kept(Protocol):
-    """What is told of the store."""
-
-    errors: int
-
-    def free_bytes(self) -> int | None: ...
 
 
 class _Models(Collector):
@@ -183,24 +169,6 @@ class _Keys(Collector):
             yield counter
 
 
-class _Stores(Collector):
-    """The store of responses, conversations, files and batches."""
-
-    def __init__(self, store: Kept) -> None:
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "inferno_store_errors",
-            "Times that stored responses, conversations, files or batches could not be used.",
-            value=self._store.errors,
-        )
-        if (free := self._store.free_bytes()) is not None:
-            yield GaugeMetricFamily(
-                "inferno_store_free_bytes", "Free bytes of the store's disk.", value=free
-            )
-
-
 class Metrics:
     """Metrics of the server, its models and its keys."""
 
@@ -210,13 +178,18 @@ class Metrics:
         keys: Callable[[], Iterable[Key]] | None = None,
         store: Kept | None = None,
         waiting: Callable[[str], int] | None = None,
+        guesses: Tried | None = None,
     ) -> None:
-        """`keys` are shown by name, if given, with the outputs of an owner that are `waiting`."""
+        """`keys` are shown by name, if given, with the outputs of an owner that are `waiting`.
+        `guesses` counts wrong ones."""
         self._registry = registry = CollectorRegistry()
         registry.register(_Models(models))
         self._all_keys, self._waiting = keys, waiting
         if store is not None:
-            registry.register(_Stores(store))
+            registry.register(Stores(store))
+        if guesses is not None:
+            registry.register(WrongKeys(guesses))
+        registry.register(Processes(models))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"inferno_{name}", text, [_MODEL], buckets=buckets, registry=registry)
@@ -252,6 +225,12 @@ class Metrics:
             [_MODEL, "finished_reason"],
             registry=registry,
         )
+        self._lag = Histogram(
+            "inferno_event_loop_lag_seconds",
+            "By how much the server's event loop is late, ten times a second.",
+            buckets=LAG_SECONDS,
+            registry=registry,
+        )
         self._http = Counter(
             "inferno_http_requests", "Responses by status.", ["status"], registry=registry
         )
@@ -271,6 +250,10 @@ class Metrics:
             self._prompt.labels(model),
             self._generated.labels(model),
         )
+
+    def lagged(self, seconds: float) -> None:
+        """Record by how much the event loop was late."""
+        self._lag.observe(max(0.0, seconds))
 
     def answered(self, status: int) -> None:
         """Count a response."""

@@ -89,7 +89,8 @@ class Database:
         self._db = self._tables.raw
         try:
             self.files = Files(self._tables, seconds, max_bytes)
-            self._bytes = self._counted()
+            self.used_bytes = self._counted()
+            """Of all records."""
             self.expire()
             self._fail_pending()
         except sqlite3.Error as error:
@@ -269,7 +270,7 @@ class Database:
         with self._transaction():
             self._db.execute(f"DELETE {where}", (record, id))
             self._db.execute("UPDATE records SET bytes = bytes - ? WHERE id = ?", (size, record))
-            self._bytes -= size
+            self.used_bytes -= size
         self._tables.forget()
         return size > 0
 
@@ -296,7 +297,7 @@ class Database:
         """Delete records, given with their sizes."""
         ids = [(id,) for id, _ in records]
         self._tables.delete(lambda: self._db.executemany("DELETE FROM records WHERE id = ?", ids))
-        self._bytes -= sum(size for _, size in records)
+        self.used_bytes -= sum(size for _, size in records)
 
     def _insert(
         self,
@@ -320,7 +321,7 @@ class Database:
             (body["id"], kind, owner, time.time(), size, previous, encoded, text, tokens),
         )
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
-        self._bytes += size
+        self.used_bytes += size
 
     def _append(self, owner: str, id: str, items: Sequence[Item]) -> None:
         row = self._find("conversation", owner, id, "bytes")
@@ -340,7 +341,7 @@ class Database:
         )
         self._make_room(owner, size, id, row[0])
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
-        self._bytes += size
+        self.used_bytes += size
 
     def _make_room(self, owner: str, size: int, keep: str = "", already: int = 0) -> None:
         """Delete records, used longest ago first, until `size` bytes fit: the owner's own while
@@ -357,7 +358,7 @@ class Database:
             if (mine := oldest(self._tables, owner, keep)) is None:
                 raise over_quota(size, quota)
             self._drop(*mine)
-        while self._bytes + size > self.max_bytes:
+        while self.used_bytes + size > self.max_bytes:
             if (last := next_to_go(self._tables, keep)) is None:
                 raise RequestError(
                     "the store is full of responses that have not ended",
@@ -373,7 +374,7 @@ class Database:
             with self._db:
                 yield
         except Exception:  # rolled back: so is the count
-            self._bytes = self._counted()
+            self.used_bytes = self._counted()
             raise
 
     def _counted(self) -> int:
@@ -381,7 +382,7 @@ class Database:
 
     def _drop(self, id: str, size: int) -> None:
         self._db.execute("DELETE FROM records WHERE id = ?", (id,))
-        self._bytes -= size
+        self.used_bytes -= size
 
     # --- queries
 

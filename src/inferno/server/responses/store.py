@@ -88,6 +88,11 @@ class Store:
             self._logged = now
             log.error("the store cannot be used (failure %d): %s", self.errors, error)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of responses and conversations."""
+        return self._database.used_bytes
+
     def free_bytes(self) -> int | None:
         """Return the free bytes of the store's disk; None for a store in memory."""
         if self._path is None or not self.enabled:
