@@ -386,3 +386,13 @@ def test_a_slot_keeps_its_adapter_until_another_needs_it() -> None:
     assert slots.take("a") == a
     slots.release(a)
     assert slots.take("c") == a and not slots.has_room("a")
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_model_share_its_adapters(
+    folders: list[Path], expected: list[list[int]]
+) -> None:
+    """One that is loaded at the start, and one that is not."""
+    with LLM("demo", tp=2, loras=(f"a={folders[0]}",), max_loras=1, max_lora_rank=8, **DEMO) as llm:
+        llm.load_lora("b", str(folders[1]))
+        assert [tokens(llm), tokens(llm, "a"), tokens(llm, "b")] == expected[:3]

@@ -219,7 +219,6 @@ def resolve_path() -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_loras": 1},
         {"kv_store": "/tmp/blocks"},
         {"cpu_mem_fold": 1.0},
         {"prefill_for": "shm://x"},
@@ -229,7 +228,7 @@ def resolve_path() -> Path:
 )
 def test_what_ranks_cannot_do_is_refused_by_name(options: dict[str, Any]) -> None:
     [name] = options
-    flag = "--lora" if name == "max_loras" else f"--{name.replace('_', '-')}"
+    flag = f"--{name.replace('_', '-')}"
     with pytest.raises(UnsupportedError, match=f"--tp 2 cannot be combined with {flag}"):
         plan_of(tp=2, **options)
 

@@ -38,3 +38,18 @@ class Cut:
             assert stop % values == 0 or last >= length, "a block would be cut"
             parts.append(tensor.narrow(axis, first, min(last, length) - first))
         return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+@frozen
+class Share:
+    """What a rank holds of a matrix."""
+
+    cut: Cut
+    whole: tuple[int, int]
+    """Rows and columns of all ranks together."""
+
+    def of_pair(self, a_RI: Tensor, b_RO: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what changes the share of a low-rank adapter, y = B A x: rows of B, or columns of
+        A, whose products with the ranks' own inputs sum to that of all. B is transposed."""
+        cut = Cut(1, self.cut.ranges)
+        return (cut.of(a_RI), b_RO) if self.cut.axis else (a_RI, cut.of(b_RO))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from inferno.contracts import Shard
-from inferno.nn.cut import Cut
+from inferno.nn.cut import Cut, Share
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
 from inferno.nn.weight import Dense, Unloaded, Weight
@@ -21,6 +21,8 @@ class Embedding(Layer):
         super().__init__()
         self.weight = Unloaded(vocab_size, hidden_size)
         self.cuts: Mapping[str, Cut] = {}
+        self.share: Share | None = None
+        """Both as a `Linear` has them."""
         self.widths: list[int] = []
         """How many tokens each rank has, if several share them."""
         self.first, self.ops = 0, ops.TORCH
@@ -32,6 +34,7 @@ class Embedding(Layer):
             self.widths = [stop - start for start, stop in shard.shares(vocab_size, 1)]
             self.first, stop = shard.share(vocab_size, 1)
             self.cuts = {"weight": Cut(0, ((self.first, stop),))}
+            self.share = Share(self.cuts["weight"], self.weight.shape)
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno.contracts import Range, Shard
-from inferno.nn.cut import Cut
+from inferno.nn.cut import Cut, Share
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.weight import Unloaded, Weight
 from inferno.ops import reference as ops
@@ -31,17 +31,21 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.cuts: Mapping[str, Cut] = {}
         """What the loader keeps of its parts, if several ranks share them."""
+        self.share: Share | None = None
+        """And what that is of the matrix."""
         self.summed, self.ops = False, ops.TORCH
         """Whether each rank's result is a part of the sum over the ranks."""
 
     def keep_rows(self, *ranges: Range) -> None:
         """Compute only these outputs."""
         self.cuts = {"weight": Cut(0, ranges), "bias": Cut(0, ranges)}
+        self.share = Share(self.cuts["weight"], self.weight.shape)
 
     def keep_columns(self, columns: Range, shard: Shard, *, summed: bool = True) -> None:
         """Take only these inputs, and sum the results of all ranks, unless the caller does that.
         One of them adds the bias."""
         self.cuts = {"weight": Cut(1, (columns,))}
+        self.share = Share(self.cuts["weight"], self.weight.shape)
         if shard.rank > 0:
             self.cuts = {**self.cuts, "bias": Cut(0, ((0, 0),))}
         self.summed = summed
@@ -75,6 +79,8 @@ class MergedLinear(Layer):
         )
         self.names, self.sizes = list(out_features), list(out_features.values())
         self.merged = None
+        self.shares: list[Share | None] = [None] * len(self.names)
+        """Those of the parts."""
         self.register_buffer("bias", None, persistent=False)
 
     @property
@@ -89,6 +95,7 @@ class MergedLinear(Layer):
 
     def finalize(self, to: Finalize) -> None:
         parts = list(self.linears.values())
+        self.shares = [part.share for part in parts]
         weight = to.stack([part.weight for part in parts])
         if weight is None:
             return

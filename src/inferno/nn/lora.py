@@ -16,6 +16,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
+from inferno.nn.cut import Share
 from inferno.nn.weight import Weight
 from inferno.ops.reference import Ops
 
@@ -159,10 +160,14 @@ class Place:
     expert: int = 0
     experts: int = 1
     """How many matrices a slot has there: one for each routed expert."""
+    share: Share | None = None
+    """What this rank has of the matrix, if several share it."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs of the matrix."""
+        """Outputs and inputs of the whole matrix."""
+        if self.share is not None:
+            return self.share.whole
         return self.pairs.sizes[self.part], self.pairs.inputs
 
     def write(self, slot: int, pair: tuple[Tensor, Tensor] | None) -> None:

@@ -239,6 +239,8 @@ class GroupedLinear(nn.Module):
             "bias_O", torch.cat(list(biases)) if biases else None, persistent=False
         )
         self.weight, self.names = weight, tuple(names)
+        self.shares = [linear.share for linear in linears[: len(names)]]
+        """Those of one expert's linears: all experts are divided alike."""
         self.pairs: Pairs | None = None
         """The adapters of all experts, if there is room for them."""
 

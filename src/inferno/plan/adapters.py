@@ -123,17 +123,18 @@ def named(loras: Iterable[str]) -> Mapping[str, str]:
 
 
 def adapter_memory(
-    room: AdapterRoom | None, matrices: Matrices, vocab_size: int, dtype: str
+    room: AdapterRoom | None, matrices: Matrices, whole: Matrices, vocab_size: int, dtype: str
 ) -> tuple[MemoryItem, ...]:
     """Return the memory of the slots: for each a row and a column of every matrix that adapters may
-    change, times the rank. Logits are float32."""
+    change, times the rank. Logits are float32. `matrices` are those of one rank, `whole` those of
+    all."""
     if room is None:
         return ()
     nbytes, size = 0, DTYPE_BYTES[dtype]
     for path, (_, shape) in matrices.held.items():
         if shape is None or (".experts." in path and "experts" not in room.beside):
             continue
-        vocabulary = shape[0] == vocab_size
+        vocabulary = (full := whole.held[path][1]) is not None and full[0] == vocab_size
         if not vocabulary or "vocabulary" in room.beside:
             rows = shape[0] * (4 if vocabulary else size)
             nbytes += room.slots * room.rank * (rows + shape[1] * size)

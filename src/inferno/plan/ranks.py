@@ -53,7 +53,6 @@ def check_ranks(
             "Leave --tp out: one process computes it with all cores.",
         )
     asked = {
-        "--lora and --max-loras": options.loras or options.max_loras,
         "--kv-store": options.kv_store,
         "--cpu-mem-fold": options.cpu_mem_fold,
         "--prefill-for": options.prefill_for,

@@ -349,7 +349,8 @@ def choose_cache(
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
     vocab_size = model.config.vocab_size
-    fixed += adapter_memory(weights.adapters.value, weights.matrices, vocab_size, dtype)
+    room, held, whole = weights.adapters.value, weights.matrices, weights.whole
+    fixed += adapter_memory(room, held, whole, vocab_size, dtype)
     size = size_cache(
         options,
         model.config,

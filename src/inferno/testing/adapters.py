@@ -6,7 +6,7 @@ Suffixes: I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.catalog import Catalog
-from inferno.contracts import LowRank, RowRange, RowsView
+from inferno.catalog.offers import Offer
+from inferno.contracts import AdapterFormat, LowRank, RowRange, RowsView
 from inferno.nn.lora import StepSlots
 from inferno.ops.reference import TORCH
 from inferno.plan import AdapterRoom, AdapterTarget, Options, open_model
@@ -50,7 +51,8 @@ class MemoryAdapter:
             a_RI = torch.randn(rank, inputs, generator=draw)
             size = float(weight_OI.float().std()) / SCALE / rank**0.5
             pairs[path] = a_RI, torch.randn(outputs, rank, generator=draw) * size
-        return cls(AdapterRef(f"number {number}", f"{number:032x}", "", "memory"), pairs)
+        digest = f"{number:032x}"
+        return cls(AdapterRef(f"number {number}", digest, digest, "memory"), pairs)
 
     @property
     def headers(self) -> Mapping[str, LowRank]:
@@ -108,6 +110,53 @@ def ranges_of(checkpoint: Path, catalog: Catalog) -> Mapping[str, RowRange]:
         return {name: RowRange(name) for name in view.tensors}
 
 
+@frozen
+class MemoryFile:
+    """An adapter as its format opens it (`contracts.AdapterFile`)."""
+
+    adapter: MemoryAdapter
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.ref.digest
+
+    @property
+    def pairs(self) -> Mapping[str, LowRank]:
+        return self.adapter.headers
+
+    def read(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return self.adapter.pairs
+
+
+def serving(catalog: Catalog, given: Sequence[MemoryAdapter]) -> Catalog:
+    """Return the catalog with the format of these adapters."""
+    by_path = {each.ref.path: MemoryFile(each) for each in given}
+    hook, item = (
+        "inferno_adapter_formats",
+        AdapterFormat(
+            name="memory",
+            matches=lambda path: str(path) in by_path,
+            open=lambda path, base: by_path[str(path)],
+        ),
+    )
+    offers = (*catalog.offers.get(hook, ()), Offer(item, "inferno"))
+    return attrs.evolve(catalog, offers={**catalog.offers, hook: offers})
+
+
+def stored_matrices(checkpoint: Path, catalog: Catalog, block_size: int) -> dict[str, Tensor]:
+    """Return the matrices beside which adapters can be, by path: those that are stored by
+    themselves."""
+    adapted = with_adapters(load_toy(checkpoint, catalog, block_size=block_size), [])
+    tensors = load_file(checkpoint / "model.safetensors")
+    ranges = ranges_of(checkpoint, catalog)
+    assert adapted.adapters is not None
+    return {
+        path: rows.of(tensors[rows.stored])
+        for path in adapted.adapters.places
+        if (rows := ranges.get(f"{path}.weight")) is not None and rows.stored in tensors
+    }
+
+
 class AdapterTests:
     """Part of `ArchitectureTests`."""
 
@@ -126,13 +175,7 @@ class AdapterTests:
         if not file.is_file():
             pytest.skip("the checkpoint has several files")
         tensors, ranges = load_file(file), ranges_of(checkpoint, catalog)
-        adapted = with_adapters(load_toy(checkpoint, catalog, block_size=toy.plan.block_size), [])
-        assert adapted.adapters is not None
-        matrices = {
-            path: rows.of(tensors[rows.stored])
-            for path in adapted.adapters.places
-            if (rows := ranges.get(f"{path}.weight")) is not None and rows.stored in tensors
-        }
+        matrices = stored_matrices(checkpoint, catalog, toy.plan.block_size)
         if not matrices:
             pytest.skip("no linear layer is stored by itself")
         given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate(RANKS, 1)]

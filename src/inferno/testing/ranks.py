@@ -26,8 +26,9 @@ from inferno.plan import Plan, open_model
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.process.ranks.following import run
 from inferno.process.ranks.leading import LeadingHome
-from inferno.request.requests import EngineOutput, Request
+from inferno.request.requests import AdapterRef, EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.alike import alike
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import Toy, assert_close, small_options, without_kernels
@@ -136,11 +137,15 @@ def load_shared(
 
 
 def answers(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    adapters: Sequence[AdapterRef | None] = (),
 ) -> list[list[EngineOutput]]:
     """Return the outputs for each prompt, all at once. Checks the scheduler after every step."""
     for i, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
+        adapter = adapters[i] if adapters else None
+        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params, adapter=adapter))
     found: list[list[EngineOutput]] = [[] for _ in prompts]
     while engine.busy:
         for output in engine.step():
@@ -249,6 +254,36 @@ class RankTests(Installed):
         ours, theirs = (answers(engine, prompts, GREEDY) for engine in (shared, alone))
         shared.close()
         assert tokens_of(ours) == tokens_of(theirs)
+
+    @alike
+    def test_adapters_change_the_tokens_of_ranks_as_those_of_one_process(
+        self, checkpoint: Path, catalog: Catalog, divides: bool, prompts: list[list[int]]
+    ) -> None:
+        """Two adapters and none in one batch, beside every matrix; more of them than slots, which
+        are written anew, and prompts that are found in the prefix cache."""
+        if not divides:
+            pytest.skip("the architecture does not divide")
+        plain = without_kernels(catalog)
+        if not (checkpoint / "model.safetensors").is_file():
+            pytest.skip("the checkpoint has several files")
+        matrices = stored_matrices(checkpoint, plain, 16)
+        if not matrices:
+            pytest.skip("no linear layer is stored by itself")
+        given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate((4, 7, 2), 1)]
+        served = serving(plain, given)
+        options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST}
+        options["lora_targets"] = "all"
+        found = list[list[list[int | None]]]()
+        for ranks in (1, RANKS):
+            engine = load_shared(checkpoint, served, ranks, **options)
+            tokens = list[list[int | None]]()
+            for _ in range(2):
+                refs = [None, *(each.ref for each in given)]
+                tokens += tokens_of(answers(engine, [prompts[-1]] * 4, GREEDY, refs))
+            engine.close()
+            found.append(tokens)
+        assert found[0] == found[1]
+        assert len({tuple(each) for each in found[0]}) > 2, "adapters change tokens"
 
     @alike
     def test_a_rank_takes_the_memory_that_is_planned(self, shared: Engine, toy: Toy) -> None:

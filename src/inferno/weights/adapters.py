@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from inferno.contracts import AdapterBase, AdapterFormat, LowRank
 from inferno.errors import CheckpointError, RequestError
 from inferno.nn import Embedding, Experts, Linear, LMHead, MergedLinear, TiedLMHead, Weight
+from inferno.nn.cut import Share
 from inferno.nn.lora import Adapted, Pairs, Place, StepSlots
 from inferno.nn.moe import GroupedLinear
 from inferno.ops.reference import Ops
@@ -95,7 +96,7 @@ class Adapters:
             found = {path: self._place(ref.name, path, pair) for path, pair in pairs.items()}
             values = read()
             self._read[ref.digest] = {
-                found[path]: self._values(ref.name, path, pair, *values[path])
+                found[path]: self._values(ref.name, path, found[path], pair, *values[path])
                 for path, pair in pairs.items()
             }
 
@@ -156,15 +157,18 @@ class Adapters:
         return where
 
     def _values(
-        self, name: str, path: str, pair: LowRank, a_RI: Tensor, b_OR: Tensor
+        self, name: str, path: str, place: str, pair: LowRank, a_RI: Tensor, b_OR: Tensor
     ) -> tuple[Tensor, Tensor]:
-        a_RI, b_RO = a_RI.to(self.dtype), (b_OR.T.float() * pair.scale).to(self.dtype).contiguous()
+        """Return what this rank has of a pair: A and B.T, with the scale in it."""
+        a_RI, b_RO = a_RI.to(self.dtype), (b_OR.T.float() * pair.scale).to(self.dtype)
         if not (bool(a_RI.isfinite().all()) and bool(b_RO.isfinite().all())):
             raise CheckpointError(
                 f"the adapter {name!r} has numbers for {path[:100]} that are not finite",
                 "It is damaged: train or save it again.",
             )
-        return a_RI, b_RO
+        if (share := self.places[place].share) is not None:
+            a_RI, b_RO = share.of_pair(a_RI, b_RO)
+        return a_RI.contiguous(), b_RO.contiguous()
 
 
 def attach(
@@ -196,19 +200,23 @@ class _Attaching:
                 self._vocabulary(path, module, logits=True)
             elif isinstance(module, MergedLinear) and module.merged is not None:
                 module.merged = self._beside(module.merged, module.sizes)
-                self._place(path.rpartition(".")[0], module.names, module.merged.pairs)
+                parent = path.rpartition(".")[0]
+                self._place(parent, module.names, module.merged.pairs, module.shares)
             elif isinstance(module, Linear) and module.quantizable:
                 module.weight = self._beside(module.weight, [module.weight.shape[0]])
-                self._place("", [checkpoint_path(path)], module.weight.pairs)
+                self._place("", [checkpoint_path(path)], module.weight.pairs, [module.share])
         return self.places
 
     def _beside(self, inner: Weight, sizes: Sequence[int], *, logits: bool = False) -> Adapted:
         room = self.room.slots, self.room.rank, self.ops, self.like
         return Adapted(inner, Pairs(sizes, inner.shape[1], *room, logits), self.step)
 
-    def _place(self, parent: str, names: Iterable[str], pairs: Pairs) -> None:
-        for part, name in enumerate(names):
-            self.places[join(parent, name) if parent else name] = Place(pairs, part)
+    def _place(
+        self, parent: str, names: Iterable[str], pairs: Pairs, shares: Sequence[Share | None]
+    ) -> None:
+        for part, (name, share) in enumerate(zip(names, shares, strict=True)):
+            place = Place(pairs, part, share=share)
+            self.places[join(parent, name) if parent else name] = place
 
     def _vocabulary(self, path: str, module: Embedding | LMHead, *, logits: bool) -> None:
         """Of an embedding with `logits`, a head uses the matrix too."""
@@ -217,7 +225,7 @@ class _Attaching:
             return
         sizes = [module.weight.shape[0]]
         module.weight = self._beside(module.weight, sizes, logits=logits)
-        self._place("", [path], module.weight.pairs)
+        self._place("", [path], module.weight.pairs, [module.share])
 
     def _experts(self, path: str, module: Experts) -> None:
         count, wanted = module.num_experts, "experts" in self.room.beside
@@ -230,7 +238,7 @@ class _Attaching:
                     continue
                 if linear.pairs is None:
                     linear.pairs = self._grouped(linear, count)
-                place = Place(linear.pairs, part, expert, count)
+                place = Place(linear.pairs, part, expert, count, linear.shares[part])
                 self.places[f"{path}.{expert}.{name}"] = place
         module.slots = self.step if wanted else None
 

@@ -17,6 +17,7 @@ from inferno.catalog import Catalog
 from inferno.constraints import Drafts
 from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, RankPlace, Span
 from inferno.core.runner import LaunchedStep, ModelRunner
+from inferno.core.types import Step
 from inferno.errors import PluginError
 from inferno.plan import Opened, Plan, plan_from_json, reopen
 from inferno.process.prepare import prepared
@@ -26,6 +27,7 @@ from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build, build_of
 from inferno.process.ranks.group import PLAN, STEPS
 from inferno.process.ranks.wire import Wire
+from inferno.weights.adapters import Adapters
 from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
 _IDLE = 1.0
@@ -55,6 +57,19 @@ class NoDrafts:
 
 class FollowingRunner(ModelRunner):
     """Runs steps without drawing: it is told what rank 0 drew."""
+
+    def read_adapters(self, step: Step) -> None:
+        """Read the adapters of sequences that begin, as rank 0 has, and forget those in no slot."""
+        if self.adapting is None or self.plan.adapters is None:
+            return
+        adapters = self.adapting.adapters
+        given = [new.request.adapter for new in step.new_sequences]
+        wanted = [ref for ref in given if ref is not None]
+        for ref in wanted:
+            adapters.read(ref)
+        if wanted:
+            kept = [*wanted, *(use.adapter for use in self.plan.adapters.loaded)]
+            adapters.keep([ref.digest for ref in kept])
 
     def learn(self, launched: LaunchedStep, drawn: messages.Drawn) -> None:
         """Take the tokens that a step drew."""
@@ -87,6 +102,7 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
         if latest is not None:
             runner.learn(latest, given.drawn)
         told = drafts if messages.has_drafts(given.step) else None
+        runner.read_adapters(given.step)
         latest = runner.launch(given.step, told)
 
 
@@ -95,8 +111,9 @@ def load(opened: Opened, plan: Plan) -> FollowingRunner:
     with prepared(opened) as packed:
         model = load_model(opened, packed)
     drafter: Drafter | None = NoDrafts() if plan.speculation is not None else None
-    given = model, plan, ops_of(opened), capture_of(opened), drafter, None
-    return FollowingRunner(*given, begin_of(opened, plan))
+    ops = ops_of(opened)
+    given = model, plan, ops, capture_of(opened), drafter, None, begin_of(opened, plan)
+    return FollowingRunner(*given, adapters=Adapters.of(opened, model, ops))
 
 
 def agree_on_levels(opened: Opened) -> None:
