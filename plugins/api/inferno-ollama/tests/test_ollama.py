@@ -283,7 +283,7 @@ def test_embeddings_are_normalized_and_cut(client: Start) -> None:
     start = client(FakeLLM(max_model_len=6, pooling=PoolingConfig(normalize=False)))
     found = start.post("/api/embed", json={"model": "fake", "input": ["abcdefgh", "b"]}).json()
     assert [sum(x * x for x in v) for v in found["embeddings"]] == pytest.approx([1, 1])
-    assert found["prompt_eval_count"] == 5 + 1
+    assert found["prompt_eval_count"] == 6 + 1
     one = start.post("/api/embeddings", json={"model": "fake", "prompt": "b"}).json()
     assert one["embedding"] == [3.0, 4.0, 98.0, 1.0]
     long = {"model": "fake", "input": "abcdefgh", "truncate": False}

@@ -17,8 +17,25 @@ from inferno.nn import Attention, Embedding, LayerNorm, Linear, LMHead, MergedLi
 from inferno.nn.batch import Batch
 from inferno_bert.config import PADDING, BertConfig
 
+
+def gelu(x_TI: Tensor) -> Tensor:
+    """Return the GELU of x; x may be overwritten.
+
+    In float32 on a CPU it is computed in pieces of powers of two of rows: torch's library (oneDNN)
+    keeps a kernel of a megabyte for each shape that it meets, and steps have any number of tokens.
+    """
+    if x_TI.dtype != torch.float32 or x_TI.device.type != "cpu" or not x_TI.is_contiguous():
+        return F.gelu(x_TI)
+    first, rows = 0, len(x_TI)
+    while first < rows:
+        stop = first + (1 << (rows - first).bit_length() - 1)
+        torch.ops.aten.gelu_(x_TI[first:stop])
+        first = stop
+    return x_TI
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
