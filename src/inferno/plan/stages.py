@@ -195,10 +195,8 @@ def choose_weights(
         matrices = schemes.value.loaded(packed, dtype, division.local)
     ranks = choose_ranks(catalog, options, compute.device, division, model.config, dtype)
     base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
-    mtp = bool(proposal.mtp.tensors)
-    adapters = choose_adapters(
-        catalog, options, given.fetch, base, model.config.vocab_size, mtp=mtp
-    )
+    vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
+    adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
     more = (*ADAPTER_OPS * (adapters.value is not None), *[COLLECTIVES] * (options.tp > 1))
     kernels = choose_kernels(
         catalog,
