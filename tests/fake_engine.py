@@ -17,6 +17,7 @@ from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
+from inferno.process.health import Health
 from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.request.sessions import SessionView
@@ -156,10 +157,9 @@ class FakeClient:
         self.engine = engine
         self.alive = self.closed = self.stalled = False
         self.checked: list[GrammarSpec] = []
-        self.stats = EngineStats()
+        self.stats, self.health, self.failed_starts = EngineStats(), Health(), 0
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
         self.asleep, self.paused, self.weight_version = False, False, "0"
-        self.failed_starts = 0
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 
