@@ -33,6 +33,9 @@ demo: $(VENV)/.native | $(NEEDED) ## Set up, then stream an answer of MODEL
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
 
+# Tests start hundreds of processes: with the bytecode of the first, the others import it in half the time.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev ## Run the tests, the kernel's and the plugins', but the slow ones, in two processes where there are two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
 
