@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from inferno.plan import Options, plan_to_json, resolve
 from inferno.process import protocol
 from inferno.process.worker import Worker
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason
+from inferno.testing.tiny import run_python
 
 
 class Socket:
@@ -99,3 +103,22 @@ def test_a_pause_does_not_wait_for_the_prompts_that_other_instances_go_on_asking
     told(worker_of(socket, engine), action="sleep", mode="wait")
     assert engine.asleep and engine.steps == 5
     assert protocol.CONTROLLED in socket.sent
+
+
+def test_a_plan_is_opened_without_what_another_thread_imports_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Two threads that import one package from different ends are a deadlock, which Python ends
+    with an error in one of them."""
+    pytest.importorskip("inferno_demo")
+    plan = resolve("demo", Options(device="cpu", memory="2GiB"))
+    (tmp_path / "plan.json").write_text(plan_to_json(plan))
+    code = (
+        "import sys; from pathlib import Path; from inferno.process.worker import Worker\n"
+        "def imported():\n"
+        "    print({'torch', 'inferno.nn', 'inferno.core'} & {*sys.modules})\n"
+        "    sys.exit(3)\n"
+        "Worker(None, 0, None).run(Path(sys.argv[1]), None, imported)\n"
+    )
+    done = run_python(code, str(tmp_path / "plan.json"))
+    assert (done.returncode, done.stdout) == (3, "set()\n"), done.stderr

@@ -55,7 +55,8 @@ def main() -> None:
     logging.getLogger("inferno").addHandler(ToClient(socket))
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
-        Worker(socket, parent, Heart(pipe, beat)).run(folder / PLAN, imports.catalog)
+        worker = Worker(socket, parent, Heart(pipe, beat))
+        worker.run(folder / PLAN, imports.catalog, imports.join)
     except Exception as error:
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])

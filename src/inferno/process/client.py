@@ -96,7 +96,9 @@ class EngineClient:
         is an engine process that was launched before (`launch_early`)."""
         self._stats = EngineStats()
         self._engine = Supervisor(
-            *(plan, self._take, self._fail_all),
+            plan,
+            self._take,
+            self._fail_all,
             timeout=timeout,
             beat=beat,
             early=early,

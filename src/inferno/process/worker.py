@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,23 @@ class Worker:
         self._paused = False
         """Whether requests wait, those that come too."""
 
-    def run(self, plan: Path, catalog: Catalog | None = None) -> None:
-        """Run the plan in a file, until the client stops it. `catalog` has all installed
-        plugins."""
+    def run(
+        self,
+        plan: Path,
+        catalog: Catalog | None = None,
+        imported: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run the plan in a file, until the client stops it. `catalog` has all installed plugins.
+        `imported` returns once another thread has imported what runs plans."""
         from inferno.plan import plan_from_json, reopen
         from inferno.process.prepare import prepared
 
         given = plan_from_json(plan.read_bytes())
         catalog = None if given.disable or given.only else catalog
         with reopen(given, catalog) as opened, prepared(opened) as packed:
+            # Two threads that import a package and a module of it, from different ends, wait for
+            # each other; Python ends that with an error in one of them.
+            imported()
             from inferno.process.ranks.engine import load_engine
 
             self._engine = load_engine(opened, packed, streams=True)
