@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.qkv = MergedLinear(size, bias=True, query=size, key=size, value=size)
-        self.attention = Attention(layer_id, config.spec)
+        self.attention = Attention(layer_id, config.spec())
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         y_TX: Tensor = self.attention(*self.qkv(x_TD), batch)

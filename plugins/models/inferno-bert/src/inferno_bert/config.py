@@ -2,60 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from attrs import evolve, frozen
 
 from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import AttentionSpec
-from inferno.errors import CheckpointError
+from inferno_bert.encoder_config import ACTIVATIONS, EncoderConfig
 
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 PADDING = 1
 """RoBERTa's padding token, and the row of the position table before its first position."""
 
 
-def check_heads(hidden_size: int, heads: int) -> None:
-    """Raise CheckpointError unless heads are of one size."""
-    if hidden_size % heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {hidden_size} is not divisible by num_attention_heads "
-            f"{heads}",
-            "Check both.",
-        )
-
-
-def whole_spec(hidden_size: int, heads: int, window: int | None = None) -> AttentionSpec:
-    """Return the spec of a layer that attends to all tokens, or to those less than `window`
-    away."""
-    dim = hidden_size // heads
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=dim,
-        scale=dim**-0.5,
-        sliding_window=window,
-        bidirectional=True,
-    )
-
-
 @frozen(kw_only=True)
-class BertConfig:
+class BertConfig(EncoderConfig):
     positions: ClassVar[Literal["from 0", "from padding"]] = "from 0"
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int
     """The longest prompt. In `config.json` it is the number of rows of the table."""
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
-    num_labels: int = 0
-    """Rows of a classifier's head; 0 without one."""
     unused_tensors: ClassVar[tuple[str, ...]] = (
         "*position_ids",
         "*token_type_ids",
@@ -71,12 +38,9 @@ class BertConfig:
         check_known(config, "position_embedding_type", "absolute", None)
         check_known(config, "is_decoder", False, None)
         read = read_config(cls, config)
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        more = ("num_attention_heads", "type_vocab_size")
-        check_positive(**{name: getattr(read, name) for name in (*sizes, *more)})
+        read.check_sizes("type_vocab_size")
         longest = read.max_position_embeddings - cls._rows_before()
         check_positive(max_position_embeddings=longest)
-        check_heads(read.hidden_size, read.num_attention_heads)
         return evolve(read, max_position_embeddings=longest)
 
     @property
@@ -88,14 +52,6 @@ class BertConfig:
     def _rows_before(cls) -> int:
         """Return how many rows of the position table are before the first token's."""
         return PADDING + 1 if cls.positions == "from padding" else 0
-
-    @property
-    def spec(self) -> AttentionSpec:
-        """Of each layer."""
-        return whole_spec(self.hidden_size, self.num_attention_heads)
-
-    def cache_specs(self) -> Sequence[AttentionSpec]:
-        return [self.spec] * self.num_hidden_layers
 
 
 @frozen(kw_only=True)

@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
         else:
             self.qkv = MergedLinear(size, bias=bias, q_proj=size, k_proj=size, v_proj=size)
         self.o_proj = Linear(size, size, bias=bias)
-        self.attention = Attention(layer_id, config.spec)
+        self.attention = Attention(layer_id, config.spec())
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, k_TX, v_TX = self.qkv_proj(x_TD).chunk(3, dim=-1) if self.fused else self.qkv(x_TD)
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
             EncoderLayer(i, config) for i in range(config.num_hidden_layers)
         )
         positions = config.max_position_embeddings
-        self.rope = Rope(config.spec.head_dim, config.rope, max_position_embeddings=positions)
+        self.rope = Rope(config.spec().head_dim, config.rope, max_position_embeddings=positions)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD: Tensor = self.embeddings(batch)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from attrs import evolve, frozen
 
-from inferno.configs import RopeConfig, check_known, check_positive, read_config
-from inferno.contracts import AttentionSpec
-from inferno_bert.config import ACTIVATIONS, check_heads, whole_spec
+from inferno.configs import RopeConfig, check_known, read_config
+from inferno_bert.encoder_config import ACTIVATIONS, EncoderConfig
 
 
 @frozen(kw_only=True)
-class GatedConfig:
+class GatedConfig(EncoderConfig):
     theta: ClassVar[float]
     """Base of the rotary embedding, if `config.json` has none."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int
     type_vocab_size: int
     layer_norm_eps: float = 1e-12
@@ -35,8 +29,6 @@ class GatedConfig:
     fused_mlp: bool = False
     """The same of `up_proj` and `gate_proj`, in this order."""
     rope: RopeConfig = RopeConfig()
-    num_labels: int = 0
-    """Rows of a classifier's head; 0 without one."""
     unused_tensors: ClassVar[tuple[str, ...]] = (
         "pooler.*",
         "lm_head.*",
@@ -53,21 +45,10 @@ class GatedConfig:
         check_known(config, "layer_norm_type", "layer_norm", None)
         check_known(config, "logn_attention_scale", False, None)
         read = read_config(cls, config)
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        more = ("num_attention_heads", "max_position_embeddings")
-        check_positive(**{name: getattr(read, name) for name in (*sizes, *more)})
-        check_heads(read.hidden_size, read.num_attention_heads)
+        read.check_sizes("max_position_embeddings")
         rope = RopeConfig.from_json(config, theta=cls.theta)
-        rope.check_width(read.spec.head_dim)
+        rope.check_width(read.spec().head_dim)
         return evolve(read, rope=rope)
-
-    @property
-    def spec(self) -> AttentionSpec:
-        """Of each layer."""
-        return whole_spec(self.hidden_size, self.num_attention_heads)
-
-    def cache_specs(self) -> Sequence[AttentionSpec]:
-        return [self.spec] * self.num_hidden_layers
 
 
 @frozen(kw_only=True)

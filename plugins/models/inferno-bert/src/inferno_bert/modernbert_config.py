@@ -8,21 +8,16 @@ from typing import Any, ClassVar, Self
 from attrs import evolve, field, frozen
 from attrs.validators import gt
 
-from inferno.configs import FULL, SLIDING, RopeConfig, check_known, check_positive, read_config
+from inferno.configs import FULL, SLIDING, RopeConfig, check_known, read_config
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno_bert.config import ACTIVATIONS, check_heads, whole_spec
+from inferno_bert.encoder_config import ACTIVATIONS, EncoderConfig
 
 
 @frozen(kw_only=True)
-class ModernBertConfig:
+class ModernBertConfig(EncoderConfig):
     """Fields that published configs omit have transformers' defaults."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int = 8192
     norm_eps: float = 1e-5
     norm_bias: bool = False
@@ -44,8 +39,6 @@ class ModernBertConfig:
     classifier_pooling: str = "cls"
     classifier_bias: bool = False
     classifier_activation: str = "gelu"
-    num_labels: int = 0
-    """Rows of a classifier's head; 0 without one."""
     unused_tensors: ClassVar[tuple[str, ...]] = ("head.*", "decoder.*")
 
     @classmethod
@@ -55,10 +48,7 @@ class ModernBertConfig:
         check_known(config, "classifier_activation", *ACTIVATIONS)
         check_known(config, "classifier_pooling", "cls", "mean")
         read = read_config(cls, config)
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        more = ("num_attention_heads", "max_position_embeddings")
-        check_positive(**{name: getattr(read, name) for name in (*sizes, *more)})
-        check_heads(read.hidden_size, read.num_attention_heads)
+        read.check_sizes("max_position_embeddings")
         count, every = read.num_hidden_layers, read.global_attn_every_n_layers
         types = read.layer_types or tuple(SLIDING if i % every else FULL for i in range(count))
         if len(types) != count or not set(types) <= {FULL, SLIDING}:
@@ -84,7 +74,7 @@ class ModernBertConfig:
         """Return a layer's."""
         slides = self.layer_types[layer] == SLIDING
         window = self.local_attention // 2 + 1 if slides else None
-        return whole_spec(self.hidden_size, self.num_attention_heads, window)
+        return self.spec(window)
 
     def cache_specs(self) -> Sequence[AttentionSpec]:
         return [self.attention_spec(layer) for layer in range(self.num_hidden_layers)]
