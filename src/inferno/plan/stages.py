@@ -197,7 +197,8 @@ def choose_weights(
     base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
     vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
     adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
-    more = (*ADAPTER_OPS * (adapters.value is not None), *[COLLECTIVES] * (options.tp > 1))
+    more = () if adapters.value is None else ADAPTER_OPS
+    more = (*more, COLLECTIVES) if options.tp > 1 else more
     kernels = choose_kernels(
         catalog,
         matrices,
