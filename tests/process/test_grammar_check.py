@@ -62,6 +62,25 @@ def test_a_grammar_that_does_not_end_is_stopped_and_others_go_on() -> None:
     checking(body)
 
 
+def test_a_process_that_has_ended_is_waited_for_and_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`kill` may reap it before asyncio does: the limit that ended it would not be known."""
+    killed: list[int] = []
+
+    async def body(checker: GrammarChecker) -> None:
+        monkeypatch.setattr(asyncio.subprocess.Process, "kill", lambda p: killed.append(p.pid))
+        try:
+            with pytest.raises(GrammarError, match="takes more than 0.2 s"):
+                await checker.check(SLOW)
+        finally:
+            monkeypatch.undo()
+        assert not killed
+        assert checker.kills == 1
+
+    checking(body, seconds=0.2)
+
+
 HOSTILE = {
     "repeats": GrammarSpec(kind="regex", text="(((a{1,1000}b){1,1000}c){1,1000}d){1,1000}"),
     "alternatives": GrammarSpec(kind="regex", text="|".join(f"w{i}" for i in range(20_000))),

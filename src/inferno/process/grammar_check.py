@@ -124,10 +124,11 @@ class GrammarChecker:
             except TimeoutError as error:
                 raise CheckerBusyError("the process that checks grammars gets no time") from error
             except (asyncio.IncompleteReadError, ConnectionError) as error:
-                if process.returncode == -signal.SIGPROF:
+                code = await self._exit_code(process)
+                if code == -signal.SIGPROF:
                     cause = f"the grammar takes more than {self._seconds:g} s to compile"
                     raise GrammarError(cause, "Simplify it.") from error
-                if not again or process.returncode != -signal.SIGKILL:
+                if not again or code != -signal.SIGKILL:
                     cause = "the grammar takes too much memory to compile"
                     raise GrammarError(cause, "Simplify it.") from error
         raise AssertionError("the second attempt returns or raises")
@@ -135,10 +136,21 @@ class GrammarChecker:
     async def _answer(self, process: asyncio.subprocess.Process, body: bytes) -> bytes:
         try:
             return await asyncio.wait_for(_exchange(process, body), PATIENCE * self._seconds)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.kills += 1
+            raise
         except BaseException:  # cancelled, too: its answer would be taken for the next one's
             self.kills += 1
             await self.close()
             raise
+
+    async def _exit_code(self, process: asyncio.subprocess.Process) -> int:
+        """Return how a process that closed its pipe ended. It is not killed at once: `kill` reaps a
+        process that has just ended, and asyncio would never learn its exit code."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(process.wait(), PATIENCE * self._seconds)
+        await self.close()
+        return -signal.SIGKILL
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
