@@ -232,6 +232,7 @@ def alone(toy: Toy, given: list[MemoryAdapter]) -> dict[str, list[int | None]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("captured", "slots", "lag"), [(False, 1, 0), (False, 3, 1), (True, 3, 0), (True, 1, 1)]
 )

@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, figure",
     [

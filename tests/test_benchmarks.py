@@ -136,6 +136,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multipli
     )
 
 
+@pytest.mark.slow
 def test_a_shipped_model_has_its_files_shape_and_only_its_own_format() -> None:
     shape = models.SHAPES["smollm2-135m"]
     try:

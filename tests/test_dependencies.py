@@ -121,6 +121,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code, allowed", [(PYTHON_API, KERNEL), (COMMAND, KERNEL | CLI)], ids=["LLM", "generate"]
 )

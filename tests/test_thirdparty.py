@@ -122,6 +122,7 @@ with LLM(sys.argv[1], cache_policy="loyal", device="cpu", max_num_seqs=4) as llm
     run(installed, "-c", script, str(checkpoint))
 
 
+@pytest.mark.slow
 def test_its_processor_and_its_field_need_no_change_here(installed: Path, checkpoint: Path) -> None:
     script = """
 import json, sys
@@ -140,6 +141,7 @@ with LLM(sys.argv[1], device="cpu", max_num_seqs=4) as own:
     run(installed, "-c", script, str(checkpoint))
 
 
+@pytest.mark.slow
 def test_its_command_is_one_of_inferno(installed: Path, checkpoint: Path) -> None:
     listed = run(installed, "-m", "inferno", "-h")
     assert re.search("scribe +Write the tokens that follow others[.]", listed)
@@ -148,6 +150,7 @@ def test_its_command_is_one_of_inferno(installed: Path, checkpoint: Path) -> Non
     assert len([int(token) for token in out.split()]) == 3
 
 
+@pytest.mark.slow
 def test_its_endpoint_is_one_of_the_server(installed: Path) -> None:
     script = """
 import json

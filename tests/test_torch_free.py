@@ -54,6 +54,7 @@ def test_imports_no_torch(code: str, checkpoint: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_engine_process_has_no_tokenizer() -> None:
     """Only grammars need one there; the library takes 3 MB."""
     code = """

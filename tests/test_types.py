@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 PLUGINS = ROOT / "tests" / "typing_tests"
 
 
+@pytest.mark.slow
 def test_mypy_refuses_what_is_wrong_with_a_plugin_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,8 +133,15 @@ def run(server_urls: dict[str, str], fake_checkpoints: dict[str, Path]) -> Run:
 
 @pytest.mark.parametrize(
     ("client", "name", "flow"),
-    CASES,
-    ids=[f"{client.script.partition('.')[0]}-{name}-{flow}" for client, name, flow in CASES],
+    [
+        pytest.param(
+            *case,
+            id="-".join((case[0].script.partition(".")[0], *case[1:])),
+            # Each other format is a process of a server and one of a client.
+            marks=[] if case[1] == case[0].formats[0] else pytest.mark.slow,
+        )
+        for case in CASES
+    ],
 )
 def test_a_clients_flow_works(run: Run, client: Client, name: str, flow: str) -> None:
     error = run(client, name)[flow]

@@ -24,6 +24,7 @@ class TestTorchAttention(AttentionBackendTests):
         catalog = load_catalog()
         assert all(catalog.attention(need, "torch").item.name == "torch" for need in self.grid())
 
+    @pytest.mark.slow
     def test_steps_taken_in_small_parts_change_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -36,6 +36,7 @@ def test_it_lists_sizes_use_and_models(
     assert file["about"]["model"] == "org/two" and file["nbytes"] > 70_000
 
 
+@pytest.mark.slow
 def test_it_removes_by_model_by_name_and_all(
     inferno: Inferno, store: PackedStore, tmp_path: Path
 ) -> None:

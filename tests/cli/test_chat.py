@@ -418,6 +418,7 @@ def test_ctrl_c_stops_the_answer_then_warns_then_exits(
     assert it.ended() == 130
 
 
+@pytest.mark.slow
 def test_what_is_typed_while_the_model_loads_waits_for_the_prompt(
     terminal: Callable[..., Pty],
 ) -> None:
@@ -431,6 +432,7 @@ def test_what_is_typed_while_the_model_loads_waits_for_the_prompt(
     assert it.ended() == 0
 
 
+@pytest.mark.slow
 def test_the_terminal_is_as_before_if_no_model_loads(terminal: Callable[..., Pty]) -> None:
     it = terminal("./nope.gguf")
     before = it.settings
@@ -526,6 +528,7 @@ def test_the_terminal_is_left_as_it_was(
     assert it.raw.rindex("\x1b[?2004l") > it.raw.rindex("\x1b[?2004h")
 
 
+@pytest.mark.slow
 def test_what_was_typed_comes_back_in_the_next_session(
     live: Callable[..., Live], terminal: Callable[..., Pty], tmp_path: Path
 ) -> None:

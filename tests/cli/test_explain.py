@@ -212,6 +212,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed(inferno: Inferno, model:
     assert "--memory" in done.stderr
 
 
+@pytest.mark.slow
 def test_check_finds_a_tensor_that_headers_alone_do_not_miss(
     inferno: Inferno, tmp_path: Path
 ) -> None:
@@ -233,6 +234,7 @@ def test_check_finds_a_tensor_that_headers_alone_do_not_miss(
     assert "model.embed_tokens.weight is missing" in done.stderr
 
 
+@pytest.mark.slow
 def test_check_builds_no_model_of_which_hardly_anything_is_stored(
     inferno: Inferno, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ if importlib.util.find_spec("inferno_demo") is None:
     pytest.skip("the demo model's package is not installed", allow_module_level=True)
 
 
+@pytest.mark.slow
 def test_a_file_is_answered_and_continued(inferno: Inferno, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     url = "/v1/chat/completions"

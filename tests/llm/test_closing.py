@@ -40,6 +40,7 @@ except InfernoError as error:
 """
 
 
+@pytest.mark.slow
 def test_closing_gives_the_memory_of_weights_and_cache_back(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 3}
     write(tmp_path, **sizes, num_key_value_heads=4, head_dim=64)

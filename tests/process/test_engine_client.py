@@ -155,6 +155,7 @@ def test_a_killed_engine_fails_waiting_requests_and_is_restarted(with_client: Wi
     with_client(body)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_comes_back_with_the_weights_that_it_says(
     with_client: WithClient, plan: Plan, tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="only POSIX systems stop processes")
 def test_a_stopped_engine_is_not_alive_and_goes_on_when_it_is_continued(plan: Plan) -> None:
     async def run() -> None:
@@ -215,6 +217,7 @@ def test_a_stopped_engine_is_not_alive_and_goes_on_when_it_is_continued(plan: Pl
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="only POSIX systems stop processes")
 def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
     async def run() -> None:
@@ -268,6 +271,7 @@ def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_closing_fails_waiting_requests(plan: Plan) -> None:
     async def run() -> None:
         client = EngineClient(plan)
@@ -364,6 +368,7 @@ def test_closing_ends_an_engine_that_is_just_being_started(
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_the_process_that_checks_grammars_can_be_there_before_the_first(plan: Plan) -> None:
     if not plan.grammars:
         pytest.skip("no plugin compiles grammars")

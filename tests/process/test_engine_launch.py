@@ -52,6 +52,7 @@ def gone(process: launch.EngineProcess | int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_command_runs_the_process_that_was_launched_first_and_imports_no_torch() -> None:
     line = run("""
         import subprocess, sys
@@ -231,6 +232,7 @@ def test_the_error_of_a_start_is_raised() -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_fails_the_wait() -> None:
     engine = BlockingClient(resolve("demo", Options(memory="2GiB")))
     engine.wait_until_ready()
@@ -244,6 +246,7 @@ def test_an_engine_that_ends_fails_the_wait() -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_what_is_imported_beside_torchs_library_needs_neither_torch_nor_numpy() -> None:
     line = run("""
         import sys

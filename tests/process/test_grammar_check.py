@@ -39,6 +39,7 @@ def refused(value: object) -> GrammarSpec:
     return GrammarSpec(kind="json_schema", text=json.dumps(value))
 
 
+@pytest.mark.slow
 def test_a_grammar_that_does_not_end_is_stopped_and_others_go_on() -> None:
     async def body(checker: GrammarChecker) -> None:
         await checker.check(GOOD)
@@ -162,6 +163,7 @@ def test_a_check_that_waits_too_long_for_its_turn_is_not_made() -> None:
     checking(body, seconds=0.02)
 
 
+@pytest.mark.slow
 def test_a_grammar_is_asked_of_another_process_once_its_first_is_killed() -> None:
     async def body(checker: GrammarChecker) -> None:
         (await checker._started()).send_signal(signal.SIGKILL)
@@ -170,6 +172,7 @@ def test_a_grammar_is_asked_of_another_process_once_its_first_is_killed() -> Non
     checking(body)
 
 
+@pytest.mark.slow
 def test_a_grammar_that_ends_every_process_takes_too_much_memory() -> None:
     async def body(checker: GrammarChecker) -> None:
         started = checker._started
@@ -247,6 +250,7 @@ def answers() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_engine_process_compiles_the_grammars_of_its_requests(answers: dict[str, Any]) -> None:
     assert len(set(answers["first"])) == 1, "a seed decides, whatever else runs"
     value = json.loads(answers["first"][0])

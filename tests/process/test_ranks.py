@@ -175,6 +175,7 @@ def test_a_draft_model_proposes_on_the_first_rank_alone(catalog: Catalog, alone:
     assert tokens_of(ours) == tokens_of(theirs) and stats.accepted_tokens > 0
 
 
+@pytest.mark.slow
 def test_matrices_quantized_while_loading_are_those_of_one_process(
     catalog: Catalog, alone: Engine
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_short_answer_does_not_wait_for_another_thread_s_long_one() -> None:
     assert steps["short"] < steps["long"] >= 300
 
 
+@pytest.mark.slow
 def test_a_child_of_fork_is_told_so_and_may_close() -> None:
     pytest.importorskip("inferno_demo")
     done = run_python(

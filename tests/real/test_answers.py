@@ -39,6 +39,7 @@ PLANETS = {
 DATE = r"(January|April|July|October) [1-9], (19|20)\d\d"
 
 
+@pytest.mark.slow
 def test_answers_match_their_schemas_and_their_regex(llm: LLM) -> None:
     """Together in a batch, with one that is free."""
     asked: list[tuple[str, dict[str, Any] | None]] = [
@@ -86,6 +87,7 @@ def client(gguf_file: str) -> Iterator[Any]:
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_stream_over_http_is_the_whole_answer_and_the_engines_own(client: Any, llm: LLM) -> None:
     [model] = [listed.id for listed in client.models.list()]
     for text in CHATS[:4]:
@@ -116,6 +118,7 @@ def test_a_stream_over_http_is_the_whole_answer_and_the_engines_own(client: Any,
         assert whole.message.content == ours.outputs[0].text
 
 
+@pytest.mark.slow
 def test_a_form_over_http_is_kept(client: Any) -> None:
     [model] = [listed.id for listed in client.models.list()]
     answer = client.chat.completions.create(

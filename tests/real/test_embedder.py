@@ -80,6 +80,7 @@ def test_a_text_fills_the_context_and_no_more(llm: LLM) -> None:
         llm.generate("Paris is")
 
 
+@pytest.mark.slow
 def test_the_server_embeds_and_ranks(folder: Path, expected: np.ndarray[Any, Any]) -> None:
     openai = pytest.importorskip("openai")
     from tests.server.test_openai_client import Served

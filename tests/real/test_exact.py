@@ -31,10 +31,10 @@ def test_the_stored_reference_is_what_the_file_gives(
 @pytest.mark.parametrize(
     "options, length, most",
     [
+        pytest.param({"dtype": "float32"}, 512, EXACT, id="float32"),
         pytest.param({"dtype": "bfloat16"}, 2048, EXACT, id="bfloat16"),
         pytest.param({"dtype": "bfloat16"}, 8000, EXACT, id="bfloat16 long", marks=SLOW),
         pytest.param({"dtype": "float16"}, 2048, EXACT, id="float16 long", marks=SLOW),
-        pytest.param({"dtype": "float32"}, 512, EXACT, id="float32"),
         pytest.param({"dtype": "float32"}, 2048, EXACT, id="float32 long", marks=SLOW),
         pytest.param({"kv_cache_dtype": "int8"}, 512, ROUNDED, id="int8 cache"),
         pytest.param({"kv_cache_dtype": "int8"}, 2048, ROUNDED, id="int8 cache long", marks=SLOW),

@@ -61,6 +61,7 @@ def test_chunks_change_nothing(toy: Toy, prompts: list[list[int]], alone: list[O
         assert_same(generate(chunked, prompts, TOKENS), alone)
 
 
+@pytest.mark.slow
 def test_a_prefix_found_in_the_cache_changes_nothing(
     toy: Toy, prompts: list[list[int]], alone: list[Outcome]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_prefix_found_in_the_cache_changes_nothing(
     assert_same(again, alone)
 
 
+@pytest.mark.slow
 def test_preemption_changes_nothing(
     toy: Toy, prompts: list[list[int]], alone: list[Outcome]
 ) -> None:
@@ -112,6 +114,7 @@ def test_caches_of_8_bits_give_the_same_in_batches_chunks_and_prefix_hits(
     assert_same(again, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "speculative", ["ngram", pytest.param("the model itself", marks=pytest.mark.slow)]
 )

@@ -46,6 +46,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.slow
 @alike
 @pytest.mark.parametrize("kind", ["schema", "object"])
 def test_blanks_of_real_answers_are_only_where_json_usually_has_them(llm: LLM, kind: str) -> None:

@@ -53,6 +53,7 @@ def waiting(request: Request) -> bool:
     return limited or params.logprobs is not None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=6),

@@ -24,7 +24,7 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.request.validation import validate_request
 from inferno.sampling import Sampler, logprobs_of
 from inferno.sampling.state import RowState, TokenCounts, uniform
-from inferno.testing import trained_logits
+from inferno.testing import alike, trained_logits
 
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
@@ -191,6 +191,7 @@ def run_alone(request: Request, steps: int, dtype: torch.dtype) -> tuple[list[in
     return known[len(request.token_ids) :], logprobs
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=6),
@@ -265,6 +266,7 @@ def chi_square_limit(degrees: int) -> float:
     return degrees * (1 - 2 / (9 * degrees) + 4.75 * math.sqrt(2 / (9 * degrees))) ** 3
 
 
+@alike
 @pytest.mark.parametrize(
     "params",
     [
@@ -399,6 +401,7 @@ def test_top_k_of_the_whole_vocabulary_is_none(top_k: int) -> None:
         assert draw_once(logits, seed=seed, top_k=top_k) == draw_once(logits, seed=seed)
 
 
+@alike
 @pytest.mark.parametrize(
     "params", [{"top_p": 0.99}, {"top_k": 200}, {"top_k": 9000}, {"top_p": 0.6}], ids=str
 )
@@ -419,6 +422,7 @@ def test_more_candidates_change_no_draw(
     assert drawn == [draw_once(logits, seed=seed, **params) for seed in range(20)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
@@ -689,6 +693,7 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(dtype: torch.dtype) -> N
             assert [i for i, _ in found.top] == best[:5]
 
 
+@alike
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("vocab", [49152, 50257, 40])
 def test_logprobs_do_not_depend_on_other_rows(vocab: int, threads: int) -> None:

@@ -81,6 +81,7 @@ def test_adapters_are_loaded_replaced_and_unloaded(
     assert text(server, "demo") == base
 
 
+@pytest.mark.slow
 def test_adapters_that_cannot_be_loaded_are_errors_of_the_request(
     server: httpx.Client, tmp_path: Path
 ) -> None:

@@ -294,6 +294,7 @@ def test_sixty_four_streams_at_once_each_get_their_own_answer(client: Any, serve
     assert sum(right) >= 60, answers
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(
     client: Any, served: Served
 ) -> None:

@@ -116,6 +116,7 @@ def test_text_never_becomes_markup() -> None:
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?! (?:type=\"module\" )?src=)", html)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_markdown_parser(tmp_path: Path) -> None:
     for name in ("markdown.js", LIBRARY):

@@ -24,6 +24,7 @@ from inferno.cli import cli
 from inferno.cli.remote import RemoteModel
 from inferno.errors import OptionError
 from inferno.server import AddressError, run_server
+from inferno.testing import alike
 
 SCRIPT = """
 import sys
@@ -79,6 +80,7 @@ def test_port_0_is_reported_as_what_it_became(process: Any) -> None:
     assert child.wait(20) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
@@ -91,6 +93,7 @@ def test_the_model_is_closed_before_the_signal_ends_the_process(
     assert child.wait(20) == code
 
 
+@alike
 @pytest.mark.parametrize(
     ("seconds", "tokens", "ending"), [(20, 100, "[DONE]"), (0.3, 10**9, "server_shutting_down")]
 )

@@ -176,6 +176,7 @@ def test_metrics_count_what_is_pinned(server: httpx.Client) -> None:
     assert float(lines["inferno_session_blocks"]) >= 64 / BLOCK
 
 
+@pytest.mark.slow
 def test_without_a_keeper_none_reaches_the_engine(client: Any) -> None:
     llm = FakeLLM()
     start, keeps = client(llm), SimpleNamespace(**{**vars(llm.plan), "sessions": object()})

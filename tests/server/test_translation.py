@@ -222,6 +222,7 @@ CONVERSATION_BODIES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     st.tuples(st.just("/v1/responses"), RESPONSE_BODIES)

@@ -19,6 +19,7 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.llm import AsyncLLM
 from inferno.plan import resolve
+from inferno.testing import alike
 
 PROMPT = [5 + 7 * i % 90 for i in range(40)]
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -227,6 +228,7 @@ def test_only_admins_may(client: Any) -> None:
     assert http.get("/v1/is_sleeping", headers=forwarded).status_code == 403
 
 
+@alike
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -23,6 +23,7 @@ from inferno.errors import OptionError, UnsupportedError
 from inferno.plan import Options, resolve
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing import alike
 
 DRAW = random.Random(7)
 PROMPTS = [[DRAW.randrange(100) for _ in range(length)] for length in (110, 90, 130)]
@@ -108,6 +109,7 @@ def run(engine: Engine) -> list[EngineOutput]:
     return outputs
 
 
+@alike
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_cache_gives_the_tokens_of_one_engine(
     name: str, tmp_path: Path, url: str

@@ -33,6 +33,7 @@ def instance(role: str, url: str, kind: str) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Blocks", "Done", *daily_or_slow])
 def test_a_prefilling_process_is_killed(kind: str) -> None:
     url = f"shm://test-{secrets.token_hex(6)}"
@@ -57,6 +58,7 @@ def test_a_prefilling_process_is_killed(kind: str) -> None:
     wait_for(lambda: not shared())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["Ask", "Release", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Join", "Mapped"))],
@@ -77,6 +79,7 @@ def test_a_decoding_process_is_killed(kind: str) -> None:
     wait_for(lambda: not shared())
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     client = pytest.importorskip("inferno_disaggregated.client")
     monkeypatch.setattr(client, "SILENCE", 2.0)

@@ -30,6 +30,7 @@ from inferno.core.kvcache import CacheGroups
 from inferno.core.types import Sequence as Sequence_
 from inferno.request.requests import EngineStats, Request
 from inferno.stores.presence import Presence
+from inferno.testing import alike
 from inferno.testing.block_store import StoreMachine, StoreTests
 from inferno.testing.cache_policy import BLOCK_SIZE, GROUPS, CacheMachine
 
@@ -173,6 +174,7 @@ def test_a_subscriber_knows_what_memory_has(groups: str) -> None:
     run(lambda: Followed(LRUPrefixCache, GROUPS[groups]()), 40)
 
 
+@alike
 @pytest.mark.parametrize("tiers", ["disk", "host"])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_a_subscriber_knows_what_every_tier_has(groups: str, tiers: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from inferno.errors import OptionError
 from inferno.plan import Options, open_model
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing import transformers_model
+from inferno.testing import alike, transformers_model
 
 FAMILIES = Path(__file__).parents[2] / "plugins" / "models"
 
@@ -100,6 +100,7 @@ def answers(
     return found
 
 
+@alike
 @pytest.mark.parametrize("name", CASES)
 def test_a_cache_comes_back_after_a_restart(name: str, tmp_path: Path) -> None:
     case = CASES[name]

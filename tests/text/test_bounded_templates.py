@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferno.errors import RequestError
+from inferno.testing import alike
 from inferno.text import ChatTemplate
 from inferno.text.bounded import SECONDS, Budget, TemplateTimeError
 from inferno.text.template import SlowTemplateError
@@ -62,6 +63,7 @@ def test_a_template_that_does_not_end_is_stopped_and_names_its_line(name: str) -
         template.render(USER, 0.05)
 
 
+@alike
 @pytest.mark.parametrize("name", LARGE)
 def test_a_template_that_asks_for_gigabytes_is_refused_and_names_its_line(name: str) -> None:
     template = ChatTemplate({"default": LARGE[name]})

@@ -253,6 +253,7 @@ def test_what_killed_processes_have_left_is_deleted(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {fresh, written}
 
 
+@pytest.mark.slow
 def test_an_engine_process_leaves_no_temporary_files(model: Path) -> None:
     [(name, tensor), *_] = stored(model).items()
     folder = Path(tempfile.gettempdir())

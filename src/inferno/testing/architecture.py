@@ -167,6 +167,7 @@ class ArchitectureTests(
 
     # --- what must change nothing -----------------------------------------------------------------
 
+    @alike
     def test_neighbours_in_the_batch_change_nothing(
         self, toy: Toy, prompts: list[list[int]]
     ) -> None:
@@ -175,6 +176,7 @@ class ArchitectureTests(
             assert together.token_ids == alone.token_ids
             assert_close(together.logits_NV, alone.logits_NV)
 
+    @alike
     def test_chunked_prompts_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         """Nor do prompts token by token, where layers carry a state from one to the next."""
         whole = generate(toy, prompts, 8)
@@ -184,6 +186,7 @@ class ArchitectureTests(
                 assert ours.token_ids == theirs.token_ids
                 assert_close(ours.logits_NV, theirs.logits_NV)
 
+    @alike
     def test_the_block_size_changes_nothing(
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
@@ -193,6 +196,7 @@ class ArchitectureTests(
         ):
             assert_close(ours.logits_NV, theirs.logits_NV)
 
+    @alike
     def test_a_prefix_found_in_the_cache_changes_nothing(
         self, toy: Toy, prompts: list[list[int]]
     ) -> None:
@@ -231,7 +235,7 @@ class ArchitectureTests(
         assert capture is not None
         self._compare_captured(toy, capture(), prompts)
 
-    @alike
+    @pytest.mark.slow
     def test_a_decode_step_exchanges_no_values_with_python(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
@@ -305,6 +309,7 @@ class ArchitectureTests(
         assert _held(toy.model) == pytest.approx(planned, rel=0.05)
         assert sum(tensor.nbytes for tensor in toy.cache()) == toy.plan.kv_bytes
 
+    @alike
     def test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it(
         self, toy: Toy, catalog: Catalog
     ) -> None:

@@ -133,6 +133,7 @@ class AttentionBackendTests(Installed):
                         f"{need}, blocks of {block_size}"
                     )
 
+    @alike
     def test_8_bit_caches_lose_little(self, item: AttentionBackend, catalog: Catalog) -> None:
         """Of plain and of latent attention, of waves, with a window and a soft cap too: whichever
         is not refused."""
@@ -197,7 +198,7 @@ class AttentionBackendTests(Installed):
         ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
-    @alike
+    @pytest.mark.slow
     def test_a_rows_bits_follow_from_positions(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:
@@ -227,6 +228,7 @@ class AttentionBackendTests(Installed):
             other = [name for name, result in results.items() if not torch.equal(result, whole)]
             assert other == [], f"{need}: rows differ from those of the whole prompt"
 
+    @alike
     def test_slot_minus_1_of_length_0_changes_nothing(
         self, item: AttentionBackend, catalog: Catalog
     ) -> None:

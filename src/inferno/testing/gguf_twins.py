@@ -96,6 +96,7 @@ class GgufTwins(Installed):
             f"first other choices lie {lost} below the best; {unclear} is unclear"
         )
 
+    @alike
     def test_a_gguf_file_has_the_config_that_the_model_reads(
         self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
     ) -> None:

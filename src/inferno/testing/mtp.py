@@ -89,6 +89,7 @@ class MTPTests(Installed):
             expected = reference.predict(each.token_ids, each.drafts)
             assert_close(torch.stack(list(each.logits)), torch.stack(expected))
 
+    @alike
     def test_a_gguf_file_gives_the_same_drafts(
         self, checkpoint: Path, catalog: Catalog, tmp_path: Path
     ) -> None:
@@ -156,6 +157,7 @@ class MTPTests(Installed):
             assert_same(run(drafting, [each]), {each.id: expected[each.id]})
         assert drafting.stats().draft_tokens > 0
 
+    @pytest.mark.slow
     def test_preempted_requests_get_the_same(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -202,24 +204,22 @@ class MTPTests(Installed):
                 if name.startswith(prefixes) and ("embed_tokens" in name or "head.head" in name)
             }
             assert wanted == {n for n in everything if n.startswith(prefixes)} - copies
-            for speculative, read in (
-                ("mtp", everything - copies),
-                (None, everything - copies - wanted),
-            ):
+            used = everything - copies
+            for speculative, read in (("mtp", used), (None, used - wanted)):
                 with opened(checkpoint, catalog, speculative) as each:
                     spy = Spy(each.checkpoint, each.checkpoint.tensors)
                     loaded = attrs.evolve(each, checkpoint=spy)
                     load_drafter(loaded, load_model(loaded), None)
                     assert spy.names == read
 
+    @pytest.mark.slow
     def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with opened(checkpoint, catalog) as held:
             model, empty = load_model(held), build(held)
-            monkeypatch.setattr(
-                "inferno.weights.loading.build", lambda _: empty
-            )  # not for each damage
+            # It is not built for each damage.
+            monkeypatch.setattr("inferno.weights.loading.build", lambda _: empty)
             tensors = held.checkpoint.tensors
             wanted = mtp_tensors(tensors, held.config)
             first = layers(self.config)[0]

@@ -26,6 +26,7 @@ from inferno.errors import InfernoError
 from inferno.nn import Weight
 from inferno.plan.schemes import choose_schemes
 from inferno.testing.adapted_matrix import AdaptedMatrixTests
+from inferno.testing.alike import alike
 from inferno.testing.cut_matrix import CutMatrixTests
 from inferno.testing.damage import changed, damages
 from inferno.testing.draws import random
@@ -174,6 +175,7 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
                 _assert_product(y_TO.to(x_TI.dtype), wanted_TO + bias_O.double(), dtype)
                 assert dtype == "float32" or (y_TO != y_TO.to(x_TI.dtype).float()).any()
 
+    @alike
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("counts", [(2, 0, 1), (30, 0, 28), (0, 0, 0)])
     def test_experts_are_multiplied_group_by_group(

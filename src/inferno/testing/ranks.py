@@ -216,7 +216,7 @@ class RankTests(Installed):
         for mine, other in zip(ours, theirs, strict=True):
             assert_close(_logprobs(mine), _logprobs(other), 1e-3)
 
-    @alike
+    @pytest.mark.slow
     def test_preemption_and_drafts_change_nothing_for_ranks(
         self,
         checkpoint: Path,
@@ -255,7 +255,7 @@ class RankTests(Installed):
         shared.close()
         assert tokens_of(ours) == tokens_of(theirs)
 
-    @alike
+    @pytest.mark.slow
     def test_adapters_change_the_tokens_of_ranks_as_those_of_one_process(
         self, checkpoint: Path, catalog: Catalog, divides: bool, prompts: list[list[int]]
     ) -> None:

@@ -21,6 +21,7 @@ from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.stores import NoStore
 from inferno.stores.sessions import KeptSessions
+from inferno.testing.alike import alike
 from inferno.testing.cache_policy import BLOCK_SIZE, GROUPS, NUM_BLOCKS, CacheMachine, Watched
 from inferno.testing.installed import Installed
 
@@ -48,6 +49,7 @@ class SessionKeeperTests(Installed):
     def filled(self, item: SessionKeeper) -> Filled:
         return Filled(item)
 
+    @alike
     @pytest.mark.parametrize("groups", GROUPS)
     def test_pins_change_no_answer_and_block_nothing_whatever_happens(
         self, item: SessionKeeper, groups: str
@@ -138,6 +140,7 @@ class SessionKeeperTests(Installed):
         [theirs] = filled.sessions.views("bob", None, 9)
         assert theirs.tokens == 4 * BLOCK_SIZE and filled.sessions.num_sessions == 2
 
+    @pytest.mark.slow
     def test_any_number_of_sessions_with_any_names_take_bounded_room(self, filled: Filled) -> None:
         filled.cache(KEYS[:3], "mine", owner="alice")
         for i in range(100_000):

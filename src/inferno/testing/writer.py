@@ -16,6 +16,7 @@ from torch import Tensor
 from inferno.catalog import Catalog
 from inferno.contracts import WriteOptions, Writer
 from inferno.errors import OptionError
+from inferno.testing.alike import alike
 from inferno.testing.converting import convert
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
@@ -66,6 +67,7 @@ class WriterTests(Installed):
         done = run_python(code)
         assert done.returncode == 0, done.stderr
 
+    @alike
     def test_what_is_written_gives_the_tokens_of_its_values(
         self, written: Path, tmp_path: Path
     ) -> None:
@@ -90,6 +92,7 @@ class WriterTests(Installed):
         else:
             assert again.read_bytes() == written.read_bytes()
 
+    @alike
     def test_calibration_lowers_the_error_of_the_output(
         self, item: Writer, source: Path, written: Path, tmp_path: Path
     ) -> None:

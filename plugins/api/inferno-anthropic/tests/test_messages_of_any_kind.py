@@ -92,6 +92,7 @@ MESSAGE_BODIES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=list(HealthCheck), deadline=None)
 @given(st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]), MESSAGE_BODIES)
 def test_no_message_is_a_500(http: Any, path: str, body: dict[str, Any]) -> None:

@@ -172,6 +172,7 @@ def test_weights_by_other_ways_are_refused_with_the_way_there_is(
     assert "/update_weights_from_disk" in error["message"]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_a_400_that_names_it(server: httpx.Client, tmp_path: Path) -> None:
     for body, param in (
         ({}, "input_ids"),

@@ -175,6 +175,7 @@ def check(launch: Launch, chip: str) -> None:
         assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
 
+@pytest.mark.slow
 @on(*CHIPS)
 def test_single_tokens(chip: str) -> None:
     """And the stores beside them, and the merge of the splits."""
@@ -185,6 +186,7 @@ def test_single_tokens(chip: str) -> None:
             check(launch, chip)
 
 
+@pytest.mark.slow
 @on(*CHIPS)
 def test_prompts(chip: str) -> None:
     """In one stretch, and in several."""
@@ -250,6 +252,7 @@ def test_products(chip: str) -> None:
         check(launch, chip)
 
 
+@pytest.mark.slow
 @on("sm_80", "sm_89", "sm_90", "gfx942")
 def test_products_of_8_bit_floats(chip: str) -> None:
     """Few tokens by exact values; many with activations of 8 bits, where the chip has them."""

@@ -41,6 +41,7 @@ def assert_same(logits_BV: Tensor, params: DrawParams | None, own_BV: Tensor | N
     assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, step", [(torch.float32, 1e-6), (torch.bfloat16, 0.25)])
 def test_every_kind_of_draw(dtype: torch.dtype, step: float) -> None:
     """Rows of all kinds at once, with uniform numbers at both ends and between; a row's spans and

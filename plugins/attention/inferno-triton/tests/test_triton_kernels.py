@@ -19,7 +19,7 @@ from inferno.errors import CheckpointError
 from inferno.nn import W8A8, Dense, Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn.w8a8 import rounded_tokens
 from inferno.ops import reference
-from inferno.testing import Catalog, KernelProviderTests
+from inferno.testing import Catalog, KernelProviderTests, alike
 from inferno_triton import adapters, kernels, linear, ops, w8a8
 from inferno_triton.ggml import FORMS
 from inferno_triton.tiles import CHIPS
@@ -40,6 +40,7 @@ class Products(KernelProviderTests):
             yield random_blocks("q6_k", rows, columns, dtype)
 
 
+@pytest.mark.slow  # triton's interpreter
 class TestInterpreted(Products):
     @pytest.fixture(scope="class")
     @classmethod
@@ -76,6 +77,7 @@ MATRICES = [
 ]
 
 
+@alike
 @pytest.mark.parametrize("layout", MATRICES, ids=lambda each: getattr(each, "name", each))
 def test_packed_products(layout: str | IntLayout | TableLayout) -> None:
     """Few and many tokens, and by the unpacked matrix; columns that are not whole blocks of the
@@ -148,6 +150,7 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
             torch.testing.assert_close(found_NO, wanted_NO, rtol=2**-7, atol=0.05)
 
 
+@alike
 @pytest.mark.parametrize("zeros", [False, True])
 def test_products_with_rounded_activations(zeros: bool) -> None:
     """Activations are rounded as the definition does it, to the last bit; sums are exact. Tokens of
@@ -219,6 +222,7 @@ def test_the_best_token_of_a_row_of_several_blocks() -> None:
         assert ops.argmax(logits_TV).tolist() == [4100, -1, -1, -1]
 
 
+@alike
 @pytest.mark.parametrize(
     ("tokens", "dtype"), [(0, torch.float32), (21, torch.float32), (70, torch.bfloat16)]
 )

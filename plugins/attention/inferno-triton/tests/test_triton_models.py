@@ -39,11 +39,13 @@ def assert_torchs_tokens(path: str | Path, tokens: int, **options: Any) -> Toy:
     return ours
 
 
+@pytest.mark.slow
 def test_the_demo_model_with_a_cache_of_8_bits() -> None:
     pytest.importorskip("inferno_demo")
     assert_torchs_tokens("demo", 4, kv_cache_dtype="int8")
 
 
+@pytest.mark.slow
 def test_the_demo_model_in_k_quants() -> None:
     pytest.importorskip("inferno_demo")
     pytest.importorskip("inferno_gguf")
@@ -52,6 +54,7 @@ def test_the_demo_model_in_k_quants() -> None:
     assert {"q4_k", "q6_k"} <= {use.layout for use in ours.plan.kernels}
 
 
+@pytest.mark.slow
 def test_routed_experts(tmp_path: Path) -> None:
     pytest.importorskip("inferno_qwen3_moe")
     random_tensors(QWEN3_MOE, tmp_path)

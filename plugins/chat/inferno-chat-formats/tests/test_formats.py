@@ -159,6 +159,7 @@ SENTINELS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(
     st.sampled_from(FAMILIES),

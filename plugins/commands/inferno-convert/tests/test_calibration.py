@@ -230,6 +230,7 @@ def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert alive == [0] * 4 and len(held) == 4 * 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "to", "renamed"),
     [(GRANITE, "gptq-int4", True), (QWEN3_NEXT, "awq-int4", False)],
@@ -290,6 +291,7 @@ convert(str(source), to, out, WriteOptions(group=32), calibrate=text)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["gptq-int4", pytest.param("awq-int4", marks=pytest.mark.slow)])
 def test_a_killed_calibration_continues_and_ends_with_the_same_bytes(
     to: str, tmp_path: Path

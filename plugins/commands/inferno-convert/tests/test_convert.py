@@ -69,6 +69,7 @@ def test_the_manifest_has_every_files_checksum(model: Path, tmp_path: Path) -> N
     assert str(model) not in json.dumps({k: v for k, v in manifest.items() if k != "ref"})
 
 
+@pytest.mark.slow
 def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
     """Which is said: under such names, other libraries may not find them."""
     tensors = random_tensors(GPT_OSS, tmp_path / "source")
@@ -114,6 +115,7 @@ convert(sys.argv[1], sys.argv[4], Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["safetensors", pytest.param("gptq-int4", marks=pytest.mark.slow)])
 def test_a_killed_run_continues_and_ends_with_the_same_bytes(
     to: str, model: Path, tmp_path: Path

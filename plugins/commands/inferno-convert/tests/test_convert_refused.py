@@ -116,6 +116,7 @@ def test_a_folder_that_cannot_be_written_to(model: Path, tmp_path: Path) -> None
     refused(lambda: convert(str(model), "safetensors", tmp_path / "file" / "out"), WriteError)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may write anywhere"
 )

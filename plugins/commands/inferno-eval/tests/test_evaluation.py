@@ -22,6 +22,7 @@ from torch import Tensor
 from inferno.cli import cli
 from inferno.errors import CheckpointError, InfernoError, OptionError
 from inferno.plan import Options, open_model
+from inferno.testing import alike
 from inferno_demo import path as demo_path
 from inferno_eval import spool
 from inferno_eval.command import table
@@ -155,6 +156,7 @@ def test_recurrent_and_sliding_window_layers_are_scored_alike(
 # --- two models -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_does_not_differ_from_itself() -> None:
     """Not even by rounding, nor with any group swapped."""
     report = evaluate("demo", against="demo", text=HELDOUT, window=128, limit=2, groups=2)
@@ -169,6 +171,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
         assert (found.mean, found.max, found.top1, found.flips) == (0.0, 0.0, 1.0, 0)
 
 
+@alike
 @pytest.mark.parametrize("kept", [4096, 512])
 def test_the_divergence_is_that_of_the_whole_distributions(
     kept: int, noisy: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +210,7 @@ def test_the_divergence_is_that_of_the_whole_distributions(
     assert found.perplexity_ratio == pytest.approx(ratio, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_group_is_what_an_override_of_its_modules_gives(noisy: Path) -> None:
     """And the layer with the most noise costs the most."""
     given: dict[str, Any] = {"text": HELDOUT, "against": "demo", "window": 128, "limit": 2}
@@ -221,6 +225,7 @@ def test_a_group_is_what_an_override_of_its_modules_gives(noisy: Path) -> None:
     assert alone.groups == () and "--override" in alone.notes[0]
 
 
+@pytest.mark.slow
 def test_a_group_is_quantized_in_situ_alone() -> None:
     """By rules that leave the others as they are, in front of the user's own."""
     given: dict[str, Any] = {"text": HELDOUT, "against": "demo", "window": 128, "limit": 2}
@@ -238,6 +243,7 @@ def test_a_group_is_quantized_in_situ_alone() -> None:
     assert plain.weights - alone.weights == first.saved
 
 
+@pytest.mark.slow
 def test_modules_of_one_name_are_a_group(noisy: Path) -> None:
     report = evaluate(str(noisy), against="demo", text=HELDOUT, window=64, limit=1, by="modules")
     names = {group.name for group in report.groups}
@@ -348,6 +354,7 @@ def report(noisy: Path) -> Report:
     return evaluate(str(noisy), against="demo", text=HELDOUT, window=64, limit=2, groups=2)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json_and_draws_a_chart(
     report: Report, noisy: Path, tmp_path: Path
 ) -> None:

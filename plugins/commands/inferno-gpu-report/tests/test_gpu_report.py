@@ -16,7 +16,7 @@ from inferno.catalog import load_catalog
 from inferno.contracts import lazy
 from inferno.errors import OptionError
 from inferno.plan import find_device
-from inferno.testing import run_python
+from inferno.testing import alike, run_python
 from inferno_gpu_report import parent
 from inferno_gpu_report.command import seconds_of
 from inferno_gpu_report.job import Job, Limits
@@ -39,6 +39,7 @@ def job_in(folder: Path, result: SectionResult, seconds: float = 100.0) -> Job:
     )
 
 
+@alike
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_every_section_runs_on_a_cpu(section: Section, tmp_path: Path) -> None:
     result = SectionResult(section.name, section.title)
@@ -88,6 +89,7 @@ def odd(name: str) -> Section:
     return Section(name=named, title=name, run=f"odd:{name}", weight=0.5 if name == "hang" else 1)
 
 
+@pytest.mark.slow
 def test_what_a_section_does_costs_only_that_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_hub_s_folder_of_links_is_usual(tmp_path: Path) -> None:
     assert list(survey(snapshot)) == []
 
 
+@pytest.mark.slow
 def test_the_trial_sees_no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor does a checkpoint's process that runs code: here in place of an import."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

@@ -22,6 +22,7 @@ from attended import MIXED, TOLERANCE, Sequences, check, need
 from torch import Tensor
 
 from inferno.contracts import Device
+from inferno.testing import alike
 from inferno_cpu import _native
 from inferno_cpu.attention import refuses
 
@@ -121,6 +122,7 @@ LONG_AND_SHARP: Sequence[tuple[int, dict[str, Any]]] = [
 ]
 
 
+@alike
 @pytest.mark.parametrize("case", range(len(LONG_AND_SHARP)))
 def test_a_token_is_the_same_to_the_bit_in_every_step(case: int) -> None:
     """Flat and sharp attention, in one step on one thread; and in chunks of any size beside another

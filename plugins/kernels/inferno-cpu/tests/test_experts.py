@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferno.testing import alike
 from inferno_cpu import _native
 from inferno_cpu.experts import combine, dispatch, route
 
@@ -50,6 +51,7 @@ def scores_of(
     return scores_TE, scores_TE if correction_E is None else scores_TE + correction_E
 
 
+@alike
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])

@@ -16,6 +16,7 @@ from packed_matrices import GGML
 from torch import Tensor
 
 from inferno.nn import Dense, Experts, Finalize, Linear, Weight
+from inferno.testing import alike
 from inferno_cpu import _native
 from inferno_cpu.dense import Panels
 from inferno_cpu.dtypes import DTYPES
@@ -97,6 +98,7 @@ def unbiased(counts: Sequence[int]) -> list[None]:
     return [None] * len(counts)
 
 
+@alike
 @pytest.mark.parametrize("type_", DTYPES)
 @pytest.mark.parametrize("weight_type", DTYPES)
 def test_dense(weight_type: torch.dtype, type_: torch.dtype) -> None:

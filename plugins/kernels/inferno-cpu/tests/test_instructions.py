@@ -78,6 +78,7 @@ def instructions(path: Path) -> str:
     return "\n".join(line.partition("\t")[2] for line in dump.splitlines() if "\t" in line)
 
 
+@pytest.mark.slow
 def test_a_level_has_only_instructions_of_its_processors() -> None:
     for (family, level), path in objects().items():
         if level not in NEVER:
@@ -86,6 +87,7 @@ def test_a_level_has_only_instructions_of_its_processors() -> None:
         assert wrong is None, f"{family} of {level}: {wrong[0]}"
 
 
+@pytest.mark.slow
 def test_a_level_uses_the_instructions_it_is_for() -> None:
     files = objects()
     for (family, level), wanted in USES.items():

@@ -26,6 +26,7 @@ from packed_matrices import (
 )
 
 from inferno.errors import InfernoError
+from inferno.testing import alike
 from inferno_cpu import _native
 from inferno_cpu.layouts import LAYOUTS, nbytes, refuses
 from inferno_cpu.packed import PackedPanels, pack
@@ -40,6 +41,7 @@ def fixed_threads(isa: str) -> None:
     _native.set_threads(1)
 
 
+@alike
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_is_the_product_with_x_rounded_to_int8(layout: str, blocks: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from inferno.contracts import KernelProvider
 from inferno.testing import (
     Toy,
+    alike,
     generate,
     like_trained,
     load_catalog,
@@ -73,6 +74,7 @@ def log_probabilities(path: Path, **options: Any) -> Tensor:
     return torch.cat([outcome.logits_NV for outcome in outcomes]).double().log_softmax(-1)
 
 
+@alike
 @pytest.mark.parametrize("channels", [FAST, SLOW, SEVERAL])
 @pytest.mark.parametrize("offset", [100.0, 300.0, -500.0])
 def test_int8_keys_keep_their_small_channels(

@@ -128,6 +128,7 @@ HUGE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_absurd_sizes_take_neither_memory_nor_time() -> None:
     """In a process that may take little more memory than torch and transformers do. What only has a
     shape is no trouble: the plan says what it would take."""

@@ -20,6 +20,7 @@ from inferno.testing import (
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
+    alike,
     assert_kernels,
     assert_refused,
     assert_same_tokens,
@@ -258,6 +259,7 @@ def toy_checkpoints(
     return write_twins(folder, model_config, config(version), stored)
 
 
+@alike
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize("version", ["gemm", "gemv"])
 def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(

@@ -19,6 +19,7 @@ from torch import Tensor
 from inferno.errors import CheckpointError
 from inferno.testing import (
     QuantSchemeTests,
+    alike,
     assert_near,
     assert_same_tokens,
     plan_of,
@@ -123,6 +124,7 @@ def test_a_shape_that_is_stored_and_is_not_that_of_the_codes_is_an_error() -> No
         load(stored_matrix(parts, config("int4-group")), parts, dtype="float32")
 
 
+@alike
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize("kind", ["int4-group", "int4-ordered", "w8a8", "fp8-rows"])
 def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(

@@ -19,7 +19,7 @@ from torch import Tensor
 from inferno.contracts import QuantScheme
 from inferno.errors import CheckpointError
 from inferno.nn import Dense
-from inferno.testing import QuantSchemeTests, load_catalog, stored_matrix
+from inferno.testing import QuantSchemeTests, alike, load_catalog, stored_matrix
 from inferno_gguf.blocks import Blocks, unpack
 from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, RECODED, TYPES, UNPACKED
 
@@ -101,6 +101,7 @@ def test_the_table_of_types_is_ggmls() -> None:
     )
 
 
+@alike
 @pytest.mark.parametrize("layout", PACKED)
 def test_unpacking_is_bit_exact(layout: str) -> None:
     @repeatable

@@ -27,6 +27,7 @@ from inferno.testing import (
     TOY_SIZES,
     Tokenizer,
     WriterTests,
+    alike,
     convert,
     load_catalog,
     load_toy,
@@ -79,6 +80,7 @@ def tokens(path: Path) -> list[tuple[int, ...]]:
     return [o.token_ids for o in toy.generate(PROMPTS, 12)]
 
 
+@alike
 @pytest.mark.parametrize("to", sorted({*TARGETS} - {"q2_k_s"}))  # it needs importance
 def test_every_type_is_read_back_as_the_values_that_it_holds(
     to: str, llama: Path, tmp_path: Path

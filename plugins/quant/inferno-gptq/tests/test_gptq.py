@@ -23,6 +23,7 @@ from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     QuantSchemeTests,
+    alike,
     assert_near,
     assert_refused,
     assert_same_tokens,
@@ -269,6 +270,7 @@ def test_what_only_the_values_contradict_is_an_error() -> None:
         loaded(parts, Format().config)
 
 
+@alike
 @pytest.mark.parametrize("config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize(
     "form", [Format(), Format(bits=8, act_order=True), Format(bits=3, symmetric=False)], ids=str

@@ -23,6 +23,7 @@ from inferno.testing import (
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
+    alike,
     assert_kernels,
     assert_same_tokens,
     stored_matrix,
@@ -248,6 +249,7 @@ def toy_checkpoints(
     return write_twins(folder, model_config, config(bits, 32, axis), stored)
 
 
+@alike
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize(("bits", "axis"), [(4, 1), (8, 1), (4, 0)])
 def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(

@@ -24,6 +24,7 @@ from inferno.testing import (
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
+    alike,
     assert_kernels,
     assert_refused,
     assert_same_tokens,
@@ -250,6 +251,7 @@ def toy_checkpoints(folder: Path, model_config: Mapping[str, Any], group: int) -
     return write_twins(folder, model_config, config(group), stored)
 
 
+@alike
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize("group", [128, -1])
 def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
