@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.server import ServerOptions, create_app
 from inferno.server.access.keys import Keys
-from inferno.server.batches.objects import ENDED
+from inferno.server.batches.objects import ENDED, WINDOW_SECONDS
 from inferno.server.batches.service import MAX_UNFINISHED
 from inferno.server.responses.database import SCHEMA, Database
 from inferno.server.responses.store import Store
@@ -255,10 +256,14 @@ def test_a_batch_goes_on_after_a_restart(start: Start, tmp_path: Path) -> None:
 def test_a_late_batch_expires_with_what_it_has(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferno.server.batches.objects.WINDOW_SECONDS", 1)
-    llm = FakeLLM(delay=0.4, chunk=100)
-    http = start(llm)
-    done = ended(http, create(http, *(line(str(i)) for i in range(500)))["id"])
+    http = start(FakeLLM(delay=0.2, chunk=100))
+    made = create(http, *(line(str(i)) for i in range(500)))
+    wait_until(
+        lambda: http.get(f"/v1/batches/{made['id']}").json()["request_counts"]["completed"] > 0
+    )
+    late = time.time() + WINDOW_SECONDS + 1
+    monkeypatch.setattr("inferno.server.batches.service.time", SimpleNamespace(time=lambda: late))
+    done = ended(http, made["id"])
     assert done["status"] == "expired" and done["expired_at"]
     assert 0 < done["request_counts"]["completed"] < 500
 
