@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -44,15 +45,13 @@ class _File:
 
     media_type: str
     content: bytes
-    packed: bytes
-    """`content`, compressed with gzip."""
     etag: str
 
     @classmethod
     def of(cls, name: str, content: bytes) -> _File:
         kind = _TYPES[name[name.rindex(".") :]]
         etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-        return cls(kind, content, gzip.compress(content, mtime=0), etag)
+        return cls(kind, content, etag)
 
     def response(self, request: Request[Any, Any, Any]) -> Response[bytes]:
         headers = {**_HEADERS, "ETag": self.etag}
@@ -60,7 +59,7 @@ class _File:
             return Response(b"", status_code=304, headers=headers)
         content = self.content
         if "gzip" in request.headers.get("accept-encoding", ""):
-            content, headers["Content-Encoding"] = self.packed, "gzip"
+            content, headers["Content-Encoding"] = _packed(content), "gzip"
         return Response(content, media_type=self.media_type, headers=headers)
 
 
@@ -83,6 +82,13 @@ def page_handlers() -> list[HTTPRouteHandler]:
     return [page, page_file]
 
 
+@cache
+def _packed(content: bytes) -> bytes:
+    """Compress a file once it is asked for: all of them would delay the server's start."""
+    return gzip.compress(content, mtime=0)
+
+
+@cache
 def _read() -> Mapping[str, _File]:
     """The page's files by name."""
     return {
