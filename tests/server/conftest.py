@@ -96,9 +96,9 @@ def handlers_are_read_once() -> Iterator[None]:
     known: dict[Any, ParsedSignature] = {}
 
     def from_fn(cls: type[ParsedSignature], fn: Any, namespace: dict[str, Any]) -> ParsedSignature:
-        if fn.__closure__:  # of one app
+        if fn.__defaults__ or fn.__kwdefaults__:  # perhaps of one app, as the function may be
             return read(cls, fn, namespace)  # type: ignore[no-any-return]
-        key = (fn, frozenset(namespace))
+        key = (fn.__code__, *fn.__annotations__.items(), *sorted(namespace))
         return known.get(key) or known.setdefault(key, read(cls, fn, namespace))
 
     with pytest.MonkeyPatch.context() as patch:
