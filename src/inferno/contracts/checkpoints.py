@@ -114,6 +114,25 @@ def peek(checkpoint: Checkpoint, name: str) -> bytes:
 
 
 @frozen(eq=False)
+class RenamedView(CheckpointView):
+    """A checkpoint's tensors under other names. Those that get none are left out."""
+
+    names: Mapping[str, str]
+    """Name in the model -> stored name."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        stored = self.checkpoint.tensors
+        return {name: stored[theirs] for name, theirs in self.names.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(self.names[name])
+
+    def peek(self, name: str) -> bytes:
+        return peek(self.checkpoint, self.names[name])
+
+
+@frozen(eq=False)
 class BareDecoder(CheckpointView):
     """A decoder saved without its head, as embedding models are, under the names of a model with
     one. Its head is tied: nothing reads it unless the model generates."""

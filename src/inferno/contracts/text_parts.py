@@ -4,15 +4,12 @@ tensors as if they were stored alone. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 
-from inferno.contracts.checkpoints import Checkpoint, CheckpointView, TensorInfo, peek
+from inferno.contracts.checkpoints import Checkpoint, RenamedView, TensorInfo
 from inferno.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXT_PART_OF = "text_part_of"
 """Field of the config of a text part: what the whole is called and which encoder it has, as the
@@ -69,11 +66,10 @@ def encoder_of(config: Mapping[str, Any]) -> str:
 
 
 @frozen(eq=False)
-class TextPart(CheckpointView):
+class TextPart(RenamedView):
     """The language model of a checkpoint, under the names of one stored alone."""
 
     names: Mapping[str, str] = field(init=False)
-    """Name in the language model -> stored name."""
 
     @names.default
     def _find(self) -> dict[str, str]:
@@ -108,21 +104,10 @@ class TextPart(CheckpointView):
         }
 
     @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        stored = self.checkpoint.tensors
-        return {name: stored[theirs] for name, theirs in self.names.items()}
-
-    @property
     def left_out(self) -> Mapping[str, TensorInfo]:
         """The other tensors: of encoders and projectors, by their stored names."""
         read = set(self.names.values())
         return {n: info for n, info in self.checkpoint.tensors.items() if n not in read}
-
-    def read(self, name: str) -> Tensor:
-        return self.checkpoint.read(self.names[name])
-
-    def peek(self, name: str) -> bytes:
-        return peek(self.checkpoint, self.names[name])
 
 
 _EMBEDDINGS = ("embed_tokens.weight", "embed_tokens.qweight", "wte.weight")

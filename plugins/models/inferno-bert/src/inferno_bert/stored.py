@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 
-from inferno.contracts import Checkpoint, CheckpointView, TensorInfo
+from inferno.contracts import Checkpoint, RenamedView
 from inferno.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PREFIXES = ("bert.", "roberta.", "model.", "nomic_bert.", "gte.", "new.")
 """What classes with a head write before the encoder's names."""
@@ -46,13 +43,12 @@ HEAD = "score.out_proj.weight"
 
 
 @frozen(eq=False)
-class Encoder(CheckpointView):
+class Encoder(RenamedView):
     """An encoder without its prefix, and with `classifies` its head under `score`."""
 
     classifies: bool = False
     gated: bool = False
     names: Mapping[str, str] = field(init=False)
-    """Name in the model -> stored name."""
 
     @names.default
     def _find(self) -> dict[str, str]:
@@ -80,14 +76,6 @@ class Encoder(CheckpointView):
         if self.classifies:
             found["num_labels"] = self.tensors[HEAD].shape[0]
         return found
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        stored = self.checkpoint.tensors
-        return {name: stored[theirs] for name, theirs in self.names.items()}
-
-    def read(self, name: str) -> Tensor:
-        return self.checkpoint.read(self.names[name])
 
 
 def encoder(checkpoint: Checkpoint) -> Checkpoint:
