@@ -55,6 +55,13 @@ wheels: $(VENV)/.dev ## Build a wheel of every distribution into dist/, to insta
 	$(PIP) wheel -q --no-deps --no-build-isolation -w dist . $(PLUGINS) $(NATIVE)
 	@ls dist/*.whl | wc -l
 
+sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials beside each wheel of dist/ (after make wheels)
+	@$(INSTALL) -e '.[release]'
+	$(BIN)/python tools/sbom.py dist/*.whl
+
+lock: $(VENV)/.dev ## Write deploy/requirements.lock anew, after a change of constraints.txt
+	$(BIN)/python tools/lock.py
+
 bench: $(VENV)/.native ## Measure speed beside a peer: decode, prefill, batches, HTTP (ARGS='--quick' to try it, --setup for peers)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -135,4 +142,4 @@ $(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test test-all lint docs wheels bench bench-peers sanitize emulate mutate serve clean FORCE
+.PHONY: help demo dev test test-all lint docs wheels sbom lock bench bench-peers sanitize emulate mutate serve clean FORCE

@@ -312,7 +312,17 @@ def test_hadolint_accepts_the_container_file() -> None:
 
 def test_no_file_is_unread() -> None:
     assert {path.suffix or path.name for path in FILES} == {
-        *(".toml", ".json", ".yml", ".yaml", ".service", ".conf", "Containerfile", "Caddyfile")
+        *(
+            ".lock",
+            ".toml",
+            ".json",
+            ".yml",
+            ".yaml",
+            ".service",
+            ".conf",
+            "Containerfile",
+            "Caddyfile",
+        )
     }
 
 

@@ -1,0 +1,92 @@
+"""What a release says of what it installs: hashes, and bills of materials."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from email.message import Message
+from importlib.metadata import version
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import lock  # noqa: E402
+
+LOCKED = re.findall(
+    r"^([a-z0-9.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
+    lock.LOCK.read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_the_lock_has_what_the_distributions_need_as_constrained() -> None:
+    """Else: make lock."""
+    versions = lock.constrained()
+    names = {name for name in lock.needed(lock.roots(), lock.BY_BUILD) if not lock.is_ours(name)}
+    assert {name: found for name, found, _ in LOCKED} == {name: versions[name] for name in names}
+
+
+def test_the_lock_has_nothing_but_hashed_versions() -> None:
+    """pip refuses all of it otherwise, or installs what nobody has looked at."""
+    text = lock.LOCK.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "    --hash="))]
+    assert len(lines) == len(LOCKED) > 60
+    assert not {"torch", "triton"} & {name for name, *_ in LOCKED}
+
+
+def test_the_container_installs_by_hashes() -> None:
+    text = (ROOT / "deploy" / "Containerfile").read_text().replace("\\\n", " ")
+    [run] = [line for line in text.splitlines() if line.startswith("RUN pip")]
+    commands = [each.split() for each in run.removeprefix("RUN ").split("&&")]
+    installs = [each for each in commands if each[:2] == ["pip", "install"]]
+    assert installs[0][-1] == "torch"
+    assert "--require-hashes" in installs[1]
+    assert installs[1][-1] == "deploy/requirements.lock"
+    assert all("--no-deps" in each for each in installs[2:])
+
+
+def test_a_bill_names_what_a_wheel_needs(tmp_path: Path) -> None:
+    pytest.importorskip("cyclonedx", reason="pip install 'inferno[release]'")
+    import sbom
+
+    about = Message()
+    for name, value in {
+        "Metadata-Version": "2.4",
+        "Name": "Inferno_Toy",
+        "Version": "1.2",
+        "License-Expression": "Apache-2.0",
+        "Requires-Dist": "attrs>=24; python_version > '3'",
+    }.items():
+        about[name] = value
+    about["Requires-Dist"] = "cattrs"
+    about["Requires-Dist"] = "pytest; extra == 'test'"
+    wheel = tmp_path / "inferno_toy-1.2-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        archive.writestr("inferno_toy-1.2.dist-info/METADATA", about.as_string())
+    bill = json.loads(sbom.bill(wheel))
+    subject = bill["metadata"]["component"]
+    assert subject["purl"] == "pkg:pypi/inferno-toy@1.2"
+    assert subject["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert len(subject["hashes"][0]["content"]) == 64
+    needs = {each["ref"]: set(each.get("dependsOn", ())) for each in bill["dependencies"]}
+    attrs, cattrs = (f"pkg:pypi/{name}@{version(name)}" for name in ("attrs", "cattrs"))
+    assert needs[subject["bom-ref"]] == {attrs, cattrs}
+    assert attrs in needs[cattrs], "what cattrs itself needs"
+    assert not any("pytest@" in each for each in needs)
+
+
+def test_a_release_attests_every_file_with_no_more_rights_than_that_takes() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    [job] = workflow["jobs"].values()
+    uses = [step.get("uses", step.get("run", "")) for step in job["steps"]]
+    attest = next(i for i, use in enumerate(uses) if "attest-build-provenance" in use)
+    publish = next(i for i, use in enumerate(uses) if "gh release" in use)
+    assert attest < publish
+    assert job["steps"][attest]["with"]["subject-path"] == "dist/*"
