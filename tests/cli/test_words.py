@@ -34,6 +34,12 @@ def test_what_looks_like_a_path_is_no_such_file(ref: str) -> None:
     assert said(ref).startswith(f"Error: no such file: {ref}\n")
 
 
+@pytest.mark.parametrize("ref", ["a/" * 5000, "x" * 5000, "~nobody-has-this-name/x"])
+def test_what_no_file_can_be_called_is_no_model(ref: str) -> None:
+    text = said(ref)
+    assert text.startswith(("Error: no such file", "Error: no model")) and len(text) < 2000
+
+
 def test_a_file_that_is_spelt_almost_so_is_suggested() -> None:
     assert "Did you mean SmolLM2-135M.Q4_1.gguf?" in said("./smollm2-135m.Q4_0.gguf")
     assert "There is no folder nowhere either" in said("./nowhere/x.gguf")

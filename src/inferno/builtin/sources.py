@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -42,15 +43,15 @@ MAX_PARTS = 1000
 
 
 def is_local(ref: str) -> bool:
-    return bool(ref) and Path(ref).expanduser().exists()
+    return bool(ref) and os.path.exists(os.path.expanduser(ref))  # those of `Path` may raise
 
 
 def fetch_local(ref: str, options: FetchOptions) -> Path:
     if options.revision:
         raise OptionError(f"{ref} is a local path: it has no revisions", "Remove --revision.")
-    return (
-        Path(ref).expanduser().absolute()
-    )  # not resolved: in a hub's cache, links have file names, their targets do not
+    return Path(
+        os.path.expanduser(ref)
+    ).absolute()  # not resolved: in a hub's cache, links have file names, their targets do not
 
 
 def is_hub(ref: str) -> bool:

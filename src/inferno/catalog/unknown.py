@@ -19,17 +19,20 @@ _PATH = re.compile(r"[./~]|.*[^/]/$|[A-Za-z]:\\")
 _FILE = re.compile(r".+\.[A-Za-z]{2,12}")
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _SHOWN = 3
+_LONGEST = 400
+"""Characters of a reference that an error shows."""
 
 
 def no_model(ref: str, sources: Sequence[Source], hint: str) -> ModelNotFoundError:
     """Return the error for a reference that no source matches. `hint` is a sentence for the
     remedy, or empty."""
     known = sorted({name for source in sources for name in source.list()})
-    path = Path(ref).expanduser()
+    path, ref = Path(os.path.expanduser(ref)), ref[:_LONGEST]
     if _PATH.match(ref) or (_FILE.fullmatch(ref) and os.sep not in ref):
         here = path.parent
-        if not here.is_dir():
-            return ModelNotFoundError(f"no such file: {ref}", f"There is no folder {here} either.")
+        if not os.path.isdir(here):  # a `Path` raises for a name that is too long
+            where = str(here)[:_LONGEST]
+            return ModelNotFoundError(f"no such file: {ref}", f"There is no folder {where} either.")
         return ModelNotFoundError(
             f"no such file: {ref}", _meant(path.name, [*_names(here), *known]) or "Check the path."
         )

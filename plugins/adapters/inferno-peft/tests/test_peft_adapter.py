@@ -317,6 +317,8 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, {a: tensors[a]})
     with pytest.raises(CheckpointError, match="ranks differ"):
         opened(tmp_path, {a: tensors[a], b: torch.ones(10, 3)})
+    with pytest.raises(CheckpointError, match="rank 4000, more than"):
+        opened(tmp_path, {a: torch.ones(4000, 9), b: torch.ones(9, 4000)}, r=4000)
     with pytest.raises(CheckpointError, match="stored as"):
         opened(tmp_path, {a: tensors[a].to(torch.int8), b: tensors[b]})
     with pytest.raises(CheckpointError, match="no pair"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 
-from inferno.configs.files import MAX_CONFIG, contents
+from inferno.configs.files import MAX_CONFIG, contents, opened
 from inferno.contracts import AdapterBase, LowRank
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno_peft import CONFIG
@@ -71,7 +71,7 @@ class PeftAdapter:
         from safetensors.torch import load
 
         config, data = read_files(self.folder)
-        if digest_of(config, data) != self.digest:
+        if digest_of(config, hashlib.sha256(data).digest()) != self.digest:
             raise CheckpointError(
                 f"{self.folder}: the adapter's files have changed since they were opened",
                 "Load the adapter again.",
@@ -102,7 +102,7 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
                 "Save it again with PEFT: save_pretrained(..., safe_serialization=True).",
             )
         raise CheckpointError(f"{file} is missing", DAMAGED)
-    data, weights = read_files(path)
+    data = contents(path / CONFIG, MAX_CONFIG)
     config = PeftConfig.parse(data, merging=base.merging)
     pairs: dict[str, LowRank] = {}
     sources: dict[str, Source] = {}
@@ -114,7 +114,7 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
         sources |= {path: source for path, _, source in found}
     if not pairs:
         raise CheckpointError(f"{file} has no pair of matrices", DAMAGED)
-    return PeftAdapter(path, digest_of(data, weights), pairs, sources, copies)
+    return PeftAdapter(path, digest_of(data, _sha256(file)), pairs, sources, copies)
 
 
 def read_files(folder: Path) -> tuple[bytes, bytes]:
@@ -123,13 +123,25 @@ def read_files(folder: Path) -> tuple[bytes, bytes]:
 
 
 def digest_of(config: bytes, weights: bytes) -> str:
-    """Return 128 bits of SHA-256, in hexadecimal."""
-    inner = hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()
-    return hashlib.sha256(inner).hexdigest()[:32]
+    """Return 128 bits of SHA-256, in hexadecimal. `weights`: the SHA-256 of theirs."""
+    return hashlib.sha256(hashlib.sha256(config).digest() + weights).hexdigest()[:32]
 
 
+def _sha256(file: Path) -> bytes:
+    """Return the SHA-256 of a file of any size, in pieces. Raises CheckpointError."""
+    digest = hashlib.sha256()
+    with opened(file) as stream:
+        try:
+            while piece := stream.read(_PIECE):
+                digest.update(piece)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error}", DAMAGED) from error
+    return digest.digest()
+
+
+_PIECE = 1 << 20
 MAX_WEIGHTS = 2**34
-"""Bytes of an adapter's weights."""
+"""Bytes of an adapter's weights that are read to memory."""
 _Part = tuple[str, tuple[int, ...], str]
 """A tensor's name, shape and dtype."""
 _ROWS, _BASE, _NORMS = "embedding_", "base_layer", "lora_magnitude_vector"
@@ -205,6 +217,11 @@ def _matrices(
     if shapes[0] != rank:
         raise CheckpointError(
             f"{file}: {path} has rank {shapes[0]}, adapter_config.json says {rank}", DAMAGED
+        )
+    if rank > max(shapes[1:]):  # none of use, and there may be gigabytes of it
+        raise CheckpointError(
+            f"{file}: {path[:100]} has rank {rank}, more than the matrix has rows or columns",
+            DAMAGED,
         )
     inputs, outputs = shapes[1:][::-1] if rows else shapes[1:]
     if kept is not None and kept[1] != (outputs, inputs):
