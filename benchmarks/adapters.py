@@ -156,16 +156,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--isq", help="quantize the model's matrices to this")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", default="3GiB")
     parser.add_argument("--large", type=int, default=0, help="rank of an adapter that is loaded")
     parser.add_argument("--loads", type=int, default=6, help="how many of them")
     given = parser.parse_args()
     options: dict[str, Any] = {
         "dtype": given.dtype,
+        "isq": given.isq,
         "threads": given.threads,
         "max_num_seqs": max(*given.rows, 16, 16) + 1,
         "max_model_len": 1024,
-        "memory": "3GiB",
+        "memory": given.memory,
     }
     room = {"max_loras": given.adapters, "max_lora_rank": max(given.rank, given.large)}
     with tempfile.TemporaryDirectory() as folder, LLM(given.model, **options) as plain:
