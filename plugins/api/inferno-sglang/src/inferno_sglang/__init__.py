@@ -14,6 +14,8 @@ REFUSED = (
     "/init_weights_update_group",
     "/destroy_weights_update_group",
     "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/finish_weight_update",
     "/init_communicator",
     "/update_named_param",
     "/batch_update_named_params",
