@@ -49,9 +49,8 @@ def is_local(ref: str) -> bool:
 def fetch_local(ref: str, options: FetchOptions) -> Path:
     if options.revision:
         raise OptionError(f"{ref} is a local path: it has no revisions", "Remove --revision.")
-    return Path(
-        os.path.expanduser(ref)
-    ).absolute()  # not resolved: in a hub's cache, links have file names, their targets do not
+    # Not resolved: in a hub's cache, links have file names, their targets do not.
+    return Path(os.path.expanduser(ref)).absolute()
 
 
 def is_hub(ref: str) -> bool:

@@ -77,6 +77,8 @@ class Pairs(nn.Module):
         `like`; the outputs, if they are `logits`, are float32."""
         super().__init__()
         self.sizes, self.inputs, self.rank, self.ops = list(sizes), inputs, rank, ops
+        self.used: dict[tuple[int, int], int] = {}
+        """The rank of what was written, by slot and part: the rest of a slot is zeros."""
         self.down: Tensor
         """The first matrices of the stacked ones, one after the other."""
         down_SRI = like.new_zeros(slots, len(sizes) * rank, inputs)
@@ -113,8 +115,11 @@ class Pairs(nn.Module):
             a_RI, b_RO = pair
             used = len(a_RI)
             down_RI[:used], up_RO[:used] = a_RI, b_RO
-        down_RI[used:].zero_()
-        up_RO[used:].zero_()
+        before = self.used.get((slot, part), 0)
+        self.used[slot, part] = used
+        if before > used:
+            down_RI[used:before].zero_()
+            up_RO[used:before].zero_()
 
 
 class Adapted(Weight):
