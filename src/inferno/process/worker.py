@@ -19,13 +19,16 @@ import zmq
 from inferno.errors import AsleepError, InfernoError, RequestError
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
-from inferno.request.requests import EngineOutput, EngineStats, FinishReason
+from inferno.request.requests import EngineOutput, FinishReason
 
 if TYPE_CHECKING:
     from inferno.catalog import Catalog
 
 _STOPS = ("sleep", "update_weights", "pause")
 """What is done once running requests have ended, are aborted, or are kept."""
+_STATS_EVERY = 16
+"""After so many steps the client is told how the engine fares: what steps cost takes a while to
+fit."""
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
 
@@ -35,7 +38,7 @@ class Worker:
 
     def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
         self._socket, self._parent, self._heart = socket, parent, heart
-        self._told = EngineStats()
+        self._num_steps = 0
         self._patient = False
         """Whether the client waits at the end for packed weights to be written."""
         self._held: list[tuple[bytes, bytes]] | None = None
@@ -87,9 +90,11 @@ class Worker:
         while self._socket.poll(0):
             if not self._take(*self._socket.recv_multipart()):
                 return False
-        if self._busy and (tokens := engine.step()):
-            self._send(protocol.TOKENS, protocol.encode(tokens))
-        if not self._busy or engine.stats().steps % 16 == 1:
+        if self._busy:
+            self._num_steps += 1
+            if tokens := engine.step():
+                self._send(protocol.TOKENS, protocol.encode(tokens))
+        if not self._busy or self._num_steps % _STATS_EVERY == 1:
             self._send(protocol.STATS, protocol.encode(engine.stats()))
         return True
 
