@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from inferno.contracts import QueueBuild
+from inferno.contracts import QueueBuild, QueueNeed
 from inferno.testing import QueuedRun, QueuePolicyTests, load_catalog
 from inferno_fair.queue import FairQueue
 
@@ -140,3 +142,26 @@ def test_work_in_the_background_comes_after_that_of_any_key() -> None:
     run.until("stream")
     times = run.times["stream"]
     assert (times[-1] - times[0]) / 59 < 1.3 * run.cost(1)
+
+
+def asked(tenant: str, arrival: int) -> Any:
+    request = SimpleNamespace(priority=0, tenant=tenant)
+    return SimpleNamespace(request=request, arrival=arrival, num_computed=0)
+
+
+def test_a_second_key_is_noticed_when_it_comes_and_when_it_has_gone() -> None:
+    queue = FairQueue[Any](QueueNeed(max_num_seqs=4, seconds=lambda *work: None))
+    greedy, modest = [asked("greedy", i) for i in range(4)], asked("modest", 4)
+    for each in greedy:
+        queue.push(each)
+        queue.pop()
+    assert queue.turn(greedy) == greedy and queue.displaced(greedy) is None
+    queue.push(modest)
+    assert queue.displaced(greedy) is greedy[3], "the latest of the flow with the most rows"
+    queue.turn(greedy[:3])
+    queue.push(greedy[3])
+    assert queue.first() is modest
+    queue.pop()
+    assert queue.turn([*greedy[:3], modest], everyone=True) == [modest, *greedy[:3]]
+    assert queue.turn(greedy[:3]) == greedy[:3], "it has ended"
+    assert queue.first() is greedy[3] and queue.displaced(greedy[:3]) is None

@@ -67,6 +67,8 @@ class FairQueue(Generic[T]):
     need: QueueNeed
     _waiting: dict[Flow, list[tuple[int, int, T]]] = field(factory=dict)
     """Of each flow that waits, a heap of priority, arrival, request."""
+    _present: set[Flow] = field(factory=set)
+    """Flows that requests may be of which run or wait. With one alone, no step counts its rows."""
     _rows: Counter[Flow] = field(factory=Counter)
     """How many requests of each run."""
     _order: list[Flow] = field(factory=list)
@@ -82,7 +84,8 @@ class FairQueue(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def push(self, each: T) -> None:
-        heap = self._waiting.setdefault(flow_of(each), [])
+        heap = self._waiting.setdefault(flow := flow_of(each), [])
+        self._present.add(flow)
         heapq.heappush(heap, (each.request.priority, each.arrival, each))
 
     def first(self) -> T | None:
@@ -105,9 +108,14 @@ class FairQueue(Generic[T]):
             self._waiting[flow] = left
 
     def turn(self, running: Sequence[T], *, everyone: bool = False) -> Sequence[T]:
-        self._rows = rows = Counter(map(flow_of, running))
-        flows = rows.keys() | self._waiting.keys()
+        flow_by_row = list[Flow]()
+        if len(self._present) > 1:
+            flow_by_row = list(map(flow_of, running))
+            self._rows = Counter(flow_by_row)
+            self._present = self._rows.keys() | self._waiting.keys()
+        rows, flows = self._rows, self._present
         if len(flows) < 2:
+            self._rows = Counter(dict.fromkeys(flows, len(running)))
             self._order = []
             self._resting, self._served, self._credit = set(), {}, {}
             return running
@@ -121,8 +129,8 @@ class FairQueue(Generic[T]):
         first, rest = order[0], () if everyone else order[1:]
         self._resting = {flow for flow in rest if self._rests(flow, first, wanted)}
         places = {flow: i for i, flow in enumerate(order) if flow not in self._resting}
-        chosen = [each for each in running if flow_of(each) in places]
-        return sorted(chosen, key=lambda each: places[flow_of(each)])
+        turns = zip(map(places.get, flow_by_row), range(len(running)), strict=True)
+        return [running[i] for _, i in sorted((at, i) for at, i in turns if at is not None)]
 
     def _rests(self, flow: Flow, first: Flow, wanted: Mapping[Flow, int]) -> bool:
         """Whether a flow takes no part in a step of the first one."""
@@ -134,9 +142,9 @@ class FairQueue(Generic[T]):
         return ahead < LEAD and wanted[flow] > wanted[first]
 
     def displaced(self, running: Sequence[T]) -> T | None:
-        rows = Counter(map(flow_of, running))
-        if len(rows.keys() | self._waiting.keys()) < 2 or (first := self._first()) is None:
+        if len(self._present) < 2 or not running or (first := self._first()) is None:
             return None
+        rows = Counter(map(flow_of, running))
         most = max(rows, key=lambda flow: (rows[flow], flow))
         if rows[most] < rows[flow_of(first)] + 2:
             return None
