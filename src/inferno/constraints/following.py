@@ -18,12 +18,12 @@ class Queue(Protocol):
 
 
 def follow(
-    held: dict[str, Constraint], outputs: Sequence[EngineOutput], queue: Queue
+    held: dict[str, Constraint], outputs: list[EngineOutput], queue: Queue
 ) -> list[EngineOutput]:
     """Let the constraints, by request id, accept the outputs. One that is complete ends its
     request, and so does one with an error. The request's later outputs are dropped."""
     if not held:
-        return [*outputs]
+        return outputs
     accepted, ended = list[EngineOutput](), set[str]()
     for output in outputs:
         request_id, constraint = output.request_id, held.get(output.request_id)

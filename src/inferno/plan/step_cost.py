@@ -44,8 +44,9 @@ class StepCost:
     """The cost of steps of one kind."""
 
     num_recorded: int = 0
-    _sums: list[list[float]] = field(factory=lambda: [[0.0] * 3 for _ in range(3)])
-    _means: list[float] = field(factory=lambda: [0.0] * 3)
+    _sums: list[float] = field(factory=lambda: [0.0] * 9)
+    """Of the products of two parts, (0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2), then of the
+    parts, of which each is relative to the step's seconds."""
     _weight: float = 0.0
     _largest: float = 0.0
     _fitted: tuple[float, float, float] | None = None
@@ -54,10 +55,9 @@ class StepCost:
         """Learn that a step took so long."""
         if not 0 < seconds < math.inf:
             return
-        x = [part / scale / seconds for part, scale in zip((1, *work), _SCALES, strict=True)]
-        for row, mine in zip(self._sums, x, strict=True):
-            row[:] = [_DECAY * old + mine * other for old, other in zip(row, x, strict=True)]
-        self._means = [_DECAY * old + mine for old, mine in zip(self._means, x, strict=True)]
+        x, y, z = (part / scale / seconds for part, scale in zip((1, *work), _SCALES, strict=True))
+        here = x * x, x * y, x * z, y * y, y * z, z * z, x, y, z
+        self._sums = [_DECAY * old + new for old, new in zip(self._sums, here, strict=True)]
         self._weight = _DECAY * self._weight + 1
         self._largest = max(_DECAY * self._largest, work.tokens)
         self._fitted = None
@@ -96,23 +96,27 @@ class StepCost:
         """Return the seconds of each part. Another thread may ask while a step is recorded."""
         if (fitted := self._fitted) is None:
             best, least = [0.0] * 3, math.inf
+            xx, xy, xz, yy, yz, zz, *means = self._sums
+            sums = (xx, xy, xz), (xy, yy, yz), (xz, yz, zz)
             for parts in _PARTS:
-                found = _solve(self._sums, self._means, parts)
+                found = _solve(sums, means, parts)
                 if found is None or min(found) < 0:
                     continue
-                error = self._error(found)
+                error = self._error(sums, means, found)
                 if error < least - _BETTER:
                     best, least = found, error
             once, token, pair = (c / s for c, s in zip(best, _SCALES, strict=True))
             self._fitted = fitted = once, token, pair
         return fitted
 
-    def _error(self, costs: Sequence[float]) -> float:
+    def _error(
+        self, sums: Sequence[Sequence[float]], means: Sequence[float], costs: Sequence[float]
+    ) -> float:
         """Return the mean squared relative error with these costs."""
-        fit = sum(m * c for m, c in zip(self._means, costs, strict=True))
+        fit = sum(m * c for m, c in zip(means, costs, strict=True))
         square = sum(
             a * c * d
-            for row, c in zip(self._sums, costs, strict=True)
+            for row, c in zip(sums, costs, strict=True)
             for a, d in zip(row, costs, strict=True)
         )
         return (self._weight - 2 * fit + square) / self._weight

@@ -99,6 +99,8 @@ class Sampler:
         self._written = set[int]()
         """Rows whose parameters are not the neutral ones of the beginning."""
         self._draws: DeviceDraws | None = None
+        self._ruled = set[int]()
+        """Rows with rules."""
         self.broken = set[int]()
         """Rows whose last logits were not finite."""
 
@@ -116,6 +118,7 @@ class Sampler:
         state = RowState.of(request, self._vocab_size, self._device, generated, rules)
         self._rows[row] = state
         self.broken.discard(row)
+        (self._ruled.add if rules is not None else self._ruled.discard)(row)
         if state.counts_output:
             self._generated.fill(row, output)
         if state.penalty_window:
@@ -148,8 +151,10 @@ class Sampler:
         """
         places = [(row, at) for row in rows]
         states = [self._rows[row] for row in rows]
-        own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
-        if all(state.is_argmax for state in states):
+        own_SV = logits_SV
+        if not self._ruled.isdisjoint(rows):
+            logits_SV = processed(logits_SV, [s.rules for s in states])
+        if not [s for s in states if not s.is_argmax]:
             token_ids = best_allowed(self._argmax, logits_SV, places, masks).tolist()
             if UNDECIDED not in token_ids:
                 return Drawn(token_ids, {})
@@ -195,7 +200,7 @@ class Sampler:
 
     def failures(self, rows: Sequence[int]) -> dict[str, InfernoError]:
         """Return the errors of these rows' logits processors, by request id."""
-        states = [self._rows[row] for row in rows]
+        states = [self._rows[row] for row in self._ruled.intersection(rows)]
         errors = {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
         return {id: InfernoError(error, "See the engine's log.") for id, error in errors.items()}
 
