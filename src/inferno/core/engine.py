@@ -199,8 +199,7 @@ class Engine:
         or between steps, where weights may be loaded. Another thread may call it."""
         if (planned := self._planned) is None:
             return None
-        steps = [planned, *(step for step in self._in_flight.steps() if step is not planned)]
-        works = [step.work for step in steps]
+        works = [step.work for step in {planned, *self._in_flight.steps()}]
         times = [self._scheduler.budget.expected(work, alone=alone) for work, alone in works]
         return None if None in times else sum(filter(None, times))
 
@@ -239,7 +238,8 @@ class Engine:
     @property
     def waits_for(self) -> int | None:
         """The descriptor to sleep on while nothing can run before a store has brought blocks."""
-        return self._store.waits_for if not self._scheduler.stats.num_running else None
+        waits = self._store.waits_for is not None and not self._scheduler.stats.num_running
+        return self._store.waits_for if waits else None
 
     def rest(self) -> None:
         """Take note of what a store has done, while there is nothing to compute."""
@@ -381,8 +381,8 @@ class Engine:
         return self._store.sessions
 
     def stats(self) -> EngineStats:
-        self._presence.gauge(self._scheduler.stats)
-        return self._scheduler.budget.gauge(self._scheduler.stats)
+        self._presence.gauge(stats := self._scheduler.stats)
+        return stats
 
     def check(self) -> None:
         """Check the scheduler's invariants, for tests."""

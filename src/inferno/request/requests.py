@@ -1,5 +1,6 @@
-"""What enters and leaves the engine. `Request` never changes; outputs are not frozen: a step makes
-hundreds, and frozen ones take three times as long to make.
+"""What enters and leaves the engine. `Request` never changes; outputs do. A step makes hundreds of
+them: as structs of msgspec they are made in a third of the time, and sent in a sixth, because only
+what is no default travels.
 
 They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
 """
@@ -12,6 +13,8 @@ from bisect import bisect_left
 from typing import Literal, get_args
 
 from attrs import define, field, frozen
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inferno.errors import ERRORS, InfernoError, RequestError
 from inferno.request.sampling_params import SamplingParams
@@ -126,8 +129,7 @@ class Logprobs:
     """The most likely tokens with their log-probabilities, best first."""
 
 
-@define
-class EngineOutput:
+class EngineOutput(Struct, omit_defaults=True, gc=False):
     """What the engine reports for one request: its next token, or that it ended without one."""
 
     request_id: str
@@ -147,7 +149,7 @@ class EngineOutput:
     """Those that a store fetched from farther away."""
     num_remote: int = 0
     """Those that another instance computed."""
-    queue_seconds: float = field(default=0.0, eq=False)
+    queue_seconds: float = 0.0
     """On a request's first token: how long it waited in the queue."""
     num_drafts: int = 0
     """On the first token of a step: draft tokens that the step verified for the request."""
@@ -161,6 +163,12 @@ class EngineOutput:
     """The name of the error's class."""
     weight_version: str = ""
     """On a request's first output, and on the first after an update: the weights' version."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they say the same, however long the requests have waited."""
+        if not isinstance(other, EngineOutput):
+            return NotImplemented
+        return super().__eq__(replace(other, queue_seconds=self.queue_seconds))
 
     @classmethod
     def failed(cls, request_id: str, error: BaseException) -> EngineOutput:

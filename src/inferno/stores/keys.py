@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 
 
 def extend_keys(
@@ -16,9 +16,13 @@ def extend_keys(
     a block's tokens, everything before them, and what they are computed with. 128 bits of BLAKE2b,
     so that no request can be crafted to hit another's blocks.
     """
-    root = b"\xff" + adapter.encode() if adapter else b""  # a byte that no salt begins with
-    root += salt.encode()
     for index in range(len(keys), len(token_ids) // block_size):
-        parent = keys[-1] if keys else hashlib.blake2b(root, digest_size=16).digest()
+        parent = keys[-1] if keys else _root(salt, adapter)
         tokens = array("i", token_ids[index * block_size : (index + 1) * block_size])
-        keys.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        keys.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+
+
+def _root(salt: str, adapter: str) -> bytes:
+    """Return what the first block continues."""
+    root = b"\xff" + adapter.encode() if adapter else b""  # a byte that no salt begins with
+    return blake2b(root + salt.encode(), digest_size=16).digest()

@@ -170,11 +170,12 @@ class FakeRunner:
         return FakeTicket(self, step)
 
     def _check(self, piece: Slice, step: Step) -> None:
-        row, start, count, samples, num_drafts = piece
+        row, start, num_drafts = piece.row, piece.start, piece.num_drafts
+        stop = start + piece.num_tokens
         tokens = self._tokens[row]
-        assert count > 0, "an empty slice"
-        assert start + count <= len(tokens), "an unknown token is computed"
-        assert samples or not num_drafts, "drafts are verified by the draw"
+        assert piece.num_tokens > 0, "an empty slice"
+        assert stop <= len(tokens), "an unknown token is computed"
+        assert piece.samples or not num_drafts, "drafts are verified by the draw"
         self._drafts[row] = tuple(
             step.drafts[row]
             if row in step.drafts
@@ -186,26 +187,27 @@ class FakeRunner:
             assert self.states[row] == tuple(tokens[:start]), (
                 f"row {row}'s state has not seen the tokens before its slice"
             )
-            self.states[row] = tuple(tokens[: start + count])
+            self.states[row] = tuple(tokens[:stop])
 
     def draw(self, step: Step) -> Sampled:
         token_ids: list[int] = []
         verified: dict[int, Verified] = {}
         embeddings: dict[int, tuple[float, ...]] = {}
-        for row, start, count, samples, num_drafts in step.slices:
+        for piece in step.slices:
+            row, stop = piece.row, piece.start + piece.num_tokens
             if self._pooled[row] >= 0:
-                self._pooled[row] += count
-                if start + count == len(self._tokens[row]):
+                self._pooled[row] += piece.num_tokens
+                if stop == len(self._tokens[row]):
                     embeddings[row] = (float(self._pooled[row]),)
-            if not samples:
+            if not piece.samples:
                 continue
-            drafts, stop = self._drafts[row], start + count
+            drafts = self._drafts[row]
             accepted = 0
             token_ids.append(self._draw(row, stop))
             while accepted < len(drafts) and drafts[accepted] == token_ids[-1]:
                 accepted += 1
                 token_ids.append(self._draw(row, stop + accepted))
-            if num_drafts:
+            if piece.num_drafts:
                 verified[row] = Verified(len(drafts), accepted)
         moved = tuple(dict.fromkeys(move.key for move in step.moves))
         return Sampled(token_ids, verified, embeddings=embeddings, moved=moved)
@@ -233,12 +235,13 @@ class FakeRunner:
         content = self._contents[group]
         written: set[int] = set()
         ranges: list[tuple[int, int, int, Tokens]] = []
-        for row, start, count, _, num_drafts in step.slices:
-            for position in range(start, start + count + num_drafts):
+        for piece in step.slices:
+            row, start, stop = piece.row, piece.start, piece.start + piece.num_tokens
+            for position in range(start, stop + piece.num_drafts):
                 assert self._slot(group, row, position) >= 0, "a draft has no slot"
             drafts = self._drafts[row]
-            tokens = (*self._tokens[row][: start + count], *drafts)
-            ranges.append((row, start, start + count + len(drafts), tokens))
+            tokens = (*self._tokens[row][:stop], *drafts)
+            ranges.append((row, start, stop + len(drafts), tokens))
         for row, start, stop, tokens in ranges:
             for position in range(start, stop):
                 slot = self._slot(group, row, position)

@@ -7,7 +7,6 @@ Suffixes: T tokens of the step, S sequences of the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -115,11 +114,12 @@ class Tables:
 
         A draft is a sequence of one token, with the block table of its row. Attention then does the
         same arithmetic for it as in a step of that token alone."""
-        if not drafts and all(s.num_tokens == 1 and s.samples for s in step.slices):
+        drawing = [s.num_tokens for s in step.slices if s.samples]
+        if not drafts and drawing.count(1) == len(step.slices):
             return self._one_token_each(step, shift)
-        numbers = np.fromiter(chain.from_iterable(step.slices), np.int64, 5 * len(step.slices))
+        columns = [(s.row, s.start, s.num_tokens, s.samples) for s in step.slices]
         # Kernels read dense arrays.
-        rows, starts, counts, samples, _ = numbers.reshape(-1, 5).T.copy()
+        rows, starts, counts, samples = np.array(columns, np.int64).T.copy()
         sampling = samples.astype(bool)
         sampling_rows, next_positions = rows[sampling].tolist(), (starts + counts)[sampling]
         given, slices = None, slice(None)
@@ -191,9 +191,10 @@ class Tables:
         return [(table[owner, indices] * self.block_size + offsets, table) for table in tables]
 
     def _write_drafts(self, step: Step, drafts: Mapping[int, Sequence[int]]) -> None:
-        for row, start, count, *_ in step.slices:
-            if ids := drafts.get(row):
-                self.token_ids[row, start + count : start + count + len(ids)] = ids
+        for piece in step.slices:
+            if ids := drafts.get(piece.row):
+                stop = piece.start + piece.num_tokens
+                self.token_ids[piece.row, stop : stop + len(ids)] = ids
 
     def append(self, arrays: StepArrays, token_ids: list[int]) -> None:
         """Append the tokens that a step drew, one for each sampling slice: they are pending in the

@@ -53,13 +53,15 @@ class Admission:
         """Learn how long a step took that these sequences were in."""
         work, alone = step.work
         self.steps.record(work, seconds, alone=alone)
-        self.queue.computed(zip(members, [s.num_tokens for s in step.slices], strict=True), seconds)
+        self.queue.computed(zip(members, (s.num_tokens for s in step.slices), strict=True), seconds)
 
-    def gauge(self) -> None:
+    def gauge(self) -> EngineStats:
+        """Return the stats with what there is now: when they are read, not in every step."""
         stats, rows = self.stats, self.rows
         stats.num_running, stats.num_waiting = len(rows.running), self.num_waiting
         stats.kv_usage = rows.groups.usage
         rows.store.gauge(stats)
+        return self.steps.gauge(stats)
 
     def admit(self, slices: list[Slice], budget: int) -> list[Sequence]:
         """Admit sequences while their first slices fit, of `budget` tokens together, and append
@@ -148,6 +150,6 @@ class Admission:
         count = groups.slice_tokens(sequence, start, most)
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
         self.rows.updates += groups.acquire(sequence, missing)
-        samples = count == pending and sequence.request.pooling is None
+        samples = count == pending and sequence.draws
         sequence.num_planned, sequence.num_unknown = start + count, int(samples)
         return Slice(sequence.held_row, start, count, samples)

@@ -22,13 +22,15 @@ class Preemption:
         """Yield the running sequences that take part in the step, without those of the `resting`
         requests; then, in case that the step is empty with them, all that may."""
         rows, queue = self.rows, self.admission.queue
-        no_room = not rows.free or rows.groups.available() <= len(rows.running)
+        no_room = len(queue) and (not rows.free or rows.groups.available() <= len(rows.running))
         if no_room and (victim := queue.displaced([*rows.running.values()])) is not None:
             self.preempt(victim)
-        running = [s for s in rows.running.values() if s.request.id not in resting]
+        running = [*rows.running.values()]
+        running = [s for s in running if s.request.id not in resting] if resting else running
         for everyone in (False, True):
-            rows.turn = [*queue.turn([s for s in running if s.row is not None], everyone=everyone)]
+            rows.turn = [*queue.turn(running, everyone=everyone)]
             yield rows.turn
+            running = [s for s in running if s.row is not None]
 
     def extend(self, sequence: Sequence, num_tokens: int) -> Sequence | None:
         """Acquire blocks for `num_tokens` tokens. Preempts the least urgent sequences while there

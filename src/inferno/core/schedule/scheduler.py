@@ -58,16 +58,21 @@ class Scheduler:
         assert groups.fits(min(max_model_len, max_num_batched_tokens)), "too few for one sequence"
         self._groups, self._max_model_len = groups, max_model_len
         self._by_id: dict[str, Sequence] = {}
-        self.stats, self._arrivals = EngineStats(), 0
+        self._stats, self._arrivals = EngineStats(), 0
         free = list(range(max_num_seqs))[::-1]
         self._rows = Rows(groups, free, store, AdapterSlots(adapter_slots))
         self._running, self._in_flight = self._rows.running, self._rows.in_flight
         self.budget = StepBudget(max_num_batched_tokens, max_step_time, self._rows.streams)
         ordered = queue(QueueNeed(max_num_seqs=max_num_seqs, seconds=self.budget.seconds))
-        self._admission = Admission(self._rows, self.stats, self.budget, ordered)
+        self._admission = Admission(self._rows, self._stats, self.budget, ordered)
         self._preemption = Preemption(self._rows, self._admission)
         proposes, cost = drafts is not None, drafts or DraftCost(most=MOST_SUGGESTED)
         self._speculation = Speculation(self._rows, cost, proposes, max_num_seqs)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What it has counted, with its gauges as they are now."""
+        return self._admission.gauge()
 
     @property
     def busy(self) -> bool:
@@ -109,7 +114,6 @@ class Scheduler:
             self._rows.vacate(sequence)
         else:
             self._admission.remove(sequence)
-        self._admission.gauge()
         return True
 
     # --- plan -------------------------------------------------------------------------------------
@@ -123,7 +127,6 @@ class Scheduler:
             admitted += self._admission.admit(slices, budget)
             if slices:
                 break
-        self._admission.gauge()
         if not (slices or self._rows.moves or self._rows.store.has_news):
             return Step(())  # block updates wait for a step that is launched
         updates, moves, copies = self._rows.take_news()
@@ -145,7 +148,7 @@ class Scheduler:
         """Return running sequences' slices, and the tokens left: none after a preemption."""
         budget = self.budget.begin()
         slices: list[Slice] = []
-        preempted, speculation = False, self._speculation
+        preempted, speculation, proposes = False, self._speculation, self._speculation.proposes
         block_size, saves = self._groups.block_size, self._groups.saves
         for later, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if sequence.row is None:  # preempted for one before it
@@ -154,8 +157,8 @@ class Scheduler:
                 break
             start, unknown = sequence.num_planned, sequence.num_unknown
             pending = len(sequence.token_ids) + unknown - start
-            if not pending or sequence.waits:
-                continue
+            if not pending or sequence.is_verifying or sequence.arriving is not None:
+                continue  # a step in flight, or a move, decides how it goes on
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
             if not (count := self.budget.give(min(pending, budget), start) if pending > 1 else 1):
@@ -167,13 +170,12 @@ class Scheduler:
                 preempted |= victim is not None
                 if victim is sequence:
                     continue
-            samples = count == pending and sequence.request.pooling is None
+            samples = count == pending and sequence.draws
             drafts = 0
-            if samples and not unknown and (speculation.proposes or sequence.suggested):
+            if (proposes or sequence.suggested) and samples and not unknown:
                 drafts = speculation.slots(sequence, start + count, budget - count - later)
             slices.append(Slice(sequence.row, start, count, samples, drafts))
-            sequence.num_planned = start + count
-            sequence.num_unknown = unknown + samples
+            sequence.num_planned, sequence.num_unknown = start + count, unknown + samples
             budget -= count + drafts
         if preempted:  # drop the slices of sequences that a later one preempted
             return [s for s in slices if s.row in self._running], 0
@@ -185,25 +187,25 @@ class Scheduler:
         """Record results and time of the step that was planned first of those in flight."""
         if step.is_empty:
             return []
-        outputs: list[EngineOutput] = []
-        groups, block_size, first, num_tokens = self._groups, self._groups.block_size, 0, 0
+        outputs, groups, block_size = list[EngineOutput](), self._groups, self._groups.block_size
+        first = num_tokens = num_drafts = num_accepted = 0
         verified, token_ids, logprobs = sampled.verified, sampled.token_ids, sampled.logprobs
         failed, rows, proposes = sampled.failed, self._rows, self._speculation.proposes
-        num_drafts = num_accepted = 0
         rows.arrived(sampled.moved)
         members = self._in_flight.popleft()
         self._admission.computed(step, members, seconds)
-        for (row, start, count, samples, _), sequence in zip(step.slices, members, strict=True):
+        for piece, sequence in zip(step.slices, members, strict=True):
             if verified:
-                num_drafts, num_accepted = verified.get(row, (0, 0))
-            index, first = first, first + (1 + num_accepted if samples else 0)
-            num_tokens += count + num_accepted
+                num_drafts, num_accepted = verified.get(piece.row, (0, 0))
+            count, index, samples = piece.num_tokens + num_accepted, first, piece.samples
+            first += 1 + num_accepted if samples else 0
+            num_tokens += count
             if sequence is None:
                 continue
             if failed and (error := failed.get(sequence.request.id)) is not None:
                 outputs.append(self._fail(sequence, error))
                 continue
-            sequence.num_computed = stop = start + count + num_accepted
+            sequence.num_computed = stop = piece.start + count
             if samples:
                 sequence.num_unknown -= 1
                 if num_accepted:
@@ -211,26 +213,25 @@ class Scheduler:
                 else:
                     sequence.token_ids.append(token_ids[index])
                 sequence.suggested = ()
-                if sequence.is_verifying or proposes:
+                if proposes or sequence.is_verifying:
                     sequence.record_drafts(num_drafts, num_accepted)
-                    self.stats.count_drafts(num_drafts, num_accepted)
+                    self._stats.count_drafts(num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 rows.updates += groups.advance(sequence)
                 rows.store.save(sequence, sequence.num_inserted - 1)  # the last may be superseded
             if not samples:
-                outputs += self._pooled(sequence, row, sampled)
+                outputs += self._pooled(sequence, piece.row, sampled)
             elif (
                 stop in sequence.inner
-                and token_ids[index] not in sequence.end_ids
+                and (token_id := token_ids[index]) not in sequence.end_ids
                 and not (num_drafts or logprobs)
             ):  # nearly always: no detours
-                outputs.append(EngineOutput(sequence.request.id, token_ids[index]))
+                outputs.append(EngineOutput(sequence.request.id, token_id))
             else:
                 outputs += self._drawn(sequence, sampled, index, num_drafts, num_accepted)
-        self.stats.count_step(num_tokens)
+        self._stats.count_step(num_tokens)
         num_pooled = sum(o.embedding is not None for o in outputs) if sampled.embeddings else 0
-        self.stats.generated_tokens += len(outputs) - num_pooled
-        self._admission.gauge()
+        self._stats.generated_tokens += len(outputs) - num_pooled
         return outputs
 
     def _drawn(
@@ -244,7 +245,7 @@ class Scheduler:
 
     def _pooled(self, sequence: Sequence, row: int, sampled: Sampled) -> list[EngineOutput]:
         """Return the output of a sequence whose prompt's embedding is complete, and end it."""
-        if sequence.request.pooling is None or row not in sampled.embeddings:
+        if sequence.draws or row not in sampled.embeddings:
             return []
         output = embedding_of(sequence, sampled.embeddings[row])
         self._end(sequence)
@@ -258,7 +259,7 @@ class Scheduler:
         self._end(sequence)
         if broken:
             self._groups.reset()
-            self.stats.non_finite += 1
+            self._stats.non_finite += 1
         return EngineOutput.failed(sequence.request.id, error)
 
     def _end(self, sequence: Sequence) -> None:
@@ -271,7 +272,6 @@ class Scheduler:
         self._preemption.preempt_all()
         if store is not None:
             self._admission.change_store(store)
-        self._admission.gauge()
 
     def check(self) -> None:
         """Check the invariants, for tests."""

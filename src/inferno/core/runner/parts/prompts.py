@@ -56,11 +56,11 @@ class PromptPart(StepPart, Generic[Value]):
     def after(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor, results: PartResults
     ) -> None:
-        for i, (row, start, count, *_) in enumerate(step.slices) if self.pending else ():
-            if (result := self.pending.get(row)) is None:
+        for i, s in enumerate(step.slices) if self.pending else ():
+            if (result := self.pending.get(row := s.row)) is None:
                 continue
             first = int(arrays.slice_starts[i])
-            if (value := result.add(hidden_TD[first : first + count], start)) is not None:
+            if (value := result.add(hidden_TD[first : first + s.num_tokens], s.start)) is not None:
                 del self.pending[row]
                 self.values_of(results)[row] = value
                 if result.broken is not None:
