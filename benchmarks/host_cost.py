@@ -2,13 +2,14 @@
 runs; tokens are made up.
 
     python benchmarks/host_cost.py [--sequences 64 256] [--context 2000] [--steps 400]
-        [--repeats 3] [--aligned]
+        [--repeats 3] [--aligned] [--queue auto]
 
 `plan` and `commit` are the scheduler's, with the default prefix cache. `update` takes a step's news
 into the resident tables, `lay out` makes arrays of the step, `append` writes the drawn tokens back.
 All sequences are decoding and none ends; their contexts differ by up to a block, so that a
 sixteenth of them fills one in each step, as in real traffic. `--aligned` makes them equal instead:
 nothing is new in fifteen steps, everything in the sixteenth, which the column `worst` then shows.
+The queue is the default of what is installed, or another by name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 from time import perf_counter
 
 from inferno.builtin.lru import LRUPrefixCache
+from inferno.catalog import load_catalog
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import Tables
 from inferno.core.schedule.scheduler import Scheduler
@@ -35,7 +37,9 @@ LIMIT_MS = 1.0
 class Loop:
     """The engine's loop around a model that takes no time."""
 
-    def __init__(self, num_sequences: int, context: int, num_steps: int, *, aligned: bool) -> None:
+    def __init__(
+        self, num_sequences: int, context: int, num_steps: int, *, aligned: bool, queue: str
+    ) -> None:
         longest = context + num_steps + 2 * BLOCK_SIZE
         num_blocks = num_sequences * -(-longest // BLOCK_SIZE)
         self._scheduler = Scheduler(
@@ -44,6 +48,7 @@ class Loop:
             max_num_seqs=num_sequences,
             max_num_batched_tokens=num_sequences
             * (context + BLOCK_SIZE),  # all prompts in the first step
+            queue=load_catalog().queue_policy(queue).item.build,
         )
         self._tables = Tables(num_sequences, longest, BLOCK_SIZE)
         params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
@@ -79,10 +84,10 @@ class Loop:
 
 
 def measure(
-    num_sequences: int, context: int, num_steps: int, *, aligned: bool
+    num_sequences: int, context: int, num_steps: int, *, aligned: bool, queue: str = "auto"
 ) -> list[list[float]]:
     """The parts' milliseconds, step by step."""
-    loop = Loop(num_sequences, context, num_steps + WARM_UP + 1, aligned=aligned)
+    loop = Loop(num_sequences, context, num_steps + WARM_UP + 1, aligned=aligned, queue=queue)
     for _ in range(WARM_UP + 1):  # the first computes the prompts
         loop.step()
     return [loop.step() for _ in range(num_steps)]
@@ -103,6 +108,7 @@ def main() -> None:
         "--repeats", type=int, default=3, metavar="N", help="the best median is shown"
     )
     parser.add_argument("--aligned", action="store_true", help="contexts of equal length")
+    parser.add_argument("--queue", default="auto", metavar="NAME", help="queue policy")
     options = parser.parse_args()
     print(
         f"Median ms per step, contexts of {options.context} tokens, the best of "
@@ -112,7 +118,13 @@ def main() -> None:
     print("|---" * (len(PARTS) + 4) + "|")
     for num_sequences in options.sequences:
         repeats = [
-            measure(num_sequences, options.context, options.steps, aligned=options.aligned)
+            measure(
+                num_sequences,
+                options.context,
+                options.steps,
+                aligned=options.aligned,
+                queue=options.queue,
+            )
             for _ in range(options.repeats)
         ]
         steps = min(repeats, key=lambda steps: statistics.median(map(sum, steps)))
