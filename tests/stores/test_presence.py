@@ -250,6 +250,25 @@ def test_when_the_memory_is_given_back_nothing_is_cached(
     assert told(presence) == [BlocksStored(tuple(one.keys), None, (1, 2), "memory", 0)]
 
 
+def test_a_block_whose_tokens_become_known_is_told_again_or_removed(
+    presence: Presence, parts: dict[int, int]
+) -> None:
+    """What a store had when it was opened is told without tokens."""
+    one = sequence([1, 2, 3, 4])
+    tiers = dict.fromkeys(one.keys, 1)
+    presence.tiers_of = lambda key: {"disk": tiers.get(key, 0)}
+    for key in one.keys:
+        presence.moved(key)
+    assert told(presence) == [BlocksCleared(), BlocksStored(tuple(one.keys), None, (), "disk", 0)]
+    for block in (0, 1):
+        presence.name(block, one, block)
+    del tiers[one.keys[1]]  # before the next batch
+    assert told(presence) == [
+        BlocksRemoved((one.keys[1],), "disk", 0),
+        BlocksStored((one.keys[0],), None, (1, 2), "disk", 0),
+    ]
+
+
 def test_what_comes_back_between_two_batches_is_not_told(
     presence: Presence, parts: dict[int, int]
 ) -> None:

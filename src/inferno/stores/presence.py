@@ -88,6 +88,8 @@ class Presence(NoPresence):
     """Keys that may have."""
     _told: dict[Tier, dict[bytes, int]] = field(factory=lambda: {tier: {} for tier in TIERS})
     """By tier, the groups of each key that subscribers know of."""
+    _again: set[bytes] = field(factory=set)
+    """Keys that they were told without tokens, which are known now."""
     _lost: bool = True
     """Whether they may have missed something, and must be told everything."""
 
@@ -107,9 +109,9 @@ class Presence(NoPresence):
             "" if request.adapter is None else request.adapter.name,
             request.cache_salt,
         )
-        for tier in TIERS:  # those that were told without tokens are told again
-            if self._told[tier].pop(key, 0):
-                self._moved[key] = None
+        if any(key in told for told in self._told.values()):
+            self._again.add(key)
+            self._moved[key] = None
 
     def touch(self, block: int) -> None:
         """Note that what memory has of a block may have changed."""
@@ -129,6 +131,7 @@ class Presence(NoPresence):
         removed, stored = list[_Change](), list[_Change]()
         for key in keys:
             self._compare(key, removed, stored)
+        self._again.clear()
         events: list[CacheEvent]
         if self._lost:
             everything = [(t, k, bits) for t in TIERS for k, bits in self._told[t].items()]
@@ -150,7 +153,7 @@ class Presence(NoPresence):
         self.tiers_of, self.is_kept = lambda key: {}, lambda key: 0
         self._contents, self._key_of, self._block_of = {}, {}, {}
         self._told = {tier: {} for tier in TIERS}
-        self._touched, self._moved, self._lost = {}, {}, True
+        self._touched, self._moved, self._again, self._lost = {}, {}, set(), True
         self.publish()
 
     def _compare(self, key: bytes, removed: list[_Change], stored: list[_Change]) -> None:
@@ -161,7 +164,7 @@ class Presence(NoPresence):
             before = told.get(key, 0)
             if lost := before & ~bits:
                 removed.append((tier, key, lost))
-            if gained := bits & ~before:
+            if gained := bits if key in self._again else bits & ~before:
                 stored.append((tier, key, gained))
             if bits:
                 told[key] = bits
