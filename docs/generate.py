@@ -324,6 +324,7 @@ def index() -> str:
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
         "queue policy": _declared(catalog, "inferno_queue_policies"),
+        "sandbox": _declared(catalog, "inferno_sandboxes"),
         "chat format": _chat_formats(catalog),
         "grammar": {
             kind: offer.distribution

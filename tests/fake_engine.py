@@ -158,7 +158,8 @@ class FakeClient:
         self.alive = self.closed = self.stalled = False
         self.checked: list[GrammarSpec] = []
         self.stats, self.health, self.failed_starts = EngineStats(), Health(), 0
-        self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
+        self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100, sandbox=None))
+        self.scratch: str | None = None
         self.asleep, self.paused, self.weight_version = False, False, "0"
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None

@@ -17,6 +17,7 @@ MissingKind = Literal[
     "attention",
     "cache policy",
     "queue policy",
+    "sandbox",
     "chat format",
     "model",
     "grammar",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         QuantScheme,
         QueuePolicy,
         RequestField,
+        Sandbox,
         SessionKeeper,
         Source,
         Writer,
@@ -198,6 +199,13 @@ class ProvidesExecutors(Protocol):
     @_hook("executor")
     def inferno_executors(self) -> list[Executor]:
         """Ways to start the processes of an engine's ranks: on this machine."""
+        ...
+
+
+class ProvidesSandboxes(Protocol):
+    @_hook("sandbox", hinted="sandbox")
+    def inferno_sandboxes(self) -> list[Sandbox]:
+        """Sandboxes for processes that run models which are not trusted: Linux's Landlock."""
         ...
 
 

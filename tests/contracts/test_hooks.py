@@ -14,9 +14,9 @@ from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
 SRC = Path(hookspecs.__file__).parent
-MAX_HOOKS = 22
-"""The last ones start ranks, by processes of this machine now, by clusters of others; and order
-requests, as they come or fairly."""
+MAX_HOOKS = 23
+"""The last ones start ranks, by processes of this machine now, by clusters of others; order
+requests, as they come or fairly; and confine processes, which each system does in its own way."""
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -25,6 +25,7 @@ GIB = 2**30
 def fake_plan(nbytes: int, device: str = "cpu") -> Any:
     return SimpleNamespace(
         queue_policy="first-come",
+        sandbox=None,
         max_num_seqs=4,
         sessions=None,
         device=SimpleNamespace(torch_name=device),

@@ -65,6 +65,7 @@ def grammars() -> Grammars:
 
 PLAN = SimpleNamespace(
     queue_policy="first-come",
+    sandbox=None,
     sessions=None,
     ref="models/fake",
     path="/models/fake",

@@ -89,6 +89,7 @@ def test_a_models_card_says_what_it_can_do_and_what_is_honoured(client: Start) -
         "safetensors",
     )
     assert found["embeddings"]["pooling"] == "last" and found["trained_context"] == 8192
+    assert found["sandbox"] is None
     for endpoint, rows in FIELDS.items():
         for row in rows:
             assert row.name in found["fields"][endpoint][row.verdict]

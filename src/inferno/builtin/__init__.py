@@ -144,6 +144,7 @@ def inferno_executors() -> list[Executor]:
             name="processes",
             start="inferno.builtin.processes:ChildProcess.start",
             refuses="inferno.builtin.processes:refuses",
+            inherits=True,
         )
     ]
 

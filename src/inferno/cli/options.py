@@ -12,6 +12,7 @@ import rich_click as click
 
 from inferno.cli import DEBUG
 from inferno.cli.link_options import LINK_OPTIONS, fold_roles
+from inferno.cli.sandbox import SANDBOX_OPTIONS
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
@@ -317,11 +318,7 @@ engine_options = together(
             help="Let --isq round matrices that are quantized already a second time: the errors "
             "add up.",
         ),
-        _engine(
-            "--imatrix",
-            metavar="FILE",
-            help="Importance matrix that weights the errors of --isq.",
-        ),
+        _engine("--imatrix", metavar="FILE", help="Importance matrix: weights errors of --isq."),
         _engine(
             "--packed-cache",
             metavar="DIR",
@@ -333,6 +330,7 @@ engine_options = together(
             metavar="SIZE",
             help="Limit of that folder; files used longest ago make room. [default: 32GiB]",
         ),
+        *SANDBOX_OPTIONS,
         source_options,
         plugin_options,
         debug_option,

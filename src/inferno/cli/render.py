@@ -12,6 +12,7 @@ import rich_click as click
 from inferno import __version__, host
 from inferno.cli import tiers
 from inferno.cli.lines import width_of, wrapped
+from inferno.cli.sandbox import sandbox_rows
 from inferno.cli.shares import rank_rows
 from inferno.contracts import COMPUTE_DTYPES, Link
 
@@ -122,6 +123,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_store_rows(plan),
         *_event_rows(plan),
         *_session_rows(plan),
+        *sandbox_rows(plan, _origin(plan, "sandbox")),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]

@@ -118,6 +118,7 @@ from inferno.contracts.queues import Queue, QueueBuild, Queued, QueueNeed, Queue
 from inferno.contracts.ranks import COLUMNS, DECODER, Divided, Range, Shard, divides_heads
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
+from inferno.contracts.sandboxes import Confinement, Sandbox
 from inferno.contracts.sessions import SessionKeeper, SessionNeed, Sessions, Unpinned
 from inferno.contracts.sources import FetchOptions, Origin, Source
 from inferno.contracts.states import StateSpec
@@ -186,6 +187,7 @@ __all__ = [
     "RenamedView",
     "Command",
     "Communicator",
+    "Confinement",
     "DECODER",
     "DTYPE_BYTES",
     "DType",
@@ -271,6 +273,7 @@ __all__ = [
     "RowRange",
     "RowSplit",
     "RowsView",
+    "Sandbox",
     "Scaling",
     "Seen",
     "SessionHint",

@@ -56,5 +56,8 @@ class Executor:
     )
     """refuses(ranks, device) -> a sentence that says why it cannot start that many, or None.
     Imports no torch."""
+    inherits: bool = False
+    """Whether the processes are children of the one that calls, with its environment and as
+    confined as that (`Sandbox`)."""
     priority: int = 0
     api_version: int = 1

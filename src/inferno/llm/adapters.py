@@ -43,7 +43,10 @@ class AdapterNames:
 
         def find(name: str, ref: str) -> AdapterUse:
             vocab_size = plan.vocab_size
-            return find_adapter(catalog, name, ref, FetchOptions(), base, vocab_size).value
+            use = find_adapter(catalog, name, ref, FetchOptions(), base, vocab_size).value
+            if plan.sandbox is not None:
+                plan.sandbox.check(use.adapter.path)
+            return use
 
         return cls(find, {use.adapter.name: use for use in plan.adapters.loaded})
 

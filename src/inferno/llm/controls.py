@@ -59,5 +59,5 @@ class Controls:
         self, weights: Weights, *, version: str | None = None, mode: str = "wait"
     ) -> str:
         """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
-        await send_update(self._client.control, weights, version, mode)
+        await send_update(self._client, weights, version, mode)
         return self._client.weight_version

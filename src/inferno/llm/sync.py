@@ -88,9 +88,9 @@ class LLM:
     ) -> None:
         sleep_at_barriers()  # of no effect if torch is imported already
         load_torch_library()
-        if options.get("prefill_for"):
+        if options.get("prefill_for") or options.get("sandbox"):
             raise OptionError(
-                "LLM computes only while it is called, and cannot prefill for others",
+                "LLM computes in this process: it cannot prefill for others, nor be confined",
                 "Use AsyncLLM, or `inferno serve`.",
             )
         with open_for(ref or model, options) as opened, prepared(opened) as packed:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from inferno.errors import EngineDeadError, RequestError
+from inferno.llm.client import Client
 from inferno.process.protocol import Control
 from inferno.request.requests import pause_mode
 
@@ -18,9 +19,9 @@ Weights = str | PathLike[str] | Iterable[tuple[str, Any]]
 _TAGS = ("weights", "kv_cache")
 
 
-def weights_file(weights: Weights) -> tuple[Path, bool]:
+def weights_file(weights: Weights, folder: str | None = None) -> tuple[Path, bool]:
     """Return the file with the weights, and whether it is temporary: pairs of names and tensors are
-    written to one. Raises RequestError."""
+    written to one in `folder`, or where the system keeps such. Raises RequestError."""
     if isinstance(weights, str | PathLike):
         path = Path(weights)
         try:
@@ -36,7 +37,7 @@ def weights_file(weights: Weights) -> tuple[Path, bool]:
         return path, False
     from inferno.weights.updates import write_tensors  # imports torch
 
-    return write_tensors(weights), True
+    return write_tensors(weights, None if folder is None else Path(folder)), True
 
 
 @contextmanager
@@ -50,13 +51,13 @@ def unless_failed(path: Path, temporary: bool) -> Iterator[None]:
         raise
 
 
-async def send_update(
-    send: Callable[[Control], Awaitable[None]], weights: Weights, version: str | None, mode: str
-) -> None:
+async def send_update(client: Client, weights: Weights, version: str | None, mode: str) -> None:
     """Have an engine process update its weights. Raises RequestError, CheckpointError,
-    EngineDeadError."""
-    chosen = pause_mode(mode)
-    path, temporary = await asyncio.to_thread(weights_file, weights)
+    EngineDeadError, and OptionError for a file that a confined engine may not read."""
+    chosen, sandbox = pause_mode(mode), client.plan.sandbox
+    path, temporary = await asyncio.to_thread(weights_file, weights, client.scratch)
+    if sandbox is not None and not temporary:
+        sandbox.check(path)
     control = Control(
         action="update_weights",
         mode=chosen,
@@ -65,7 +66,7 @@ async def send_update(
         version=version,
     )
     try:
-        await send(control)
+        await client.control(control)
     except EngineDeadError:
         if temporary:  # nobody else knows it any more
             path.unlink(missing_ok=True)

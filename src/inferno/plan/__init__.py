@@ -36,6 +36,7 @@ from inferno.plan.plan import (
     plan_to_json,
 )
 from inferno.plan.resolver import open_model, resolve
+from inferno.plan.sandbox_use import SandboxUse
 from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "OverrideUse",
     "Parts",
     "Plan",
+    "SandboxUse",
     "SchemeUse",
     "StateUse",
     "TORCH",

@@ -33,6 +33,7 @@ from inferno.contracts import (
     QuantScheme,
     QueuePolicy,
     RequestField,
+    Sandbox,
     SessionKeeper,
     Shard,
     TextAssets,
@@ -66,6 +67,8 @@ class Parts:
     """What keeps the blocks of sessions, if anything does."""
     executor: Executor | None = None
     """What starts the ranks but the first, if there are others."""
+    sandbox: Sandbox | None = None
+    """What confines the processes, if anything does."""
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
     chat_format: ChatFormat | None = None
@@ -106,6 +109,7 @@ class Parts:
             event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
             session_keeper=next(iter(chosen(SessionKeeper, "session keeper").values()), None),
             executor=next(iter(chosen(Executor, "executor").values()), None),
+            sandbox=next(iter(chosen(Sandbox, "sandbox").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,

@@ -147,6 +147,11 @@ class Options:
     chat_format: str = "auto"
     """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
     shows; none: all output is content."""
+    sandbox: bool = False
+    """Confine the engine's processes: no network, no secrets in the environment, no files but the
+    model's. `AsyncLLM` and servers only."""
+    sandbox_read: tuple[str, ...] = field(default=(), converter=_overrides)
+    """Folders that they may read besides: of adapters and weights that come later."""
     served_model_name: str | None = None
     disable: tuple[str, ...] = field(default=(), converter=_names)
     only: tuple[str, ...] = field(default=(), converter=_names)
@@ -205,6 +210,8 @@ class Options:
                 f"session_ttl is {self.session_ttl!r}",
                 f"It is in seconds, above 0 and at most {MOST_TTL}.",
             )
+        if self.sandbox_read and not self.sandbox:
+            raise OptionError("sandbox_read is set without sandbox", "Add --sandbox.")
         if self.imatrix is not None and self.isq is None:
             raise OptionError(
                 "imatrix is set without isq", "Say what to quantize to: --isq NAME --imatrix FILE."

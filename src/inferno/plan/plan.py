@@ -18,6 +18,7 @@ from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.event_use import EventUse
 from inferno.plan.rank_use import RankUse
+from inferno.plan.sandbox_use import SandboxUse
 from inferno.plan.session_use import SessionUse
 from inferno.plan.store_use import StoreUse
 
@@ -180,8 +181,7 @@ class CaptureUse:
     name: str
     """The kernel provider, or `CUDA_GRAPHS`."""
     sizes: tuple[int, ...]
-    """Numbers of sequences of one token each, ascending. A step is padded to the next; more are not
-    captured."""
+    """Numbers of sequences of one token each, ascending. A step is padded to the next, if any."""
     blocks: tuple[int, ...]
     """Numbers of blocks of a sequence, ascending. Tables are padded to the next."""
     ahead: bool = False
@@ -280,6 +280,8 @@ class Plan:
     """Where events of the cache are published; None: nowhere."""
     sessions: SessionUse | None = None
     """What keeps the blocks of sessions, and how long; None: nothing."""
+    sandbox: SandboxUse | None = None
+    """What confines the processes; None: nothing."""
     dtype: str
     device: Device
     threads: int
@@ -320,14 +322,12 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks in the full group, those that sequences and the prefix cache refer
-        to."""
+        """Number of blocks that sequences and the prefix cache refer to: the full group's."""
         return self.groups[0].num_blocks
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether it is an encoder: attention is bidirectional, so each prompt is computed in one
-        step, nothing is cached, and nothing is generated."""
+        """Whether it is an encoder: a prompt is one step, and nothing is cached or generated."""
         return any(use.need.bidirectional for use in self.attention)
 
     @property

@@ -23,9 +23,12 @@ from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
 from inferno.plan.plan import Plan
 from inferno.plan.ranks import check_ranks
+from inferno.plan.sandbox import check_reachable, choose_sandbox, files_of
+from inferno.plan.sandbox_use import SandboxUse
 from inferno.plan.serving import choose_serving
 from inferno.plan.sessions import choose_sessions
 from inferno.plan.speculation import Drafting
+from inferno.plan.store_use import StoreUse
 from inferno.plan.stores import choose_store
 
 
@@ -83,6 +86,7 @@ def _decide(given: stages.Given) -> Opened:
     model = stages.read_model(given)
     compute = stages.choose_compute(given, model)
     check_asked(given.options, compute.device, model)
+    check_reachable(given.options)
     if is_encoder(model.config):
         check_options(given.options)
     proposal = stages.choose_proposal(given, model)
@@ -103,10 +107,15 @@ def _decide(given: stages.Given) -> Opened:
     longest = cache.size.value.max_model_len
     sessions = choose_sessions(given.catalog, given.options, policy, longest)
     steps = stages.choose_steps(given, compute, weights, attention, proposal, drafting, cache)
+    sandbox = _sandbox(given, compute, weights, drafting, store)
     decisions = [
         *(given.source, given.format, given.overrides, model.architecture, compute.dtype),
         *(weights.schemes, attention.backends, attention.policy, attention.queue),
-        *(each for each in (weights.isq, drafts, store, events, sessions) if each is not None),
+        *(
+            each
+            for each in (weights.isq, drafts, store, events, sessions, sandbox)
+            if each is not None
+        ),
         *(weights.ranks, weights.adapters, weights.kernels, invariance, steps.capture),
         *(serving.chat_format, cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
@@ -127,6 +136,7 @@ def _decide(given: stages.Given) -> Opened:
         store=store.value if store is not None else None,
         events=events.value if events is not None else None,
         sessions=sessions.value if sessions is not None else None,
+        sandbox=sandbox.value if sandbox is not None else None,
         adapters=weights.adapters.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,
@@ -139,6 +149,35 @@ def _decide(given: stages.Given) -> Opened:
         assets=model.assets,
         checkpoint=model.checkpoint,
         draft=drafting.opened if drafting is not None else None,
+    )
+
+
+def _sandbox(
+    given: stages.Given,
+    compute: stages.Compute,
+    weights: stages.Weights,
+    drafting: Drafting | None,
+    store: Decided[StoreUse | None] | None,
+) -> Decided[SandboxUse] | None:
+    """Choose the sandbox, and name the files that all other choices need."""
+    reads = [*files_of(given.path, given.stored)]
+    for override in given.overrides.value:
+        reads += files_of(override.use.path, override.checkpoint)
+    if drafting is not None and drafting.opened is not None:
+        reads += files_of(drafting.opened.plan.path, drafting.opened.checkpoint)
+    if (room := weights.adapters.value) is not None:
+        reads += [path for use in room.loaded for path in files_of(use.adapter.path)]
+    if weights.isq is not None and (file := weights.isq.value.in_situ.importance) is not None:
+        reads.append(file)
+    stored = store.value if store is not None else None
+    return choose_sandbox(
+        given.catalog,
+        given.options,
+        compute.device.kind,
+        weights.kernels.value,
+        next((offer.item for _, offer in weights.ranks.offers), None),
+        reads=reads,
+        writes=[weights.packed_cache, stored.folder if stored is not None else None],
     )
 
 

@@ -1,9 +1,12 @@
-"""The engine process: `python -m inferno.process PARENT PIPE BEAT`.
+"""The engine process: `python -m inferno.process PARENT PIPE BEAT [FOLDER]`.
 
 Begins to import torch, and reads a line from its input: a folder with the file of its plan. It then
 runs the plan for the client at the endpoint in that folder (`Worker`), and sends a sign of life to
 the pipe every BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its
 input ends without a plan.
+
+With the FOLDER of its temporary files it is to be confined (`--sandbox`): then it imports nothing
+before it has its plan, because threads and files that are open would stay as they are.
 """
 
 from __future__ import annotations
@@ -30,10 +33,16 @@ def main() -> None:
         signal.signal(stop, signal.SIG_IGN)
     gc.disable()  # loading makes a million objects, and they stay
     imports = _Imports(name="inferno imports")
-    imports.start()
+    scratch = sys.argv[4] if len(sys.argv) > 4 else None
+    if scratch is None:
+        imports.start()
     line = sys.stdin.buffer.readline()
     if not line:  # the parent ended before it had a plan
         os._exit(0)  # whatever the thread is doing
+    refused = None
+    if scratch is not None:
+        refused = _confined(os.fsdecode(line.removesuffix(b"\n")), scratch)
+        imports.start()
     import logging
     from pathlib import Path
 
@@ -55,6 +64,8 @@ def main() -> None:
     logging.getLogger("inferno").addHandler(ToClient(socket))
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
+        if refused is not None:
+            raise refused
         worker = Worker(socket, parent, Heart(pipe, beat))
         worker.run(folder / PLAN, imports.catalog, imports.join)
     except Exception as error:
@@ -63,6 +74,23 @@ def main() -> None:
     finally:
         socket.close()
         context.term()
+
+
+def _confined(folder: str, scratch: str) -> Exception | None:
+    """Confine this process as the plan says. Returns the error if that fails: it is reported over a
+    socket, which has threads."""
+    from inferno.plan import plan_from_json
+    from inferno.process.confined import confine
+    from inferno.process.launch import PLAN
+
+    try:
+        with open(os.path.join(folder, PLAN), "rb") as file:
+            plan = plan_from_json(file.read())
+        assert plan.sandbox is not None, "`launch` sees to it"
+        confine(plan, reads=[folder], writes=[scratch, *plan.sandbox.writes])
+    except Exception as error:
+        return error
+    return None
 
 
 class _Imports(threading.Thread):

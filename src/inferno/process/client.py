@@ -176,6 +176,11 @@ class EngineClient:
         """The engine process's id, or None while there is none."""
         return self._engine.pid
 
+    @property
+    def scratch(self) -> str | None:
+        """The folder of the engine process's temporary files, if it is confined."""
+        return self._engine.scratch
+
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises the error with which it failed."""
         self._loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ from attrs import evolve, frozen
 from inferno.contracts import GrammarSpec
 from inferno.errors import CheckerBusyError, EngineDeadError, GrammarError, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
+from inferno.process.environment import environment
 
 SECONDS = 2.0
 """Processor time for one grammar. Most take milliseconds."""
@@ -163,6 +164,7 @@ class GrammarChecker:
                 str(self._seconds),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                env=environment(None if self._plan.sandbox is None else folder),
             )
             try:
                 await asyncio.wait_for(_exchange(process, b""), _START_SECONDS)
@@ -190,6 +192,10 @@ async def _exchange(process: asyncio.subprocess.Process, body: bytes) -> bytes:
 def main() -> None:
     """Answer each grammar with a verdict, until the pipe is closed. The first answer says that the
     process is ready."""
+    from inferno.process.confined import confine
+
+    plan = plan_from_json(Path(sys.argv[1]).read_bytes())
+    confine(plan)  # before anything of the model is read, and before numpy has threads
     from inferno.constraints import Grammars
     from inferno.plan import reopen
 
@@ -198,7 +204,7 @@ def main() -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    with reopen(plan_from_json(Path(sys.argv[1]).read_bytes())) as opened:
+    with reopen(plan) as opened:
         grammars = Grammars.of(opened)
         grammars.prepare()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

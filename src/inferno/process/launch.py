@@ -11,6 +11,7 @@ import threading
 from typing import IO, TYPE_CHECKING
 
 from inferno.host import usable_cores
+from inferno.process.environment import environment
 from inferno.process.heartbeat import BEAT_SECONDS
 
 if TYPE_CHECKING:
@@ -31,18 +32,21 @@ class EngineProcess:
     plan: Plan | None = None
     """The plan that it runs."""
 
-    def __init__(self, beat: float = BEAT_SECONDS) -> None:
-        """Launch the process. It gives a sign of life every `beat` seconds."""
+    def __init__(self, beat: float = BEAT_SECONDS, *, confined: bool = False) -> None:
+        """Launch the process. It gives a sign of life every `beat` seconds. One that is to be
+        `confined` imports nothing before its plan says how."""
         self.beat = beat
+        self._scratch = _scratch() if confined else None
         self.beats, end = os.pipe()
         """The pipe from which its signs of life are read; the reader closes it."""
         self._folder: TemporaryDirectory[str] | None = None
         try:
             self._child = subprocess.Popen(
-                [*_COMMAND, str(os.getpid()), str(end), str(beat)],
+                [*_COMMAND, str(os.getpid()), str(end), str(beat), *_given(self.scratch)],
                 stdin=subprocess.PIPE,
                 stdout=_stderr(),
                 pass_fds=(end,),
+                env=environment(self.scratch),
             )
         except BaseException:
             os.close(self.beats)
@@ -50,6 +54,11 @@ class EngineProcess:
         finally:
             os.close(end)
         self._code: Future[int] | None = None
+
+    @property
+    def scratch(self) -> str | None:
+        """The folder of its temporary files, if it is confined."""
+        return None if self._scratch is None else self._scratch.name
 
     @property
     def endpoint(self) -> str:
@@ -112,6 +121,8 @@ class EngineProcess:
 
     def _await_end(self, code: Future[int]) -> None:
         result = self._child.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
         with contextlib.suppress(OSError):  # what was not written
             self._input.close()
         code.set_result(result)
@@ -127,14 +138,19 @@ def launch_early() -> EngineProcess | None:
 
 
 def launch(plan: Plan, beat: float, early: EngineProcess | None = None) -> EngineProcess:
-    """Return a process that runs the plan: `early`, or a new one if that is None, runs another plan
-    or gives its signs of life at other times. Then `early` is ended."""
-    process = early
-    if process is not None and (process.beat != beat or process.plan not in (None, plan)):
+    """Return a process that runs the plan: `early`, or a new one if that is None, runs another
+    plan, gives its signs of life at other times, or can no longer be confined. Then `early` is
+    ended."""
+    process, confined = early, plan.sandbox is not None
+    if process is not None and not (
+        process.beat == beat
+        and process.plan in (None, plan)
+        and (process.scratch is not None) == confined
+    ):
         process.discard()
         process = None
     if process is None:
-        process = EngineProcess(beat)
+        process = EngineProcess(beat, confined=confined)
     try:
         if process.plan is None:
             process.begin(plan)
@@ -142,6 +158,16 @@ def launch(plan: Plan, beat: float, early: EngineProcess | None = None) -> Engin
         process.discard()
         raise
     return process
+
+
+def _scratch() -> TemporaryDirectory[str]:
+    from tempfile import TemporaryDirectory
+
+    return TemporaryDirectory(prefix="inferno-", ignore_cleanup_errors=True)
+
+
+def _given(scratch: str | None) -> list[str]:
+    return [] if scratch is None else [scratch]
 
 
 def _stderr() -> int | None:

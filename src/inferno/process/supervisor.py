@@ -95,6 +95,11 @@ class Supervisor:
         """The engine process's id, or None while there is none."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def scratch(self) -> str | None:
+        """The folder of the process's temporary files, if it is confined."""
+        return self._process.scratch if self._process is not None else None
+
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises the error with which it failed."""
         await self._spawn()

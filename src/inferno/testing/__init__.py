@@ -54,6 +54,7 @@ from inferno.testing.quant_twins import (
 from inferno.testing.queue_policy import QueuedRun, QueuePolicyTests
 from inferno.testing.ranks import RankTests
 from inferno.testing.reference import reference_logits, transformers_model
+from inferno.testing.sandbox import SandboxTests
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
 from inferno.testing.text_part import TINY_TEXT, TextPartTests
@@ -112,6 +113,7 @@ __all__ = [
     "QueuePolicyTests",
     "QueuedRun",
     "RankTests",
+    "SandboxTests",
     "SessionKeeperTests",
     "SourceTests",
     "StoreTests",

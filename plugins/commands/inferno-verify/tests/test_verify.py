@@ -13,6 +13,7 @@ import hostile_checkpoints as hostile
 import pytest
 from click.testing import CliRunner
 
+from inferno.catalog import load_catalog
 from inferno.cli import cli
 from inferno_verify.command import results
 from inferno_verify.survey import survey
@@ -64,6 +65,22 @@ def test_a_good_one_is_fine_and_a_bad_one_is_refused(tmp_path: Path) -> None:
     good, refused = done.output.split(f"{bad}:")
     assert "fine" in good and "tensors have the names" in good
     assert "refused" in refused and "unusual" not in refused
+
+
+def test_a_trial_is_confined_where_a_sandbox_works(tmp_path: Path) -> None:
+    """A link to a file elsewhere, which is as good as the model's own, is not followed."""
+    catalog = load_catalog()
+    able = [o for o in catalog.of("inferno_sandboxes") if o.item.refuses("cpu") is None]
+    linked, elsewhere = hostile.copy(tmp_path / "linked"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    file = linked / "config.json"
+    file.rename(elsewhere / file.name)
+    file.symlink_to(elsewhere / file.name)
+    found = tried([hostile.MODEL, linked], load=False)
+    good, other = found[hostile.MODEL.name], found["linked"]
+    assert good["ended"] == "fine" and bool(good["sandbox"]) == bool(able)
+    assert other["ended"] == ("refused" if able else "fine")
+    assert "Permission denied" in other["sentence"] or not able
 
 
 def test_what_is_unusual_among_files_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from inferno.plan import SandboxUse
 from inferno.server.hosting.served_model import ServedModel
 
 Capability = Literal[
@@ -43,6 +44,8 @@ class Description:
     grammars: tuple[str, ...]
     """The kinds of grammar that can constrain its output."""
     capabilities: tuple[Capability, ...]
+    sandbox: SandboxUse | None
+    """What confines its engine."""
 
     @classmethod
     def of(cls, model: ServedModel) -> Description:
@@ -64,6 +67,7 @@ class Description:
             chat_format=plan.chat_format.name,
             grammars=tuple(use.kind for use in plan.grammars),
             capabilities=capabilities(model),
+            sandbox=plan.sandbox,
         )
 
 
@@ -124,5 +128,8 @@ def details(model: ServedModel, fields: Fields) -> dict[str, Any]:
         "embeddings": {"pooling": pooling.pooling, "size": pooling.size, "why": pooling.reason}
         if embeds
         else None,
+        "sandbox": None
+        if (use := description.sandbox) is None
+        else {"name": use.name, "holds": use.holds, "lacks": use.lacks},
         "fields": fields,
     }

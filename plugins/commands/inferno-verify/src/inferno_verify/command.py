@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 
 import rich_click as click
@@ -13,9 +13,7 @@ import rich_click as click
 from inferno.cli.options import debug_option, declare
 from inferno.errors import CheckpointError
 from inferno.host import parse_size
-
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "PYTHONPATH")
-"""Variables that the trial sees: no keys and no tokens."""
+from inferno.process.environment import environment
 
 
 @declare
@@ -35,10 +33,11 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME"
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each.")
 @debug_option
 def command(refs: tuple[str, ...], seconds: float, memory: str, load: bool, as_json: bool) -> None:
-    """Try checkpoints that you do not trust, each in a process without keys and with limits of time
-    and memory: its plan, its chat template, its tokenizer, the names of its tensors. Says what is
-    unusual among its files. Ends with code 3 if one is refused, or had to be ended. A model of a
-    hub must be there already: inferno pull."""
+    """Try checkpoints that you do not trust, each in a process without keys, with limits of time
+    and memory, and where a sandbox is installed without a network and other files: its plan, its
+    chat template, its tokenizer, the names of its tensors. Says what is unusual among its files.
+    Ends with code 3 if one is refused, or had to be ended. A model of a hub must be there already:
+    inferno pull."""
     fine = True
     for line in results(refs, seconds, parse_size(memory, "--memory"), load=load):
         found = json.loads(line)
@@ -51,10 +50,15 @@ def command(refs: tuple[str, ...], seconds: float, memory: str, load: bool, as_j
 def results(refs: Sequence[str], seconds: float, memory: int, *, load: bool) -> Iterator[str]:
     """Yield a trial's lines. Raises CheckpointError if it breaks off."""
     command = [sys.executable, "-m", "inferno_verify.trial", str(seconds), str(memory)]
-    env = {name: os.environ[name] for name in _KEPT if name in os.environ} | {"HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        [*command, "01"[load], *refs], stdout=subprocess.PIPE, text=True, env=env
-    ) as trial:
+    with (
+        tempfile.TemporaryDirectory(prefix="inferno-", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [*command, "01"[load], *refs],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(folder),
+        ) as trial,
+    ):
         assert trial.stdout is not None, "it is a pipe"
         yield from (line.rstrip("\n") for line in trial.stdout)
     if trial.returncode:
@@ -68,6 +72,7 @@ def told(found: dict[str, object]) -> Iterator[str]:
     yield f"{found['ref']}: {found['ended']}, after {found['seconds']:.1f} s"
     done, odd = found["done"], found["odd"]
     assert isinstance(done, dict) and isinstance(odd, list), "as `trial.Result` has them"
+    yield f"  {'sandbox':<10} {found['sandbox'] or 'none is installed that works here'}"
     yield from (f"  {stage:<10} {what}" for stage, what in done.items())
     yield from (f"  unusual    {sentence}" for sentence in odd)
     if found["sentence"]:

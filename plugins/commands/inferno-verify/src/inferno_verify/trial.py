@@ -7,19 +7,26 @@ of the checkpoint alone. Prints a line of JSON for each: `Result`.
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
+import re
 import resource
 import select
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, define, field
+
+from inferno.catalog import load_catalog
+from inferno.contracts import Confinement, FetchOptions, Sandbox
+from inferno.plan.sandbox import files_of
 
 STAGES = ("plan", "template", "tokenizer", "names", "load")
 """In order. Each is what the one before it made possible."""
@@ -54,6 +61,8 @@ class Result:
     """What is unusual."""
     seconds: float = 0.0
     """Of processor time."""
+    sandbox: str = ""
+    """What confined it; empty: nothing but limits."""
 
 
 def attempt(ref: str, loads: bool, say: Callable[[dict[str, Any]], None]) -> None:
@@ -149,14 +158,17 @@ def _since(began: float) -> str:
     return f"{time.process_time() - began:.2g} s of processor time"
 
 
-def tried(ref: str, seconds: float, memory: int, *, loads: bool) -> Result:
+def tried(
+    ref: str, seconds: float, memory: int, *, loads: bool, sandbox: Sandbox | None = None
+) -> Result:
     """Try a checkpoint in a fork of this process, for these seconds of processor time."""
-    result, end = Result(ref), time.monotonic() + PATIENCE * seconds
+    result = Result(ref, sandbox="" if sandbox is None else sandbox.name)
+    end = time.monotonic() + PATIENCE * seconds
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-        _run(ref, seconds, memory, write, loads=loads)
+        _run(ref, seconds, memory, write, sandbox, loads=loads)
     os.close(write)
     lines = b""
     while select.select([read], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -199,7 +211,9 @@ def _read(result: Result, lines: bytes) -> str:
     return stage
 
 
-def _run(ref: str, seconds: float, memory: int, out: int, *, loads: bool) -> None:
+def _run(
+    ref: str, seconds: float, memory: int, out: int, sandbox: Sandbox | None, *, loads: bool
+) -> None:
     """The child: says what it finds, and ends."""
     from inferno.errors import InfernoError
 
@@ -211,6 +225,9 @@ def _run(ref: str, seconds: float, memory: int, out: int, *, loads: bool) -> Non
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
+        if sandbox is not None:
+            reads = tuple(_read_of(ref))
+            sandbox.confine(Confinement(reads=reads, writes=(tempfile.gettempdir(),)))
         attempt(ref, loads, say)
     except InfernoError as error:
         say({"ended": "refused", "sentence": one_line(error)})
@@ -226,17 +243,32 @@ def _run(ref: str, seconds: float, memory: int, out: int, *, loads: bool) -> Non
         os._exit(code)
 
 
+def _read_of(ref: str) -> Iterator[str]:
+    """Yield what a trial may read. Nothing of it is opened."""
+    path = load_catalog().source_of(ref).item.fetch(ref, FetchOptions(offline=True))
+    yield from files_of(path)
+    if path.is_file():  # a file may be one of several parts
+        pattern = re.sub(r"-\d{5}(?=-of-\d{5}\.)", "-*", glob.escape(path.name))
+        yield from map(str, path.parent.glob(pattern))
+
+
+def sandbox_here() -> Sandbox | None:
+    """Return the sandbox of the highest priority that works here."""
+    offers = [offer.item for offer in load_catalog().of("inferno_sandboxes")]
+    able = [sandbox for sandbox in offers if sandbox.refuses("cpu") is None]
+    return max(able, key=lambda sandbox: sandbox.priority, default=None)
+
+
 def main() -> None:
     seconds, memory, loads, *refs = sys.argv[1:]
     import inferno.core.engine
     import inferno.core.runner
     import inferno.llm.preprocessor
     import inferno.weights.loading  # noqa: F401
-    from inferno.catalog import load_catalog
 
-    load_catalog()
+    sandbox = sandbox_here()
     for ref in refs:
-        result = tried(ref, float(seconds), int(memory), loads=loads == "1")
+        result = tried(ref, float(seconds), int(memory), loads=loads == "1", sandbox=sandbox)
         print(json.dumps(asdict(result)), flush=True)
 
 
