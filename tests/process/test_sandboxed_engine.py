@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from inferno.catalog import load_catalog
 from inferno.contracts import Sandbox
 from inferno.errors import OptionError, RequestError, UnsupportedError
 from inferno.plan import Options, resolve
+from inferno.process.confined import confine
 from inferno.process.environment import environment
 from inferno.process.launch import EngineProcess, launch
 from inferno.testing import attempts
@@ -242,7 +245,33 @@ def test_without_a_sandbox_that_works_here_it_is_refused(tmp_path: Path) -> None
         LLM("demo", sandbox=True)
 
 
-def test_the_plan_names_what_is_open_and_a_lock_keeps_it(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_of_a_model_is_not_followed(tmp_path: Path) -> None:
+    model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    shutil.copytree(Path(resolve("demo").path), model)
+    elsewhere.mkdir()
+    (model / "model.safetensors").rename(elsewhere / "model.safetensors")
+    (model / "model.safetensors").symlink_to(elsewhere / "model.safetensors")
+
+    async def run(**more: Any) -> None:
+        async with AsyncLLM(str(model), **TOY, sandbox=True, **more) as llm:
+            await llm.generate(PROMPT, GREEDY)
+
+    with pytest.raises(UnsupportedError, match="model.safetensors") as caught:
+        asyncio.run(run())
+    assert "--sandbox-read" in caught.value.remedy
+    asyncio.run(run(sandbox_read=(str(elsewhere),)))
+
+
+def test_a_plan_from_a_kernel_that_holds_more_is_refused() -> None:
+    plan = resolve("demo", Options(sandbox=True, **TOY))
+    assert plan.sandbox is not None
+    with pytest.raises(UnsupportedError, match="holds more") as caught:
+        confine(evolve(plan, sandbox=evolve(plan.sandbox, lacks=())))
+    assert "--lock" in caught.value.remedy
+    socket.socket(socket.AF_INET).close()  # nothing has happened to this process
+
+
+def test_the_plan_names_what_is_open(tmp_path: Path) -> None:
     hub = tmp_path / "models--a--b" / "snapshots" / "0"
     blob = tmp_path / "models--a--b" / "blobs" / "1"
     blob.parent.mkdir(parents=True)

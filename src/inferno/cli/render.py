@@ -52,6 +52,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *_speculation_rows(plan),
         *_adapter_rows(plan),
         ("cache", cached, _origin(plan, "cache policy")),
+        *sandbox_rows(plan, _origin(plan, "sandbox")),
         ("memory", items, ""),
         *_measured_rows(plan),
         ("start", f"{total:.2f} s: {stages}", ""),

@@ -68,7 +68,12 @@ def main() -> None:
             raise refused
         worker = Worker(socket, parent, Heart(pipe, beat))
         worker.run(folder / PLAN, imports.catalog, imports.join)
-    except Exception as error:
+    except Exception as caught:
+        error: BaseException = caught
+        if scratch is not None:
+            from inferno.process.confined import explained
+
+            error = explained(caught)
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
     finally:

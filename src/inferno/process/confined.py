@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inferno.catalog import load_catalog
 from inferno.contracts import Confinement, Sandbox
+from inferno.errors import InfernoError, UnsupportedError
 from inferno.plan import Plan
 
 
@@ -22,4 +23,24 @@ def confine(plan: Plan, *, reads: Iterable[str] = (), writes: Iterable[str] = ()
     for folder in folders:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     sandbox = catalog.named(Sandbox, use.name, use.distribution).item
+    if worse := [what for what in sandbox.lacks() if what not in use.lacks]:
+        raise UnsupportedError(
+            f"the plan was made where a sandbox holds more; here {worse[0]}",
+            "Make a new plan here: `inferno explain REF --sandbox --lock`.",
+        )
     sandbox.confine(Confinement(reads=(*use.reads, *reads), writes=tuple(map(str, folders))))
+
+
+def explained(error: BaseException) -> BaseException:
+    """Return what to tell of an error in a confined process: if it comes from a file that is not
+    open, how to open it."""
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, PermissionError):
+        origin = origin.__cause__ or origin.__context__
+    if origin is None:
+        return error
+    cause = error.cause if isinstance(error, InfernoError) else str(error)
+    return UnsupportedError(
+        f"{cause}: the sandbox lets the engine read the model's folder, not what its links lead to",
+        "Add that folder, if you trust the link: --sandbox-read DIR.",
+    )
