@@ -90,6 +90,24 @@ def test_requests_name_adapters_and_answers_are_those_of_merged_models(
         assert streamed == expected[2]
 
 
+def test_prompts_have_the_log_probabilities_of_merged_models(
+    model: Path, folders: list[Path], tmp_path: Path
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    merged = write_merged(model, tmp_path / "merged", pairs(matrices(model), 1, 8))
+    found = []
+    for ref, lora in ((str(merged), None), ("demo", "b"), ("demo", None)):
+        loras = {"b": str(folders[1])} if lora else {}
+        with LLM(ref, loras=loras, **DEMO) as llm:
+            [output] = llm.generate([PROMPT], params, lora=lora)
+            assert output.prompt_logprobs is not None
+            scored = zip(PROMPT[1:], output.prompt_logprobs[1:], strict=True)
+            found.append([each[token].logprob for token, each in scored if each is not None])
+            assert len(found[-1]) == len(PROMPT) - 1
+    apart = [max(abs(a - b) for a, b in zip(found[0], each, strict=True)) for each in found[1:]]
+    assert apart[0] < 0.2 and apart[1] > 2, "merged weights are rounded to bfloat16"
+
+
 def test_another_adapter_under_the_same_name_changes_answers_at_once(
     folders: list[Path], expected: list[list[int]]
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from inferno.plan.packed_folder import default_folder
 from inferno.weights.packed import DamagedFileError, PackedFile, PackedStore, Part
 from inferno.weights.packed.digest import computed, remembered, state
+from inferno.weights.packed.folder import clean
 
 KEY = {"files": {"model.safetensors": "12ab"}, "providers": {"a": "1"}}
 
@@ -52,6 +53,19 @@ def test_what_is_written_is_read(store: PackedStore) -> None:
         tail = bytearray(3)
         file.read_into("a", memoryview(tail), 3)
         assert tail == b"def" and file.damage() is None
+
+
+def test_a_link_where_a_dead_writer_left_its_file_is_not_followed(store: PackedStore) -> None:
+    path = written(store)
+    (target := path.with_name("elsewhere")).write_bytes(b"")
+    (link := path.with_name(".toy.part")).symlink_to(target)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    clean(path.parent)
+    assert link.is_symlink(), "what writers leave are files: this is another's"
+    (left := path.with_name(".old.part")).write_bytes(b"")
+    os.utime(left, (0, 0))
+    clean(path.parent)
+    assert not left.exists() and target.exists()
 
 
 def test_another_key_finds_nothing(store: PackedStore) -> None:

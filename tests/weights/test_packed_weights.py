@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from tests.core.test_replay import EXPERTS, UNTIED, made
 
 import inferno.weights.packing as packing
 from inferno.core.engine import Engine
+from inferno.nn import Dense, Wrapper
 from inferno.plan import Options, open_model, stages
 from inferno.process.prepare import prepared
 from inferno.request.requests import Request
@@ -234,3 +235,16 @@ def test_a_composite_is_kept_by_what_it_is_made_of(tmp_path: Path, folder: Path)
         assert started(main, folder, **given) == (found[pattern], True)
     assert len(PackedStore(folder).entries()) == 2
     assert started(main, folder) == (started(main, "none")[0], False)
+
+
+def test_only_what_a_packing_can_write_of_stored_matrices_is_noted(folder: Path) -> None:
+    kept = packing.PackedWeights(
+        store=PackedStore(folder), packings={"cpu": cast(Any, None)}, about={}, key={}, states={}
+    )
+    weight = Dense(torch.zeros(2, 3))
+    kept.keep("linear", ["a", ""], "cpu", weight)
+    kept.keep("linear", ["a"], "another", weight)
+    kept.keep("linear", ["a"], "cpu", Wrapper(weight))
+    assert not kept._kept
+    kept.keep("linear", ["a"], "cpu", weight)
+    assert len(kept._kept) == 1
