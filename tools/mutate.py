@@ -59,6 +59,11 @@ class _WithoutMessages(ast.NodeTransformer):
         node.msg = None
         return node
 
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        if ast.unparse(node.targets[0]) in ("cause", "remedy"):
+            node.value = ast.Constant("")
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.Call:
         if ast.unparse(node.func).startswith("log."):
             node.args, node.keywords = [], []

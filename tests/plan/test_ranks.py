@@ -138,6 +138,17 @@ def test_blocks_of_any_matrix_are_the_unit_of_inner_widths() -> None:
     assert division.local(f"{mlp}.down_proj").shape == (64, 512), "that of the largest rank"
 
 
+def test_gate_and_up_in_one_matrix_are_divided_as_each_of_them_would_be() -> None:
+    mlp = f"{LAYER}.mlp"
+    for inner, kinds in ((256, ("two inner", "from inner")), (128, (None, None))):
+        found = matrices(inner=inner)
+        del found[f"{mlp}.gate_proj"], found[f"{mlp}.up_proj"]
+        found[f"{mlp}.gate_up_proj"] = held((2 * inner, 64), (128, 1))
+        division = divided(found)
+        names = (f"{mlp}.gate_up_proj", f"{mlp}.down_proj")
+        assert tuple(division.kind(name) for name in names) == kinds
+
+
 @pytest.mark.parametrize(
     ("attention", "unit", "why"),
     [
