@@ -8,6 +8,7 @@ from inferno.nn.decoder import (
     Decoder,
     DecoderLayer,
     ParallelDecoderLayer,
+    PostNormDecoderLayer,
     SandwichDecoderLayer,
 )
 from inferno.nn.delta import gated_delta
@@ -18,7 +19,7 @@ from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing, sum_once
 from inferno.nn.mtp import MTPLayer, MTPLayers
-from inferno.nn.norm import LayerNorm, RMSNorm
+from inferno.nn.norm import LayerNorm, ProjectionNorm, RMSNorm
 from inferno.nn.packed import (
     IntGroups,
     Permuted,
@@ -29,7 +30,7 @@ from inferno.nn.packed import (
     stacked_inside,
     unpacked_words,
 )
-from inferno.nn.rope import Rope, Rotation
+from inferno.nn.rope import NoRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -65,10 +66,14 @@ __all__ = [
     "Mamba2Mixer",
     "MergedLinear",
     "MixtureOfExperts",
+    "NoRope",
     "ParallelDecoderLayer",
     "Permuted",
+    "PostNormDecoderLayer",
+    "ProjectionNorm",
     "RMSNorm",
     "Rope",
+    "RopeByKind",
     "Rotation",
     "Router",
     "Routing",

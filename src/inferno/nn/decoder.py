@@ -21,7 +21,7 @@ from inferno.nn.constant_keys import Pairs
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
-from inferno.nn.rope import Rope
+from inferno.nn.rope import Rope, RopeByKind
 from inferno.nn.self_attention import SelfAttention
 
 Norm = Callable[[int, float], Any]
@@ -111,6 +111,26 @@ class SandwichDecoderLayer(nn.Module):
         return x_TD, after_mlp(self.mlp(h_TD))
 
 
+class PostNormDecoderLayer(nn.Module):
+    """x + norm(self_attn(x)), then x + norm(mlp(x)): what is added is normalized, what is read is
+    not."""
+
+    def __init__(
+        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float
+    ) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = self_attn, mlp
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden_size, eps)
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x_TD = x_TD if delta_TD is None else x_TD + delta_TD
+        x_TD = x_TD + self.post_attention_layernorm(self.self_attn(x_TD, rotation, batch))
+        return x_TD, self.post_feedforward_layernorm(self.mlp(x_TD))
+
+
 class Decoder(Layer):
     """Embedding, layers, norm. `rope` is called once per step; every layer is given its result."""
 
@@ -168,21 +188,23 @@ class Decoder(Layer):
         )
 
     def finalize(self, to: Finalize) -> None:
-        ropes = [module for module in self.rope.modules() if isinstance(module, Rope)]
-        if not ropes:
-            return
-        pairs = Pairs(ropes[0].rotated // 2, ropes[0].interleaved)
+        final: Any = getattr(self, self.norm_name)
         for layer in self.layers:
             attention = next((m for m in layer.modules() if isinstance(m, SelfAttention)), None)
             need = None if attention is None else to.need(attention.attention.layer_id)
             if attention is None or need is None or not need.waves:
                 continue
-            inputs_D = torch.ones(attention.hidden_size, device=ropes[0].inv_freq_E.device)
+            rope = self.rope
+            rope = rope.kinds[attention.kind] if isinstance(rope, RopeByKind) else rope
+            pairs = Pairs(0, False)
+            if isinstance(rope, Rope):
+                pairs = Pairs(rope.rotated // 2, rope.interleaved)
+            inputs_D = torch.ones(attention.hidden_size, device=final.weight.device)
             norm: Any = getattr(layer, "input_layernorm", None)
             if norm is not None:
                 inputs_D *= norm.weight.float() + norm.offset
             found = attention.fit_keys(pairs, inputs_D, integers=need.cache_dtype == "int8")
-            for rope in ropes:
+            if isinstance(rope, Rope):
                 rope.wants_lines |= found
 
     def embed(self, token_ids_T: Tensor) -> Tensor:

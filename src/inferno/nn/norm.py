@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inferno.contracts import Range, Shard
+from inferno.nn.cut import Cut
 from inferno.nn.layer import Finalize, Layer
 from inferno.ops import reference as ops
 
@@ -40,6 +42,29 @@ class RMSNorm(Layer):
         if delta_TD is None:
             return x_TD, self.ops.rms_norm(x_TD, self.weight, self.eps)
         return self.ops.add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
+
+
+class ProjectionNorm(RMSNorm):
+    """An `RMSNorm` over a whole projection, all heads together. Ranks that share the heads sum the
+    squares of theirs."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.size, self.cuts = size, dict[str, Cut]()
+        self.copies = 1.0
+        """How many ranks have each element."""
+
+    def keep(self, part: Range, shard: Shard) -> None:
+        """Normalize these elements of the projection."""
+        self.cuts = {"weight": Cut(0, (part,))}
+        self.copies = shard.ranks * (part[1] - part[0]) / self.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.cuts:
+            return super().forward(x)
+        squares = x.float().square().sum(-1, keepdim=True) / (self.copies * self.size)
+        scaled = x.float() * torch.rsqrt(self.ops.all_reduce(squares) + self.eps)
+        return scaled.to(x.dtype) * self.weight
 
 
 class LayerNorm(nn.Module):

@@ -8,12 +8,13 @@ Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from inferno.configs import RopeConfig
+from inferno.configs import DecoderConfig, RopeConfig
 from inferno.nn.batch import Batch
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
@@ -121,6 +122,47 @@ class Rotation:
         if self.interleaved:
             return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE, True)
         return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE)
+
+
+class NoRotation:
+    """In the place of a `Rotation`: heads stay where they are."""
+
+    lines_LN = None
+
+    def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        return x_THC if norm is None else norm(x_THC)
+
+
+class NoRope(nn.Module):
+    """In the place of a `Rope`: layers know nothing of positions."""
+
+    def forward(self, batch: Batch) -> NoRotation:
+        return NoRotation()
+
+
+class RopeByKind(nn.Module):
+    """A rotary embedding, or none, for each kind of layer: a layer's `SelfAttention` has its
+    kind."""
+
+    def __init__(self, ropes: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.kinds = nn.ModuleDict(dict(ropes))
+
+    @classmethod
+    def of(cls, config: DecoderConfig, ropes: Mapping[str, RopeConfig | None]) -> RopeByKind:
+        """Build it for a config's heads and context; None: nothing is rotated."""
+        positions = config.max_position_embeddings
+        return cls(
+            {
+                kind: NoRope()
+                if rope is None
+                else Rope(config.head_dim, rope, max_position_embeddings=positions)
+                for kind, rope in ropes.items()
+            }
+        )
+
+    def forward(self, batch: Batch) -> Mapping[str, Rotation | NoRotation]:
+        return {kind: rope(batch) for kind, rope in self.kinds.items()}
 
 
 def fill_tables(model: nn.Module, batch: Batch) -> None:

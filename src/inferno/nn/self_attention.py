@@ -22,8 +22,8 @@ from inferno.nn.constant_keys import (
 )
 from inferno.nn.cut import Cut
 from inferno.nn.linear import Linear, MergedLinear
-from inferno.nn.norm import RMSNorm
-from inferno.nn.rope import Rotation
+from inferno.nn.norm import ProjectionNorm, RMSNorm
+from inferno.nn.rope import NoRotation, Rotation
 
 
 class SelfAttention(nn.Module):
@@ -39,14 +39,18 @@ class SelfAttention(nn.Module):
         bias: bool = False,
         output_bias: bool = False,
         head_norm: Callable[[], RMSNorm] | None = None,
+        projection_norm: Callable[[int], ProjectionNorm] | None = None,
         layernorms: tuple[nn.Module, nn.Module] | None = None,
         fused: bool = False,
         output: str = "o_proj",
+        kind: str = "",
     ) -> None:
         """`bias` applies to q, k and v. `head_norm` makes q_norm and k_norm, which normalize each
-        head before it is rotated; `layernorms` are q_layernorm and k_layernorm, called with (T, H,
-        C). With `spec.sinks` there is a parameter `sinks`, (H,). `fused`: the checkpoint stores q,
-        k and v as one matrix, qkv_proj. `output` is the last projection's name in it."""
+        head before it is rotated; `projection_norm` makes them for all heads together, of a size;
+        `layernorms` are q_layernorm and k_layernorm, called with (T, H, C). With `spec.sinks` there
+        is a parameter `sinks`, (H,). `fused`: the checkpoint stores q, k and v as one matrix,
+        qkv_proj. `output` is the last projection's name in it. `kind` is the layer's in the
+        decoder's `RopeByKind`."""
         super().__init__()
         heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.head_dim, self.hidden_size = spec.head_dim, hidden_size
@@ -57,8 +61,14 @@ class SelfAttention(nn.Module):
             self.qkv = MergedLinear(
                 hidden_size, bias=bias, q_proj=heads_X, k_proj=kv_heads_X, v_proj=kv_heads_X
             )
-        self.q_norm = head_norm() if head_norm else None
-        self.k_norm = head_norm() if head_norm else None
+        self.kind, self.norms_projections = kind, projection_norm is not None
+        self.q_norm: RMSNorm | None
+        self.k_norm: RMSNorm | None
+        if projection_norm is not None:
+            self.q_norm, self.k_norm = projection_norm(heads_X), projection_norm(kv_heads_X)
+        else:
+            self.q_norm = head_norm() if head_norm else None
+            self.k_norm = head_norm() if head_norm else None
         self.q_layernorm = layernorms[0] if layernorms else None
         self.k_layernorm = layernorms[1] if layernorms else None
         self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
@@ -87,6 +97,9 @@ class SelfAttention(nn.Module):
         for norm, kept in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
             if callable(keep := getattr(norm, "keep_heads", None)):
                 keep(*kept)
+        for norm, part in ((self.q_norm, q), (self.k_norm, k)):
+            if isinstance(norm, ProjectionNorm):
+                norm.keep(part, shard)
         self.cuts = {"sinks": Cut(0, (heads,))}
         self.attention.spec = shard.local(spec)
         self.sizes = [stop - start for start, stop in (q, k, k)]
@@ -98,10 +111,12 @@ class SelfAttention(nn.Module):
         adds biases to scores, by `Rotation.lines_LN`."""
         if self.q_norm is not None and self.k_norm is not None:
             if integers:
-                usual_C = self.k_norm.weight.float() + self.k_norm.offset
-                factors_C = evening_factors(usual_C.abs()[None], pairs)[0]
-                self.q_norm.scale(factors_C)
-                self.k_norm.scale(1 / factors_C)
+                usual_X = self.k_norm.weight.float() + self.k_norm.offset
+                usual_KC = usual_X.abs().view(-1, self.head_dim)  # one row if heads share a norm
+                factors_KC = evening_factors(usual_KC, pairs)
+                group = len(self.q_norm.weight) // len(usual_X)
+                self.q_norm.scale(factors_KC.repeat_interleave(group, 0).flatten())
+                self.k_norm.scale(1 / factors_KC.flatten())
             return False
         if self.k_layernorm is not None:
             return False
@@ -133,15 +148,24 @@ class SelfAttention(nn.Module):
         linear.bias = nn.Parameter(bias_O, requires_grad=False)
         return found
 
-    def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
+    def forward(
+        self,
+        x_TD: Tensor,
+        rotate: Rotation | NoRotation | Mapping[str, Rotation | NoRotation],
+        batch: Batch,
+    ) -> Tensor:
+        rotate = rotate[self.kind] if isinstance(rotate, Mapping) else rotate
         q_TX, k_TX, v_TX = (
             self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
         )
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is not None and k_norm is not None and self.norms_projections:
+            q_TX, k_TX, q_norm, k_norm = q_norm(q_TX), k_norm(k_TX), None, None
         q_THC = q_TX.unflatten(-1, (-1, self.head_dim))
         k_THC = k_TX.unflatten(-1, (-1, self.head_dim))
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_THC, k_THC = self.q_layernorm(q_THC), self.k_layernorm(k_THC)
-        q_THC, k_THC = rotate(q_THC, self.q_norm), rotate(k_THC, self.k_norm)
+        q_THC, k_THC = rotate(q_THC, q_norm), rotate(k_THC, k_norm)
         waves = None
         if self.constant_keys is not None:
             assert rotate.lines_LN is not None, "the decoder has asked the rope for them"

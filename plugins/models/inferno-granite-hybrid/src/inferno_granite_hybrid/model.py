@@ -21,6 +21,7 @@ from inferno.nn import (
     Layer,
     Linear,
     Mamba2Mixer,
+    NoRope,
     RMSNorm,
     Router,
     Routing,
@@ -29,13 +30,6 @@ from inferno.nn import (
 from inferno.nn.batch import Batch
 from inferno.ops import reference as ops
 from inferno_granite_hybrid.config import GraniteHybridConfig
-
-
-class NoPositions(nn.Module):
-    """In the place of rotary embeddings: heads stay as they are."""
-
-    def forward(self, batch: Batch) -> Any:
-        return lambda x_THC, norm: x_THC
 
 
 class SharedMLP(Layer):
@@ -117,7 +111,7 @@ class GraniteMoeHybridForCausalLM(CausalLM):
         decoder = Decoder.of(
             config,
             (HybridLayer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
-            rope=None if config.rotates else NoPositions(),
+            rope=None if config.rotates else NoRope(),
             embedding_scale=config.embedding_multiplier,
         )
         super().__init__(decoder, tied=config.tie_word_embeddings)
