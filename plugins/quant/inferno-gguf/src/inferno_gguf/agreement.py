@@ -84,7 +84,8 @@ def _different(source: DenseCheckpoint, model: Any) -> list[str]:
     if not attrs.has(type(model)) or type(model) is not type(original):
         return ["config"]
     one, other = (attrs.asdict(each, recurse=False) for each in (original, model))
-    return [name for name, value in one.items() if not _same(value, other[name])]
+    fields = [name for name, value in one.items() if not _same(value, other[name])]
+    return fields or [name for name, value in one.items() if value != other[name]]
 
 
 def same_models(ours: nn.Module, theirs: nn.Module) -> bool:
