@@ -1,21 +1,41 @@
-"""Granite 4 for inferno. Imports no torch until a model is built."""
+"""Granite 3 and 4 for inferno. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
+from inferno_granite_hybrid.gguf import GRANITE
+
+_STOP_TOKENS = ("<|end_of_text|>",)
 
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
+            name="GraniteForCausalLM",
+            model_types=("granite",),
+            config="inferno_granite_hybrid.config:GraniteConfig.from_json",
+            build="inferno_granite_hybrid.model:GraniteForCausalLM",
+            adapt="inferno.contracts:with_head",
+            divides=DECODER,
+            dialects={"gguf": GRANITE},
+            stop_tokens=_STOP_TOKENS,
+            checkpoints=(
+                "ibm-granite/granite-3.0-2b-instruct",
+                "ibm-granite/granite-3.1-8b-instruct",
+                "ibm-granite/granite-3.2-8b-instruct",
+                "ibm-granite/granite-3.3-2b-instruct",
+                "ibm-granite/granite-3.3-8b-instruct",
+            ),
+        ),
+        Architecture(
             name="GraniteMoeHybridForCausalLM",
             model_types=("granitemoehybrid",),
             config="inferno_granite_hybrid.config:GraniteHybridConfig.from_json",
             build="inferno_granite_hybrid.model:GraniteMoeHybridForCausalLM",
             adapt="inferno_granite_hybrid.checkpoint:per_expert",
-            stop_tokens=("<|end_of_text|>",),
+            stop_tokens=_STOP_TOKENS,
             checkpoints=(
                 "ibm-granite/granite-4.0-h-350m",
                 "ibm-granite/granite-4.0-h-1b",
@@ -26,5 +46,5 @@ def inferno_architectures() -> list[Architecture]:
                 "ibm-granite/granite-4.0-1b",
                 "ibm-granite/granite-4.0-micro",
             ),
-        )
+        ),
     ]

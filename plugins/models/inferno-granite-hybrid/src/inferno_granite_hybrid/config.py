@@ -1,4 +1,4 @@
-"""What Granite 4 reads of `config.json`, under its own names."""
+"""What Granite 3 and 4 read of `config.json`, under their own names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import gt
 
 from inferno.configs import (
     FULL,
@@ -28,20 +29,40 @@ _KINDS = {"attention": FULL, "mamba": LINEAR, FULL: FULL, LINEAR: LINEAR}
 
 
 @frozen(kw_only=True)
-class GraniteHybridConfig(DecoderConfig):
-    """Its `intermediate_size` is that of one expert."""
+class GraniteConfig(DecoderConfig):
+    """Granite 3."""
 
     max_position_embeddings: int = 2048
     attention_bias: bool = False
+    mlp_bias: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     """Factor on what attention, state and MLP add."""
     attention_multiplier: float = 1.0
     """Factor on q·k before the softmax."""
-    logits_scaling: float = 1.0
+    logits_scaling: float = field(default=1.0, validator=gt(0))
     """Logits are divided by it."""
+    position_embedding_type: str | None = "rope"
+    """"rope", or none at all: files of GGUF have Granite 4 without experts and states, too."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        check_known(config, "position_embedding_type", None, "nope", "rope")
+        return super().from_json(config)
+
+    @property
+    def rotates(self) -> bool:
+        return self.position_embedding_type == "rope"
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return attrs.evolve(super().attention_spec(layer), scale=self.attention_multiplier)
+
+
+@frozen(kw_only=True)
+class GraniteHybridConfig(GraniteConfig):
+    """Granite 4. Its `intermediate_size` is that of one expert."""
+
     position_embedding_type: str | None = None
-    """"rope", or none at all."""
     layer_types: tuple[str, ...] = ()
     """Each layer's, `FULL` or `LINEAR`; left out: every one is linear."""
     num_local_experts: int = 8
@@ -62,7 +83,6 @@ class GraniteHybridConfig(DecoderConfig):
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        check_known(config, "position_embedding_type", None, "nope", "rope")
         types = config.get("layer_types") or config.get("layers_block_type") or ()
         head = config.get("mamba_d_head")
         read = super().from_json(
@@ -98,13 +118,6 @@ class GraniteHybridConfig(DecoderConfig):
     @property
     def num_experts(self) -> int:
         return self.num_local_experts
-
-    @property
-    def rotates(self) -> bool:
-        return self.position_embedding_type == "rope"
-
-    def attention_spec(self, layer: int) -> AttentionSpec:
-        return attrs.evolve(super().attention_spec(layer), scale=self.attention_multiplier)
 
     @property
     def state_spec(self) -> StateSpec:

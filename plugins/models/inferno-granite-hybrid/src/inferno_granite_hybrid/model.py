@@ -1,13 +1,15 @@
-"""Granite 4: most layers Mamba-2, a few attention without positions; a shared MLP, in some models
-beside routed experts; what is added to the residual stream is scaled.
+"""Granite: what is added to the residual stream is scaled, as embeddings, scores and logits are.
+Granite 3 is Llama otherwise. Of Granite 4 most layers are Mamba-2, a few attention without
+positions; with a shared MLP, in some models beside routed experts.
 
 https://arxiv.org/abs/2405.21060 (Mamba-2), https://www.ibm.com/granite/docs/models/granite;
-reference: transformers/models/granitemoehybrid. Suffixes: T packed tokens, D hidden, I inner width
-of the MLP, H heads, C head dim, S sampled rows, V vocabulary.
+reference: transformers/models/granite, granitemoehybrid. Suffixes: T packed tokens, D hidden, I
+inner width of the MLP, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from inferno.nn import (
     Decoder,
     Experts,
     Finalize,
+    GatedMLP,
     Layer,
     Linear,
     Mamba2Mixer,
@@ -29,7 +32,7 @@ from inferno.nn import (
 )
 from inferno.nn.batch import Batch
 from inferno.ops import reference as ops
-from inferno_granite_hybrid.config import GraniteHybridConfig
+from inferno_granite_hybrid.config import GraniteConfig, GraniteHybridConfig
 
 
 class SharedMLP(Layer):
@@ -66,51 +69,91 @@ class SparseMoE(nn.Module):
         return y_TD
 
 
-class HybridLayer(nn.Module):
-    """x + m · mixer(norm(x)), then x + m · mlp(norm(x)). The mixer is stored under its kind's
-    name."""
+class ScaledLayer(nn.Module):
+    """x + m · mixer(norm(x)), then x + m · mlp(norm(x))."""
+
+    def __init__(self, config: GraniteConfig) -> None:
+        super().__init__()
+        self.multiplier = config.residual_multiplier
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def fed(self, x_TD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
+        delta_TD = self.mixed(h_TD, rotation, batch) * self.multiplier
+        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, delta_TD)
+        return x_TD, self.fed(h_TD) * self.multiplier
+
+
+class DenseLayer(ScaledLayer):
+    """Attention and an MLP."""
+
+    def __init__(self, config: GraniteConfig, layer_id: int) -> None:
+        super().__init__(config)
+        self.self_attn = _attention(config, layer_id)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+
+    def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
+        y_TD: Tensor = self.self_attn(x_TD, rotation, batch)
+        return y_TD
+
+    def fed(self, x_TD: Tensor) -> Tensor:
+        y_TD: Tensor = self.mlp(x_TD)
+        return y_TD
+
+
+class HybridLayer(ScaledLayer):
+    """Attention or a state, which is stored under its kind's name, and a shared MLP, beside experts
+    if there are any."""
 
     def __init__(self, config: GraniteHybridConfig, layer_id: int) -> None:
-        super().__init__()
-        hidden, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+        super().__init__(config)
         self.full = config.layer_types[layer_id] == FULL
-        self.multiplier = config.residual_multiplier
         if self.full:
-            spec = config.attention_spec(layer_id)
-            self.self_attn = SelfAttention(layer_id, spec, hidden, bias=bias, output_bias=bias)
+            self.self_attn = _attention(config, layer_id)
         else:
             self.mamba = Mamba2Mixer(
                 layer_id,
                 config.state_spec,
-                hidden,
-                eps=eps,
+                config.hidden_size,
+                eps=config.rms_norm_eps,
                 bias=config.mamba_proj_bias,
                 conv_bias=config.mamba_conv_bias,
                 time_step_limit=config.dt_limit,
             )
         self.shared_mlp = SharedMLP(config)
         self.block_sparse_moe = SparseMoE(config) if config.num_experts else None
-        self.input_layernorm = RMSNorm(hidden, eps)
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
 
-    def forward(
-        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
+    def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         mixer = self.self_attn if self.full else self.mamba
-        x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
-        delta_TD = mixer(h_TD, rotation, batch) * self.multiplier
-        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, delta_TD)
-        y_TD = self.shared_mlp(h_TD)
-        if self.block_sparse_moe is not None:
-            y_TD = self.block_sparse_moe(h_TD) + y_TD
-        return x_TD, y_TD * self.multiplier
+        y_TD: Tensor = mixer(x_TD, rotation, batch)
+        return y_TD
+
+    def fed(self, x_TD: Tensor) -> Tensor:
+        y_TD: Tensor = self.shared_mlp(x_TD)
+        return y_TD if self.block_sparse_moe is None else self.block_sparse_moe(x_TD) + y_TD
 
 
-class GraniteMoeHybridForCausalLM(CausalLM):
-    def __init__(self, config: GraniteHybridConfig) -> None:
+def _attention(config: GraniteConfig, layer_id: int) -> SelfAttention:
+    spec, bias = config.attention_spec(layer_id), config.attention_bias
+    return SelfAttention(layer_id, spec, config.hidden_size, bias=bias, output_bias=bias)
+
+
+class ScaledLM(CausalLM):
+    """A decoder whose embeddings and logits are scaled, with rotary positions or none."""
+
+    def __init__(self, config: GraniteConfig, layer: Callable[[Any, int], nn.Module]) -> None:
         decoder = Decoder.of(
             config,
-            (HybridLayer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
+            (layer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
             rope=None if config.rotates else NoRope(),
             embedding_scale=config.embedding_multiplier,
         )
@@ -119,3 +162,13 @@ class GraniteMoeHybridForCausalLM(CausalLM):
 
     def logits(self, x_SD: Tensor) -> Tensor:
         return super().logits(x_SD) / self.logits_scaling
+
+
+class GraniteForCausalLM(ScaledLM):
+    def __init__(self, config: GraniteConfig) -> None:
+        super().__init__(config, DenseLayer)
+
+
+class GraniteMoeHybridForCausalLM(ScaledLM):
+    def __init__(self, config: GraniteHybridConfig) -> None:
+        super().__init__(config, HybridLayer)
