@@ -40,9 +40,12 @@ class DecoderLayer(nn.Module):
         hidden_size: int,
         eps: float,
         norm: Norm = RMSNorm,
+        mlp_name: str = "mlp",
     ) -> None:
+        """`mlp_name` is the MLP's name in checkpoints."""
         super().__init__()
-        self.self_attn, self.mlp = self_attn, mlp
+        self.self_attn, self.mlp_name = self_attn, mlp_name
+        self.add_module(mlp_name, mlp)
         self.input_layernorm = norm(hidden_size, eps)
         self.post_attention_layernorm = norm(hidden_size, eps)
 
@@ -53,7 +56,8 @@ class DecoderLayer(nn.Module):
         x_TD, h_TD = self.post_attention_layernorm.after(
             x_TD, self.self_attn(h_TD, rotation, batch)
         )
-        return x_TD, self.mlp(h_TD)
+        y_TD: Tensor = getattr(self, self.mlp_name)(h_TD)
+        return x_TD, y_TD
 
 
 class ParallelDecoderLayer(nn.Module):

@@ -96,14 +96,21 @@ class Router(Layer):
         return experts_TK, ops.weights(scores_TE, experts_TK, r.normalize, r.scale)
 
 
-class Expert(nn.Module):
-    """One expert's matrices, under most checkpoints' names."""
+Names = tuple[str, str, str]
+"""Those of an expert's gate, up and down in checkpoints."""
+_NAMES = ("gate_proj", "up_proj", "down_proj")
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+
+class Expert(nn.Module):
+    """One expert's matrices, under the names of gate, up and down."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, names: Names, *, bias: bool
+    ) -> None:
         super().__init__()
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        for name in names[:2]:
+            self.add_module(name, Linear(hidden_size, intermediate_size, bias=bias))
+        self.add_module(names[2], Linear(intermediate_size, hidden_size, bias=bias))
 
 
 class Experts(Layer):
@@ -122,6 +129,7 @@ class Experts(Layer):
         *,
         bias: bool = False,
         gated: Callable[[Tensor, Tensor], Tensor] | None = None,
+        names: Names = _NAMES,
     ) -> None:
         """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up."""
         super().__init__()
@@ -130,8 +138,9 @@ class Experts(Layer):
         self.ops = ops.TORCH
         self.slots: StepSlots | None = None
         """Where the experts' matrices have adapters."""
+        self.names = names
         for number in range(num_experts):
-            self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
+            self.add_module(str(number), Expert(hidden_size, intermediate_size, names, bias=bias))
         self.size, self.summed = intermediate_size, False
         """The inner width of an expert; and as `Linear.summed`."""
 
@@ -142,31 +151,33 @@ class Experts(Layer):
             return
         self.summed, inner = True, shard.share(self.size)
         for number in range(self.num_experts):
-            expert = self.get_submodule(str(number))
-            assert isinstance(expert, Expert), "it has made them"
-            expert.gate_proj.keep_rows(inner)
-            expert.up_proj.keep_rows(inner)
-            expert.down_proj.keep_columns(inner, shard, summed=False)
+            gate, up, down = (self._linear(number, name) for name in self.names)
+            gate.keep_rows(inner)
+            up.keep_rows(inner)
+            down.keep_columns(inner, shard, summed=False)
+
+    def _linear(self, number: int, name: str) -> Linear:
+        linear = self.get_submodule(f"{number}.{name}")
+        assert isinstance(linear, Linear), "an expert has made it"
+        return linear
 
     def finalize(self, to: Finalize) -> None:
         """Stack all gates and ups into one weight, and all downs into another. Frees the experts'
         original memory."""
         self.ops, stack = to.ops, to.stack
-        experts = [self.get_submodule(str(number)) for number in range(self.num_experts)]
-        for number in range(self.num_experts):
+        numbers = range(self.num_experts)
+        gates, ups, downs = ([self._linear(n, name) for n in numbers] for name in self.names)
+        for number in numbers:
             delattr(self, str(number))
-        gates, ups, downs = (
-            [getattr(e, name) for e in experts] for name in ("gate_proj", "up_proj", "down_proj")
-        )
         both = [linear for pair in zip(gates, ups, strict=True) for linear in pair]
         self.gate_up: nn.Module
-        names = "gate_proj", "up_proj"
+        names = self.names[:2]
         if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
             self.gate_up = GroupedLinear(both, weight, names)
         else:  # their layouts differ
             parts = zip((gates, ups), names, strict=True)
             self.gate_up = SideBySide(*(GroupedLinear.of(*part, stack) for part in parts))
-        self.down = GroupedLinear.of(downs, "down_proj", stack)
+        self.down = GroupedLinear.of(downs, self.names[2], stack)
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return each token's weighted sum over its experts, (T, D)."""
@@ -195,11 +206,13 @@ class MixtureOfExperts(nn.Module):
         *,
         correction: bool = False,
         shared_size: int = 0,
+        names: Names = _NAMES,
     ) -> None:
-        """`shared_size` is the total inner width of the shared experts; 0: none."""
+        """`shared_size` is the total inner width of the shared experts; 0: none. `names` are those
+        of an expert's matrices."""
         super().__init__()
         self.gate = Router(hidden_size, num_experts, routing, correction=correction)
-        self.experts = Experts(num_experts, hidden_size, intermediate_size)
+        self.experts = Experts(num_experts, hidden_size, intermediate_size, names=names)
         self.shared_experts = GatedMLP(hidden_size, shared_size) if shared_size else None
         self.summed = False
         """Whether both are summed over the ranks at once."""

@@ -1,11 +1,11 @@
-"""The Mistral family (7B, Nemo, Small, Ministral 8B) for inferno. Imports no torch until a model is
-built."""
+"""The Mistral family (7B, Nemo, Small, Ministral 8B, Mixtral) for inferno. Imports no torch until a
+model is built."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
-from inferno_mistral.gguf import MISTRAL
+from inferno_mistral.gguf import MISTRAL, MIXTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
 _BUILD = "inferno_mistral.model:MistralForCausalLM"
@@ -47,5 +47,20 @@ def inferno_architectures() -> list[Architecture]:
             build=_BUILD,
             divides=DECODER,
             adapt="inferno.contracts:with_head",
+        ),
+        Architecture(
+            name="MixtralForCausalLM",
+            model_types=("mixtral",),
+            config="inferno_mistral.config:MixtralConfig.from_json",
+            build="inferno_mistral.model:MixtralForCausalLM",
+            adapt="inferno.contracts:with_head",
+            divides={**DECODER, "w1": "inner", "w3": "inner", "w2": "from inner"},
+            dialects={"gguf": MIXTRAL},
+            stop_tokens=("<|im_end|>",),
+            checkpoints=(
+                "mistralai/Mixtral-8x7B-Instruct-v0.1",
+                "mistralai/Mixtral-8x22B-Instruct-v0.1",
+                "NousResearch/Nous-Hermes-2-Mixtral-8x7B-DPO",
+            ),
         ),
     ]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from inferno.configs import WindowedConfig
+from inferno.configs import WindowedConfig, check_experts
 from inferno.errors import CheckpointError
 
 _FIRST_WINDOW = 4096
@@ -26,3 +26,32 @@ class MistralConfig(WindowedConfig):
                 "Use another model: this plugin supports only Mistral and Ministral 8B.",
             )
         return super().from_json({"sliding_window": _FIRST_WINDOW, **config})
+
+
+@frozen(kw_only=True)
+class MixtralConfig(WindowedConfig):
+    """Mixtral. `intermediate_size` is that of one expert."""
+
+    num_key_value_heads: int = 8
+    max_position_embeddings: int = 131_072
+    rms_norm_eps: float = 1e-5
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        theta = config.get("rope_theta")
+        read = super().from_json(
+            {
+                "num_local_experts": config.get("num_experts"),
+                **config,
+                "rope_theta": 1e6 if theta is None else theta,
+                "layer_types": None,
+            }
+        )
+        check_experts(read.num_local_experts, read.num_experts_per_tok)
+        return read
+
+    @property
+    def num_experts(self) -> int:
+        return self.num_local_experts

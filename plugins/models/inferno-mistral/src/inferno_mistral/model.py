@@ -1,12 +1,22 @@
-"""Mistral: Llama's decoder, with grouped queries and, at first, a sliding window.
+"""Mistral: Llama's decoder, with grouped queries and, at first, a sliding window. Mixtral: experts
+in the place of its MLP.
 
-https://arxiv.org/abs/2310.06825; reference: transformers/models/mistral and ministral.
+https://arxiv.org/abs/2310.06825, https://arxiv.org/abs/2401.04088; reference:
+transformers/models/mistral, ministral and mixtral.
 """
 
 from __future__ import annotations
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, SelfAttention
-from inferno_mistral.config import MistralConfig
+from inferno.nn import (
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    GatedMLP,
+    MixtureOfExperts,
+    Routing,
+    SelfAttention,
+)
+from inferno_mistral.config import MistralConfig, MixtralConfig
 
 
 class MistralForCausalLM(CausalLM):
@@ -17,6 +27,28 @@ class MistralForCausalLM(CausalLM):
                 GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
+            )
+            for layer_id in range(config.num_hidden_layers)
+        )
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)
+
+
+class MixtralForCausalLM(CausalLM):
+    def __init__(self, config: MixtralConfig) -> None:
+        routing = Routing(top_k=config.num_experts_per_tok, normalize=True)
+        layers = (
+            DecoderLayer(
+                SelfAttention(layer_id, config.attention_spec(layer_id), config.hidden_size),
+                MixtureOfExperts(
+                    config.num_experts,
+                    config.hidden_size,
+                    config.intermediate_size,
+                    routing,
+                    names=("w1", "w3", "w2"),
+                ),
+                hidden_size=config.hidden_size,
+                eps=config.rms_norm_eps,
+                mlp_name="block_sparse_moe",
             )
             for layer_id in range(config.num_hidden_layers)
         )
