@@ -8,6 +8,7 @@ from inferno.configs.decoder import (
     MTPConfig,
     SwitchedWindowConfig,
     WindowedConfig,
+    typed_layers,
 )
 from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
 from inferno.configs.patterns import PatternError, begins_with
@@ -37,4 +38,5 @@ __all__ = [
     "mamba2_state",
     "read_config",
     "time_step_limit",
+    "typed_layers",
 ]

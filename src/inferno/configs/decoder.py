@@ -121,6 +121,15 @@ class MTPConfig(DecoderConfig):
         return [self.attention_spec(layer) for layer in self._mtp_layers]
 
 
+def typed_layers(windows: Sequence[bool] | bool | None, layers: int) -> list[str]:
+    """Return `layer_types` from which layers have a window, as GGUF files say it: one by one, or
+    once for all. Where they do not, it is all but every fourth, as readers then assume."""
+    if windows is None:
+        windows = [(layer + 1) % 4 > 0 for layer in range(layers)]
+    each = [windows] * layers if isinstance(windows, bool) else windows
+    return [SLIDING if window else FULL for window in each]
+
+
 @frozen(kw_only=True)
 class WindowedConfig(DecoderConfig):
     """A decoder with a sliding window in some or all of its layers."""

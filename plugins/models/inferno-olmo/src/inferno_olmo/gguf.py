@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.configs import FULL, SLIDING
+from inferno.configs import FULL, SLIDING, typed_layers
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
@@ -17,18 +17,13 @@ def _olmo(fields: Mapping[str, Any]) -> dict[str, Any]:
     windows = config.pop("windows", None)
     if config.get("sliding_window") is None:
         return {**config, "model_type": "olmo2"}
-    layers = range(config["num_hidden_layers"])
-    if isinstance(windows, bool):
-        windows = [windows for _ in layers]
-    elif not isinstance(windows, list):
-        windows = [(layer + 1) % 4 > 0 for layer in layers]
     plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     rope = {FULL: {**plain, **config.pop("rope_scaling", {})}, SLIDING: plain}
     return {
         **config,
         "architectures": ["Olmo3ForCausalLM"],
         "model_type": "olmo3",
-        "layer_types": [SLIDING if window else FULL for window in windows],
+        "layer_types": typed_layers(windows, config["num_hidden_layers"]),
         "rope_parameters": rope,
     }
 

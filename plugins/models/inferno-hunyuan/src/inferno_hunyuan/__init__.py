@@ -1,0 +1,28 @@
+"""Hunyuan, dense, for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import DECODER, Architecture
+from inferno_hunyuan.gguf import HUNYUAN
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="HunYuanDenseV1ForCausalLM",
+            model_types=("hunyuan_v1_dense",),
+            config="inferno_hunyuan.config:HunyuanConfig.from_json",
+            build="inferno_hunyuan.model:HunYuanDenseV1ForCausalLM",
+            adapt="inferno_hunyuan.checkpoint:usual_names",
+            divides=DECODER,
+            dialects={"gguf": HUNYUAN},
+            checkpoints=(
+                "tencent/Hunyuan-0.5B-Instruct",
+                "tencent/Hunyuan-1.8B-Instruct",
+                "tencent/Hunyuan-4B-Instruct",
+                "tencent/Hunyuan-7B-Instruct",
+            ),
+        )
+    ]

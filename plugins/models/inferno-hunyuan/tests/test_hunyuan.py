@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferno.errors import CheckpointError
+from inferno.testing import ArchitectureTests
+from inferno_hunyuan.config import HunyuanConfig
+
+HUNYUAN: dict[str, Any] = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "eos_token_id": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "mlp_bias": False,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "vocab_size": 160,
+}
+"""What Hunyuan-0.5B-Instruct's config.json has."""
+THETA = 10_000.0 * 1000.0 ** (16 / 14)
+
+
+class TestHunyuan(ArchitectureTests):
+    """Hunyuan-0.5B to 7B: norms of rotated heads, a stretched base, a tied head."""
+
+    config = HUNYUAN
+    # llama.cpp's converter stores the stretched base.
+    gguf_fields = {"rope_theta": THETA, "rope_scaling": None, "rope_parameters": None}
+
+
+class TestPlain(ArchitectureTests):
+    """Of no checkpoint: no stretch, biases, one key/value head, wider heads, an untied head."""
+
+    config = {
+        **HUNYUAN,
+        "attention_bias": True,
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    }
+
+
+def test_alpha_stretches_the_base_for_any_context() -> None:
+    read = HunyuanConfig.from_json(HUNYUAN)
+    assert read.rope.rope_type == "default"
+    assert read.rope.rope_theta == pytest.approx(THETA)
+    without = {"type": "dynamic", "factor": 2.0}
+    plain = HunyuanConfig.from_json({**HUNYUAN, "rope_scaling": without})
+    assert (plain.rope.rope_type, plain.rope.rope_theta) == ("dynamic", 10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"use_cla": True}, "use_cla"),
+        ({"use_qk_norm": False}, "use_qk_norm"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": "long"}}, "alpha"),
+        ({"rope_scaling": {"type": "spiral"}}, "spiral"),
+    ],
+)
+def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        HunyuanConfig.from_json({**HUNYUAN, **damage})
