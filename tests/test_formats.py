@@ -31,25 +31,28 @@ PUBLISHED = {
     "deepseek": {"scoring_func", "topk_method", "moe_layer_freq"},
     "gemma": {"text_config"},
     "glm4_moe": {"scoring_func"},
+    "granite_hybrid": {"position_embedding_type"},
+    "hunyuan": {"mlp_bias", "use_cla", "use_qk_norm"},
     "phi": {"attention_bias", "mlp_bias", "lm_head_bias"},
 }
 """Fields of published config.json files that transformers' classes do not have."""
 TEXT = {"Gemma3ForConditionalGeneration": "gemma3_text", "MinistralForCausalLM": "ministral"}
 
 
-def architectures() -> list[Architecture]:
+TYPES = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()} | TEXT
+
+
+def architectures(*, dialects: bool = True) -> list[Architecture]:
+    """Those of this repository, only if files of other formats can have them, unless not
+    `dialects`."""
     offers = load_catalog().of("inferno_architectures")
-    return [
-        offer.item
-        for offer in offers
-        if (MODELS / offer.distribution).is_dir() and offer.item.dialects
-    ]
+    ours = [offer.item for offer in offers if (MODELS / offer.distribution).is_dir()]
+    return [each for each in ours if each.dialects or not dialects]
 
 
 def known_fields(architecture: str) -> set[str]:
     """What transformers' config class of that architecture has, or reads of older files."""
-    types = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
-    config = CONFIG_MAPPING[TEXT.get(architecture) or types[architecture]]
+    config = CONFIG_MAPPING[TYPES[architecture]]
     words = set(re.findall(r"\w+", inspect.getsource(config)))
     return words | set(vars(config())) | set(config.attribute_map) | COMMON
 
@@ -73,9 +76,9 @@ def test_configs_and_models_mention_no_other_format(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DIALECTS, ids=lambda p: p.parent.name)
-def test_a_dialect_imports_contracts_and_errors_only(path: Path) -> None:
+def test_a_dialect_imports_configs_contracts_and_errors_only(path: Path) -> None:
     imported = re.findall(r"^from (inferno\S*|torch\S*)", path.read_text(encoding="utf-8"), re.M)
-    assert set(imported) <= {"inferno.contracts", "inferno.errors"}
+    assert set(imported) <= {"inferno.configs", "inferno.contracts", "inferno.errors"}
 
 
 @pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.name)
@@ -106,7 +109,9 @@ def test_what_a_config_asks_for_by_name_is_a_field_of_the_original_checkpoints(p
     held = [a for a in architectures() if str(a.config).startswith(f"{family}.")]
     if not held:
         pytest.skip("it reads any config.json")
-    known = set().union(*(known_fields(a.name) for a in held))
+    every = [a for a in architectures(dialects=False) if a.name in TYPES]
+    names = [a.name for a in every if str(a.config).startswith(f"{family}.")]
+    known = set().union(*map(known_fields, names))
     known |= PUBLISHED.get(family.removeprefix("inferno_"), set())
     assert sorted(set(read_by_name(path)) - known) == []
 

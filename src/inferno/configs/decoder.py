@@ -122,8 +122,8 @@ class MTPConfig(DecoderConfig):
 
 
 def typed_layers(windows: Sequence[bool] | bool | None, layers: int) -> list[str]:
-    """Return `layer_types` from which layers have a window, as GGUF files say it: one by one, or
-    once for all. Where they do not, it is all but every fourth, as readers then assume."""
+    """Return `layer_types` from which layers have a window: one by one, or once for all. None: all
+    but every fourth, as readers of files that do not say it assume."""
     if windows is None:
         windows = [(layer + 1) % 4 > 0 for layer in range(layers)]
     each = [windows] * layers if isinstance(windows, bool) else windows

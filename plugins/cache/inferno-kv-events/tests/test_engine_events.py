@@ -34,6 +34,8 @@ def test_blocks_of_a_folder_are_told_again_with_their_tokens(tmp_path: Path) -> 
     store = {"kv_store": str(tmp_path / "kv")}
     first = [event for event in told(tmp_path / "first", **store) if event[6:7] == ["DISK"]]
     second = [event for event in told(tmp_path / "second", **store) if event[6:7] == ["DISK"]]
-    hashes = [hash for event in first for hash in event[1]]
-    assert second[0][1:4] == [second[0][1], None, []] and set(second[0][1]) == set(hashes)
-    assert [event[3] for event in second[1:]] == [PROMPT[:64]]
+    hashes = {hash for event in first for hash in event[1]}
+    *unnamed, named = second
+    for event in unnamed:  # none where the blocks are there before the first batch is told
+        assert (set(event[1]), event[2:4]) == (hashes, [None, []])
+    assert (set(named[1]), named[2:4]) == (hashes, [None, PROMPT[:64]])

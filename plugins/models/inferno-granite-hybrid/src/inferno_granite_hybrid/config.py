@@ -43,7 +43,7 @@ class GraniteConfig(DecoderConfig):
     logits_scaling: float = field(default=1.0, validator=gt(0))
     """Logits are divided by it."""
     position_embedding_type: str | None = "rope"
-    """"rope", or none at all: files of GGUF have Granite 4 without experts and states, too."""
+    """"rope", or none at all, as in Granite 4, which may have neither experts nor states."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
