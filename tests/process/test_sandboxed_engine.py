@@ -119,6 +119,7 @@ def test_hostile_code_in_the_engine_reaches_nothing(
     )
 
 
+@pytest.mark.slow
 def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
     """Structured output, adapters that come later, other weights, sleep, a store on disk, packed
     weights, and another process after a crash: with the answers of a free one."""
@@ -176,6 +177,7 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
     assert any((tmp_path / "kv").rglob("*"))
 
 
+@pytest.mark.slow
 def test_ranks_are_confined_too() -> None:
     async def run(**more: Any) -> Any:
         async with AsyncLLM("demo", **TOY, tp=2, threads=1, **more) as llm:

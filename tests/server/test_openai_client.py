@@ -262,6 +262,7 @@ def test_a_client_that_leaves_frees_its_place(client: Any, served: Served) -> No
     assert aborted in httpx.get(f"{served.url}/metrics", headers=headers).text
 
 
+@pytest.mark.slow
 def test_sixty_four_streams_at_once_each_get_their_own_answer(client: Any, served: Served) -> None:
     prompts = [f"What is {i // 8 + 1} + {i % 8 + 1}?" for i in range(64)]
 

@@ -236,7 +236,7 @@ class AttentionBackendTests(Installed):
         not a bit of the cache, nor another row's output. The same if the step is captured."""
         steps, block_size = [*STEPS, (0, 0, 0, 0)], self.block_sizes[-1]
         every = list(self.grid())
-        needs = [every[0], *every[-2:]] if self.sparse else every
+        needs = dict.fromkeys([every[0], *every[-2:]]) if self.sparse else every
         for need in needs:
             if self._refusal(catalog, need) is not None:
                 continue

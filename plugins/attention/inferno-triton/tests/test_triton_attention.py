@@ -40,6 +40,8 @@ class InterpretedTests(AttentionBackendTests):
 class TestInterpreted(InterpretedTests):
     """With the tiles of a small chip, which converts FP8 by integer operations."""
 
+    longest = 110
+
     def grid(self) -> Iterator[AttentionNeed]:
         """Plain attention."""
         yield next(super().grid())

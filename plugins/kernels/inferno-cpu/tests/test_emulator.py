@@ -46,6 +46,7 @@ def here() -> Any:
     return digests()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_an_older_processor_computes_the_same(processor: str, here: Any) -> None:
     assert EMULATOR is not None
