@@ -115,9 +115,7 @@ def test_caches_of_8_bits_give_the_same_in_batches_chunks_and_prefix_hits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "speculative", ["ngram", pytest.param("the model itself", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("speculative", ["ngram", "the model itself"])
 def test_drafts_change_no_token(
     speculative: str,
     gguf_file: str,

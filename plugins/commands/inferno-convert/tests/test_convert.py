@@ -116,7 +116,7 @@ convert(sys.argv[1], sys.argv[4], Path(sys.argv[2]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["safetensors", pytest.param("gptq-int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to", ["safetensors", "gptq-int4"])
 def test_a_killed_run_continues_and_ends_with_the_same_bytes(
     to: str, model: Path, tmp_path: Path
 ) -> None:
