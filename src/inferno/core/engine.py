@@ -238,8 +238,8 @@ class Engine:
     @property
     def waits_for(self) -> int | None:
         """The descriptor to sleep on while nothing can run before a store has brought blocks."""
-        waits = self._store.waits_for is not None and not self._scheduler.stats.num_running
-        return self._store.waits_for if waits else None
+        descriptor = self._store.waits_for
+        return None if descriptor is not None and self._scheduler.stats.num_running else descriptor
 
     def rest(self) -> None:
         """Take note of what a store has done, while there is nothing to compute."""

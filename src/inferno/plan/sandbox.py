@@ -72,7 +72,7 @@ def check_reachable(options: Options) -> None:
     }
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(
-            f"--sandbox: the engine reaches nobody, as {' and '.join(names)} would need",
+            f"--sandbox: the engine has no network, which {' and '.join(names)} would need",
             f"Leave out {' and '.join(names)}, or --sandbox.",
         )
 

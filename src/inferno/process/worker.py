@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _STOPS = ("sleep", "update_weights", "pause")
 """What is done once running requests have ended, are aborted, or are kept."""
 _STATS_EVERY = 16
-"""After so many steps the client is told how the engine fares: what steps cost takes a while to
-fit."""
+"""Steps between two messages with the engine's stats: to fit what steps cost takes a while."""
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
 

@@ -1,6 +1,6 @@
 """What enters and leaves the engine. `Request` never changes; outputs do. A step makes hundreds of
-them: as structs of msgspec they are made in a third of the time, and sent in a sixth, because only
-what is no default travels.
+them: as structs of msgspec they are made in a third of the time, and sent in a sixth, because
+fields that have their default are left out.
 
 They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
 """

@@ -138,7 +138,7 @@ ATTEMPTS: tuple[Callable[[Targets], None], ...] = (
     trace_another,
     read_anothers_memory,
 )
-"""What nobody confined may do."""
+"""What a confined process must be refused."""
 
 
 def read_here(at: Targets) -> None:

@@ -14,7 +14,7 @@ from inferno.errors import UnsupportedError
 from inferno_landlock import files, syscalls
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store")
-"""Programs and libraries of the system, which are nobody's secret."""
+"""Programs and libraries of the system: nothing in them is secret."""
 _FACTS = (
     "/etc/alternatives",
     "/etc/ld.so.cache",
