@@ -56,7 +56,6 @@ wheels: $(VENV)/.dev ## Build a wheel of every distribution into dist/, to insta
 	@ls dist/*.whl | wc -l
 
 sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials beside each wheel of dist/ (after make wheels)
-	@$(INSTALL) -e '.[release]'
 	$(BIN)/python tools/sbom.py dist/*.whl
 
 lock: $(VENV)/.dev ## Write deploy/requirements.lock anew, after a change of constraints.txt
