@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+gc.disable()  # until the tests are collected: little of what that makes is garbage
+
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is imported, here and in every process a test starts
@@ -60,6 +62,7 @@ def _mark_alike(items: Sequence[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     _freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -275,6 +275,7 @@ def test_each_answer_is_that_of_the_request_alone(
         assert runner.adapting.own_replays.shapes == runner.replays.shapes != set()
 
 
+@pytest.mark.slow
 def test_preempted_requests_get_their_adapters_back(
     toy: Toy, given: list[MemoryAdapter], alone: dict[str, list[int | None]]
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from inferno import cli, hookspecs
 from inferno.catalog import KINDS
+from inferno.testing import alike
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -145,6 +146,7 @@ def test_targets_that_are_named_exist() -> None:
         assert set(named) <= targets, page
 
 
+@alike
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-token.md"])
 def test_python_for_beginners_runs(page: str, tmp_path: Path) -> None:
     local = [code for code in blocks(ROOT / page, "python") if "from inferno import" in code]

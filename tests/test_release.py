@@ -15,7 +15,6 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import lock  # noqa: E402
-import sbom  # noqa: E402
 
 LOCKED = re.findall(
     r"^([a-z0-9.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
@@ -51,6 +50,8 @@ def test_the_container_installs_by_hashes() -> None:
 
 
 def test_a_bill_names_what_a_wheel_needs(tmp_path: Path) -> None:
+    import sbom  # two seconds
+
     about = Message()
     for name, value in {
         "Metadata-Version": "2.4",

@@ -24,6 +24,7 @@ def store(tmp_path: Path) -> PackedStore:
     return found
 
 
+@pytest.mark.slow
 def test_it_lists_sizes_use_and_models(
     inferno: Inferno, store: PackedStore, tmp_path: Path
 ) -> None:

@@ -462,6 +462,7 @@ def test_a_message_may_have_several_lines(
 PASTED = "\x1b[200~one\r  two {\r\n}  漢字\x1b[201~"
 
 
+@pytest.mark.slow
 def test_a_paste_is_one_message_and_edited_as_one(
     live: Callable[..., Live], terminal: Callable[..., Pty]
 ) -> None:

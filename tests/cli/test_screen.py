@@ -12,6 +12,7 @@ from rich.console import Console
 
 from inferno.cli.chat_model import Piece
 from inferno.cli.screen import Terminal
+from inferno.testing import alike
 
 _PARTS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+")
 
@@ -81,6 +82,7 @@ def shown(text: str, size: int, widths: list[int], thoughts: str = "") -> Window
     return window
 
 
+@alike
 @pytest.mark.parametrize("size", [1, 13, 400])
 def test_a_terminal_prints_every_line_once(size: int) -> None:
     """Also of a block that is higher than the screen, which is cut while it grows."""

@@ -16,6 +16,7 @@ from inferno.constraints.constraint import GrammarConstraint, Mask, set_bit
 from inferno.contracts import GrammarSpec, ReasoningMarkers
 from inferno.request.requests import Request
 from inferno.sampling import Sampler
+from inferno.testing import alike
 
 PROMPT = "def f(x):"
 ANY = {"regex": "(?s:.*)"}
@@ -94,6 +95,7 @@ def test_most_draws_from_the_best_tokens_have_no_mask(
     assert first == second and sum(computed) <= 12
 
 
+@alike
 @pytest.mark.parametrize("share", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
 def test_tokens_that_are_asked_for_are_those_of_a_mask(share: float, spread: float) -> None:

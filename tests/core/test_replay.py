@@ -27,7 +27,7 @@ from inferno.nn.capture import CallCapture
 from inferno.plan import CaptureUse, Options, open_model
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing import randomize
+from inferno.testing import alike, randomize
 
 _native = pytest.importorskip(
     "inferno_cpu._native", reason="the native kernels are not compiled here"
@@ -193,6 +193,7 @@ def test_the_rest_of_a_prompt_whose_blocks_are_cached_is_replayed(
     assert [tokens for tokens, _ in found()] == [tokens for tokens, _ in replayed]
 
 
+@alike
 def test_replayed_and_computed_steps_agree(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(engine)
     replayed = tokens(engine)
@@ -345,6 +346,7 @@ def test_recordings_share_their_memory() -> None:
     assert memory.nbytes == held
 
 
+@pytest.mark.slow
 def test_torchs_attention_is_recorded_beside_native_kernels() -> None:
     options = Options(device="cpu", dtype="bfloat16", max_model_len=512, attention_backend="torch")
     engine = Engine.load(open_model("demo", options))

@@ -462,6 +462,7 @@ def test_the_cost_of_a_draft_is_that_of_the_shortest_steps() -> None:
     assert verify_cost(lambda size: 1.0 if size == 1 else math.inf, 8) is None
 
 
+@pytest.mark.slow
 def test_draws_of_drafts_have_the_models_distribution(model: Path) -> None:
     """Chi-square of the third token of 2000 draws, with and without drafts that are often right."""
     found = []

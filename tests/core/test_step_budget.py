@@ -89,6 +89,7 @@ def test_a_prompt_goes_on_where_one_token_takes_longer_than_a_step_may() -> None
     assert harness.output("long") == continuation(prompt_of(2, 20 * LEAST_TOKENS), 1, VOCAB)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.data())
 def test_answers_are_the_same_however_steps_are_cut(data: st.DataObject) -> None:

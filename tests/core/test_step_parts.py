@@ -23,7 +23,7 @@ from inferno.nn.capture import CallCapture
 from inferno.plan import CaptureUse
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing import Toy, load_toy
+from inferno.testing import Toy, alike, load_toy
 from inferno.testing.tiny import torch_only
 
 NAMES = ("", "first", "second", "third")
@@ -145,6 +145,7 @@ def expected(toy: Toy) -> dict[str, list[int | None]]:
     return outputs
 
 
+@alike
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("captured", [False, True], ids=["computed", "replayed"])
 def test_a_layer_reads_the_ids_of_the_steps_rows(

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from inferno.testing import alike
+
 COUNT = """
     import sys
     from inferno.catalog import Catalog, discovery
@@ -59,6 +61,7 @@ ENGINE_PROCESS = """
 """
 
 
+@alike
 @pytest.mark.parametrize("start", [IN_PROCESS, WITH_AN_ENGINE_PROCESS, ENGINE_PROCESS])
 def test_catalog_and_checkpoint_are_opened_once(start: str, tmp_path: object) -> None:
     code = "\n".join(textwrap.dedent(part) for part in (COUNT, start, "print(seen)"))

@@ -603,6 +603,7 @@ def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> 
     assert windows_of(wide) == {}, "no window, really"
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write: Write) -> None:
     ref = write(sliding_window=40, use_sliding_window=True, max_window_layers=1)
     roomy = resolve(ref, on_cpu())

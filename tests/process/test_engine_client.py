@@ -296,6 +296,7 @@ def test_an_engine_that_cannot_load_says_why_with_its_traceback(plan: Plan, tmp_
     assert "Traceback" in caught.value.detail
 
 
+@pytest.mark.slow
 def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
     other = attrs.evolve(
         plan, chosen=(*plan.chosen, Chosen("architecture", "X", "inferno-qwen3", "0.0.1"))

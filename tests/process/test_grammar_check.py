@@ -135,6 +135,7 @@ def test_no_hostile_grammar_hangs() -> None:
     checking(body)
 
 
+@pytest.mark.slow
 def test_a_cancelled_check_does_not_answer_the_next_one() -> None:
     async def body(checker: GrammarChecker) -> None:
         await checker.check(GOOD)
@@ -149,6 +150,7 @@ def test_a_cancelled_check_does_not_answer_the_next_one() -> None:
     checking(body)
 
 
+@pytest.mark.slow
 def test_a_checker_that_gets_no_time_says_nothing_of_the_grammar() -> None:
     async def body(checker: GrammarChecker) -> None:
         (await checker._started()).send_signal(signal.SIGSTOP)
@@ -263,6 +265,7 @@ def test_an_engine_process_compiles_the_grammars_of_its_requests(answers: dict[s
     assert isinstance(value, list) and set(value) <= {1, 2}
 
 
+@pytest.mark.slow
 def test_a_bad_grammar_does_not_reach_the_engine(answers: dict[str, Any]) -> None:
     assert answers["error"].param == "structured_outputs.regex"
 

@@ -25,7 +25,7 @@ from inferno.plan import Options, resolve
 from inferno.process.confined import confine
 from inferno.process.environment import environment
 from inferno.process.launch import EngineProcess, launch
-from inferno.testing import attempts
+from inferno.testing import alike, attempts
 from inferno.testing.sandbox import PREVENTED, targets
 from inferno.testing.tiny import installed, without_kernels
 
@@ -82,6 +82,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@alike
 @pytest.mark.parametrize("sandbox", [True, False])
 def test_hostile_code_in_the_engine_reaches_nothing(
     hostile: None, tmp_path: Path, sandbox: bool
@@ -247,6 +248,7 @@ def test_without_a_sandbox_that_works_here_it_is_refused(tmp_path: Path) -> None
         LLM("demo", sandbox=True)
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_out_of_a_model_is_not_followed(tmp_path: Path) -> None:
     model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
     shutil.copytree(Path(resolve("demo").path), model)

@@ -18,6 +18,7 @@ from inferno.process import client as client_module
 from inferno.process.client import EngineClient
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing import alike
 from inferno.testing.tiny import run_python
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -190,6 +191,7 @@ def test_an_engine_of_another_event_loop_is_refused(monkeypatch: pytest.MonkeyPa
         client.abort("x")
 
 
+@alike
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [("", "20000 None"), ("GOMP_SPINCOUNT", "active None"), ("OMP_WAIT_POLICY", "None active")],

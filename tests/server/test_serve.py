@@ -111,6 +111,7 @@ def test_a_stopping_server_lets_streams_end_or_sends_an_error(
     assert child.wait(20) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_server_that_drains_answers_new_connections_with_503(process: Any) -> None:
     child, url = process(20)
     long = {"prompt": "x", "stream": True, "max_tokens": 10**9}
@@ -221,6 +222,7 @@ def test_the_address_is_taken_before_anything_is_loaded() -> None:
         run_server("no such model", port=taken.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_stopping_server_says_what_it_waits_for(process: Any) -> None:
     child, url = process(0.3, log=True)
     body = {"prompt": "x", "stream": True, "max_tokens": 10**9}
@@ -235,6 +237,7 @@ def test_a_stopping_server_says_what_it_waits_for(process: Any) -> None:
     assert "1 requests were ended before their answers were complete" in said
 
 
+@pytest.mark.slow
 def test_a_server_without_requests_says_that_it_stops(process: Any) -> None:
     child, url = process(5, log=True)
     assert httpx.get(url + "/health").status_code == 200

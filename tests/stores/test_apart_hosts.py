@@ -50,6 +50,7 @@ def _remove(names: tuple[str, str]) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
+@pytest.mark.slow
 def test_one_host_computes_what_the_other_goes_on_with(
     hosts: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def small() -> dict[str, Any]:
     return SIZES | {"memory": str(fixed + 34 * block)}
 
 
+@pytest.mark.slow
 def test_a_sessions_blocks_outlive_others_and_change_no_answer() -> None:
     mine, *others = prompts(8)
     with LLM("demo", **small()) as llm:

@@ -152,6 +152,7 @@ def test_adapters_stay_beside_the_new_weights(model: Path, other: Path, tmp_path
         assert [ask(llm, lora="a"), ask(llm)] == expected
 
 
+@pytest.mark.slow
 def test_blocks_of_the_old_weights_are_not_found_in_a_store(
     model: Path, other: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ class ArchitectureTests(
         for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
             assert_close(outcome.logits_NV[0], reference_logits(reference, prompt)[-1])
 
+    @alike
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_greedy_tokens_equal_the_reference(
         self,
@@ -157,6 +158,7 @@ class ArchitectureTests(
             if "freq" in name and buffer.dtype != torch.float32
         ]
 
+    @alike
     def test_logits_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
@@ -274,6 +276,7 @@ class ArchitectureTests(
 
     # --- the declarations -------------------------------------------------------------------------
 
+    @alike
     def test_discovery_and_config_import_no_torch(self) -> None:
         """Checked for all classes of a test file in one process."""
         module = vars(sys.modules[type(self).__module__]).values()

@@ -301,6 +301,7 @@ class AttentionBackendTests(Installed):
     def test_the_features_it_lists_exist(self, item: AttentionBackend) -> None:
         assert item.features <= {a.name for a in attrs.fields(AttentionNeed)}
 
+    @alike
     def test_its_cache_is_stated_without_torch(self, item: AttentionBackend) -> None:
         for need in self.grid():
             for tensor in item.cache(need, 16).values():

@@ -94,6 +94,7 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
             assert reason is not None, wrong
             assert len(reason.split()) > 2 and not reason.endswith("."), "a sentence without a stop"
 
+    @alike
     def test_plans_need_no_torch(self) -> None:
         """Checked for all classes of a test file in one process."""
         module = vars(sys.modules[type(self).__module__]).values()
@@ -291,6 +292,7 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
                 f"{name} missing",
             )
 
+    @alike
     @settings(
         max_examples=60,
         deadline=None,

@@ -93,6 +93,7 @@ def test_rows_without_a_finite_logit_take_their_own_best_token() -> None:
         assert_same(x_BV, params, own_BV.bfloat16())
 
 
+@pytest.mark.slow
 def test_a_row_of_a_large_vocabulary() -> None:
     """Of many spans, and with many candidates: half of the tokens may be kept."""
     rows = [(1.0, 0.0, 80, 0.95, 2**30), (4.0, 0.0, 8_999, 0.9, 2**31 - 10**6)]

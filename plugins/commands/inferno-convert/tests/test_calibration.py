@@ -122,6 +122,7 @@ def test_an_expert_sees_its_own_tokens_only(tmp_path: Path) -> None:
         assert down.count == count and down.gram_II is not up.gram_II
 
 
+@pytest.mark.slow
 def test_experts_without_tokens_are_rounded_to_the_nearest_and_said(tmp_path: Path) -> None:
     config = {**EXPERTS, "num_experts": 24, "num_experts_per_tok": 1}
     source = skewed_model(tmp_path, config)
@@ -196,6 +197,7 @@ class Doubling:
         return self.factor(readers[0][0].shape[1])
 
 
+@pytest.mark.slow
 def test_experts_are_scaled_with_their_router(tmp_path: Path) -> None:
     """Also those that no token chose: the norm in front of all has changed."""
     layers, sights = layers_of({**EXPERTS, "num_experts": 24}, tmp_path), Sights()

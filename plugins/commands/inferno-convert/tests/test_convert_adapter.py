@@ -101,6 +101,7 @@ def test_quantized_matrices_are_changed_and_quantized_again(tmp_path: Path) -> N
         assert 0 < float((found - wanted).norm()) < 0.01 * float(wanted.norm())
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_adapter_beside_the_model(tmp_path: Path) -> None:
     """With the embedding, which is the output head too, and every linear layer changed."""
     dense = Path(resolve("demo").path)

@@ -270,6 +270,7 @@ def test_layers_are_split_evenly_and_named_by_their_range() -> None:
     assert groups_of(paths, "none", 4) == []
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_swapped_says_why(noisy: Path, tmp_path: Path) -> None:
     """The model's head is tied, the reference's is stored."""
     folder = tmp_path / "untied"
@@ -371,6 +372,7 @@ def test_the_command_prints_a_table_or_json_and_draws_a_chart(
     assert all(group.name in rows for group in report.groups) and "saves" in rows
 
 
+@pytest.mark.slow
 def test_columns_of_the_table_do_not_touch(report: Report) -> None:
     groups = tuple(attrs.evolve(group, saved=1023 * 1024 + 900) for group in report.groups)
     rows = [row for row in table(attrs.evolve(report, groups=groups)) if "KiB" in row]

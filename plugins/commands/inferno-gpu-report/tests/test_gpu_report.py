@@ -175,6 +175,7 @@ def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     code = "import sys; from inferno.cli import main; main(sys.argv[1:])"
     output = tmp_path / "report.json"

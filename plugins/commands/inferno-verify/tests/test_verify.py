@@ -67,6 +67,7 @@ def test_a_good_one_is_fine_and_a_bad_one_is_refused(tmp_path: Path) -> None:
     assert "refused" in refused and "unusual" not in refused
 
 
+@pytest.mark.slow
 def test_a_trial_is_confined_where_a_sandbox_works(tmp_path: Path) -> None:
     """A link to a file elsewhere, which is as good as the model's own, is not followed."""
     catalog = load_catalog()

@@ -63,6 +63,7 @@ def test_it_calls_a_tool(llm: LLM) -> None:
     assert answer.outputs[0].text == case["answer"]
 
 
+@pytest.mark.slow
 def test_its_loss_on_text_it_never_saw_is_what_the_readme_says(llm: LLM) -> None:
     text = (files(inferno_demo) / "heldout.txt").read_text(encoding="utf-8")
     assert llm.preprocessor.tokenizer is not None

@@ -92,6 +92,7 @@ def divergence(path: Path, exact_NV: Tensor, **options: Any) -> float:
     return float((exact_NV.exp() * (exact_NV - ours_NV)).sum(-1).mean())
 
 
+@pytest.mark.slow
 def test_of_the_error_in_bfloat16_int8_keys_are_the_smaller_part(tmp_path: Path) -> None:
     """Weights like trained ones, at +300, beside float32. A cache of bfloat16 stores the bias with
     the keys, in steps of 2; one of int8 stores the rest of them. Large values cost less."""

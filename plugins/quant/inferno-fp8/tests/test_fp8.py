@@ -12,6 +12,7 @@ from inferno.nn import Fp8Blocks
 from inferno.testing import (
     Encoded,
     QuantSchemeTests,
+    alike,
     assert_same_tokens,
     proposals,
     random_tensors,
@@ -171,6 +172,7 @@ def test_scales_that_are_not_as_many_as_the_blocks_are_refused(wrong: Any) -> No
     assert "weight_block_size" in str(refuses(stored))
 
 
+@alike
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK_V3], ids=["qwen3", "deepseek-v3"])
 def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
     config: dict[str, Any], tmp_path: Path
@@ -181,6 +183,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
     assert_same_tokens(written_twice(tmp_path, config, random_tensors(config, tmp_path / "source")))
 
 
+@pytest.mark.slow
 def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpacked_twin(
     tmp_path: Path,
 ) -> None:
