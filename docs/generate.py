@@ -86,7 +86,7 @@ _UNSAID = {
 
 PLUGINS = DOCS.parent / "plugins"
 FAMILIES = PLUGINS / "models"
-PREFIXES = {"package": ("package:",)}
+PREFIXES = {"package": ("package:",), "modelscope": ("modelscope:",)}
 """What references begin with, for sources whose list depends on the machine."""
 INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
 SAMPLING = ("inferno.server.fields", "inferno.server.responses", "inferno_anthropic")

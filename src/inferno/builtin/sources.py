@@ -19,14 +19,8 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import FetchOptions, Source
+from inferno.contracts import MODEL_FILES, OTHER_FILES, FetchOptions, Source, parts_of
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
-
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
-"""Configs, tokenizer and weights; a repository often has the same weights in other formats too."""
-UNWANTED = ("[!0-9]*/*", "consolidated*")
-"""Folders (onnx, original), but not those of sentence-transformers' modules (1_Pooling), and
-Mistral's second copy of the weights."""
 
 PATIENCE, PATIENCE_IF_HERE = 10.0, 2.0
 """Seconds to wait for the hub's answer: to each question, and to the first if the model is already
@@ -38,8 +32,6 @@ _REF = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?",
     re.A,
 )
-_PART_OF = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)", re.A)
-MAX_PARTS = 1000
 
 
 def is_local(ref: str) -> bool:
@@ -91,10 +83,11 @@ def _download(wanted: _HubRef, options: FetchOptions, *, offline: bool) -> Path:
     }
     if wanted.file:
         files = {
-            part: Path(hf_hub_download(wanted.repo, part, **common)) for part in _parts(wanted.file)
+            part: Path(hf_hub_download(wanted.repo, part, **common))
+            for part in parts_of(wanted.file)
         }
         return files[wanted.file]
-    common |= {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    common |= {"allow_patterns": list(MODEL_FILES), "ignore_patterns": list(OTHER_FILES)}
     return Path(snapshot_download(wanted.repo, **common))
 
 
@@ -147,22 +140,6 @@ def _limited() -> Iterator[None]:
         yield
     finally:
         client.event_hooks = hooks
-
-
-def _parts(file: str) -> list[str]:
-    """Return all parts of a split file, given any of them: `model-00001-of-00003.gguf`. Raises
-    ModelNotFoundError."""
-    found = _PART_OF.fullmatch(file)
-    if found is None:
-        return [file]
-    count = int(found["count"])
-    if not 1 <= int(found["number"]) <= count <= MAX_PARTS:
-        raise ModelNotFoundError(
-            f"{file} is not a valid part", f"Parts are numbered from 1 to at most {MAX_PARTS}."
-        )
-    return [
-        f"{found['stem']}-{i:05}-of-{found['count']}{found['suffix']}" for i in range(1, count + 1)
-    ]
 
 
 def cached() -> Collection[str]:

@@ -120,7 +120,15 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sandboxes import Confinement, Sandbox
 from inferno.contracts.sessions import SessionKeeper, SessionNeed, Sessions, Unpinned
-from inferno.contracts.sources import FetchOptions, Origin, Source
+from inferno.contracts.sources import (
+    MODEL_FILES,
+    OTHER_FILES,
+    FetchOptions,
+    Origin,
+    Source,
+    is_part_of_model,
+    parts_of,
+)
 from inferno.contracts.states import StateSpec
 from inferno.contracts.stores import (
     BlockStore,
@@ -327,4 +335,8 @@ __all__ = [
     "with_head",
     "with_tied_head",
     "without",
+    "MODEL_FILES",
+    "OTHER_FILES",
+    "is_part_of_model",
+    "parts_of",
 ]

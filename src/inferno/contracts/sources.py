@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from attrs import field, frozen
 
 from inferno.contracts import lazy
+from inferno.errors import ModelNotFoundError
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+"""Patterns of configs, tokenizer and weights; a repository often has the same weights in other
+formats, too."""
+OTHER_FILES = ("[!0-9]*/*", "consolidated*")
+"""Folders (onnx, original), but not those of sentence-transformers' modules (1_Pooling), and
+Mistral's second copy of the weights."""
+MAX_PARTS = 1000
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)", re.A)
+
+
+def is_part_of_model(path: str) -> bool:
+    """Whether a model with safetensors needs this file of its repository."""
+
+    def matches(patterns: Collection[str]) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+    return matches(MODEL_FILES) and not matches(OTHER_FILES)
+
+
+def parts_of(file: str) -> list[str]:
+    """Return all parts of a split file, given any of them: `model-00001-of-00003.gguf`. Raises
+    ModelNotFoundError."""
+    match = _PART.fullmatch(file)
+    if match is None:
+        return [file]
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count <= MAX_PARTS:
+        raise ModelNotFoundError(
+            f"{file} is not a valid part", f"Parts are numbered from 1 to at most {MAX_PARTS}."
+        )
+    return [
+        f"{match['stem']}-{i:05}-of-{match['count']}{match['suffix']}" for i in range(1, count + 1)
+    ]
 
 
 @frozen(kw_only=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from fnmatch import fnmatch
 from pathlib import Path
 
 from attrs import frozen
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from inferno.builtin.sources import UNWANTED, WANTED
 from inferno.catalog import Catalog
-from inferno.contracts import Checkpoint, FetchOptions
+from inferno.contracts import Checkpoint, FetchOptions, is_part_of_model
 from inferno.errors import OptionError, UnsupportedError
 from inferno.host import format_bytes
 from inferno_convert.licences import TEXTS, licence_of, split_card
@@ -127,12 +125,7 @@ def _files(source: Path, folder: Path | None, checkpoint: Checkpoint) -> dict[st
             for file in sorted(folder.rglob("*"))
             if file.is_file()
         }
-        return {
-            f"model/{path}": file
-            for path, file in inside.items()
-            if any(fnmatch(path, pattern) for pattern in WANTED)
-            and not any(fnmatch(path, pattern) for pattern in UNWANTED)
-        }
+        return {f"model/{path}": file for path, file in inside.items() if is_part_of_model(path)}
     files = tuple(getattr(checkpoint, "files", ()))
     if not files:
         raise UnsupportedError(
