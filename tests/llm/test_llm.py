@@ -127,6 +127,8 @@ def test_params_that_do_not_match_the_prompts_are_refused() -> None:
         llm()[0].generate(["a", "b"], [LONG])
     with pytest.raises(RequestError, match="are not SamplingParams"):
         llm()[0].generate("a", {"max_tokens": 3})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="2 prompts, but 1 sessions"):
+        llm()[0].generate(["a", "b"], session=["one"])
 
 
 @pytest.mark.parametrize(("wanted", "given"), [(None, 90), (500, 90), (7, 7)])

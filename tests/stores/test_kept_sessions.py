@@ -64,6 +64,9 @@ def test_pins_are_soft_a_session_over_the_whole_cache_blocks_nothing() -> None:
         together = llm.generate(many, GREEDY, session="all")
         assert [each.outputs[0].token_ids for each in together] == right
         assert len(llm.sessions()) == 7
+        each = llm.generate(many[:2], GREEDY, session=["one's own", None])
+        assert [one.outputs[0].token_ids for one in each] == right[:2]
+        assert len(llm.sessions()) == 8
 
 
 def test_tiers_of_a_session_and_what_its_end_leaves(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 from inferno.errors import RequestError
 from inferno.request.sampling_params import SamplingParams
+from inferno.request.sessions import SessionHint, hint_of
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}; the tokens of
@@ -21,6 +22,9 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts of a call, or for each."""
+
+Sessions: TypeAlias = str | Sequence[str | None] | None
+"""The session of all prompts of a call, or of each."""
 
 
 def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
@@ -96,6 +100,19 @@ def params_of(params: Params, count: int) -> list[SamplingParams | None]:
             param="sampling_params",
         )
     return list(params)
+
+
+def hints_of(session: Sessions, count: int) -> list[SessionHint | None]:
+    """List the session of each prompt."""
+    if session is None or isinstance(session, str):
+        return [hint_of(session)] * count
+    if len(session) != count:
+        raise RequestError(
+            f"there are {count} prompts, but {len(session)} sessions",
+            "Name one for all prompts, or one for each.",
+            param="session",
+        )
+    return [hint_of(name) for name in session]
 
 
 def is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:

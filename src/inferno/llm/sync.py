@@ -19,6 +19,8 @@ from inferno.llm.prompts import (
     Messages,
     Params,
     Prompt,
+    Sessions,
+    hints_of,
     is_one_conversation,
     params_of,
     prompts_of,
@@ -127,21 +129,19 @@ class LLM:
         sampling_params: Params = None,
         *,
         lora: str | None = None,
-        session: str | None = None,
+        session: Sessions = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Return the answers in the order of the prompts, computed with the adapter `lora`, if it
-        is named. The blocks of a `session` are kept, if anything keeps sessions. One invalid prompt
-        fails the call before anything runs; any exception, Ctrl-C included, aborts the call's
+        is named. The blocks of a `session` (of all, or of each) are kept, if anything keeps
+        sessions. One invalid prompt fails the call before anything runs; any exception aborts its
         requests. `use_tqdm` is not supported."""
         if use_tqdm:
             raise RequestError("use_tqdm is not supported", "Leave it out.", param="use_tqdm")
-        many = prompts_of(prompts)
+        count = len(many := prompts_of(prompts))
+        each = zip(many, params_of(sampling_params, count), hints_of(session, count), strict=True)
         return self._run(
-            [
-                self._preprocessor.prepare(p, s, lora=lora, session=hint_of(session))
-                for p, s in zip(many, params_of(sampling_params, len(many)), strict=True)
-            ]
+            [self._preprocessor.prepare(p, s, lora=lora, session=hint) for p, s, hint in each]
         )
 
     def chat(
@@ -154,7 +154,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: str | None = None,
-        session: str | None = None,
+        session: Sessions = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Run `generate` on one conversation or several, rendered by the chat template."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +15,7 @@ import pytest
 from inferno import LLM, InfernoError
 from inferno import SamplingParams as Params
 from inferno_vllm_rs import (
+    DType,
     Engine,
     EngineConfig,
     FieldError,
@@ -22,8 +25,9 @@ from inferno_vllm_rs import (
     PdMethod,
     PdRole,
     SamplingParams,
+    commands,
 )
-from inferno_vllm_rs.config import _REFUSED
+from inferno_vllm_rs.config import REFUSED
 
 
 class FakeLLM:
@@ -34,6 +38,7 @@ class FakeLLM:
     def __init__(self, fails: InfernoError | None = None) -> None:
         self.fails = fails
         self.asked: list[Params] = []
+        self.sessions: list[str | None] = []
         self.open = 0
 
     @property
@@ -50,8 +55,10 @@ class FakeLLM:
     def encode_chat(self, messages: Any) -> tuple[int, ...]:
         return self.encode_prompt(self.render_chat(messages))
 
-    def generate(self, prompts: list[tuple[int, ...]], params: Any) -> list[Any]:
-        self.asked = params if isinstance(params, list) else [params] * len(prompts)
+    def generate(
+        self, prompts: list[tuple[int, ...]], params: list[Params], session: list[str | None]
+    ) -> list[Any]:
+        self.asked, self.sessions = params, session
         times = SimpleNamespace(arrival_time=1.0, first_token_time=2.0, finished_time=3.0)
         return [
             SimpleNamespace(
@@ -62,8 +69,8 @@ class FakeLLM:
             for ids in prompts
         ]
 
-    def stream(self, prompt: tuple[int, ...], params: Params) -> Iterator[Any]:
-        self.asked = [params]
+    def stream(self, prompt: tuple[int, ...], params: Params, session: str | None) -> Iterator[Any]:
+        self.asked, self.sessions = [params], [session]
         self.open += 1
         try:
             for token_id in itertools.chain(prompt, [0]):
@@ -161,17 +168,43 @@ def test_infernos_own_params_are_taken_as_they_are() -> None:
     assert asked(Params(min_p=0.5)) == Params(min_p=0.5)
 
 
-def test_a_field_that_changes_nothing_is_named() -> None:
-    with pytest.warns(UserWarning, match="session_id changes nothing"):
-        SamplingParams(session_id="s")
+def test_a_session_is_assigned_as_in_the_readme_of_vllm_rs() -> None:
+    model, fake = engine()
+    params = SamplingParams(temperature=0.6, max_tokens=256)
+    model.generate_sync([params, Params()], ["a", "b"])
+    assert fake.sessions == [None, None]
+    params.session_id = "conversation"
+    model.generate_sync([params, Params()], ["a", "b"])
+    assert fake.sessions == ["conversation", None]
+    list(model.generate_stream(params, [Message("user", "a")])[2])
+    assert fake.sessions == ["conversation"]
 
 
-@pytest.mark.parametrize("name", sorted(_REFUSED))
+def test_every_field_of_every_class_can_be_assigned() -> None:
+    for made in (
+        SamplingParams(),
+        GenerationConfig(0.5, 0.9, 20, 0.1, 0.2),
+        EngineConfig(),
+        Message("user", "hi"),
+        PdConfig(PdRole.Client),
+    ):
+        for name in attrs.fields_dict(type(made)):
+            setattr(made, name, getattr(made, name))
+    config = EngineConfig(model_id="a/b")
+    config.max_model_len = 4096
+    assert config.options() == {"max_model_len": 4096}
+    config.weight_file = "c.gguf"
+    assert config.ref == "a/b/c.gguf"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_is_not_offered_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(FieldError, match=f"EngineConfig.{name} is not offered") as caught:
         EngineConfig(**cast(Any, {name: 1}))
     assert caught.value.remedy
-    EngineConfig(**cast(Any, {name: False}))
+    config = EngineConfig(**cast(Any, {name: False}))
+    with pytest.raises(FieldError, match=f"EngineConfig.{name} is not offered"):
+        setattr(config, name, 1)
 
 
 def test_every_field_of_the_config_is_honoured_or_refused() -> None:
@@ -202,7 +235,7 @@ def test_every_field_of_the_config_is_honoured_or_refused() -> None:
         "decode_with": "tcp://there:7000",
     }
     set_here = {a.name for a in attrs.fields(EngineConfig) if getattr(config, a.name) is not None}
-    assert {a.name for a in attrs.fields(EngineConfig)} == honoured | set_here | set(_REFUSED)
+    assert {a.name for a in attrs.fields(EngineConfig)} == honoured | set_here | set(REFUSED)
 
 
 def test_a_client_finds_the_server_of_its_machine_without_a_url() -> None:
@@ -227,6 +260,7 @@ def test_a_pd_config_that_no_engine_can_have_says_what_to_do(
 
 def test_the_config_names_one_model() -> None:
     assert EngineConfig(weight_path="/models/x").ref == "/models/x"
+    assert EngineConfig(weight_file="/models/x.gguf").ref == "/models/x.gguf"
     for config in (EngineConfig(), EngineConfig(weight_path="a", model_id="b")):
         with pytest.raises(FieldError, match="names [02] models"):
             assert config.ref
@@ -245,6 +279,72 @@ def test_a_method_that_is_not_offered_says_what_to_do(name: str) -> None:
     with pytest.raises(FieldError, match=f"Engine.{name} is not offered") as caught:
         getattr(model, name)()
     assert "inferno serve" in caught.value.remedy
+
+
+@pytest.mark.parametrize("dtype", ["bf16", DType.BF16])
+def test_a_dtype_is_a_member_or_its_name(dtype: DType | str) -> None:
+    assert DType.of(dtype) is DType.BF16 and DType.of(dtype).name_here == "bfloat16"
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "server --w /m --host 0.0.0.0 --port 8001 --d 0,1 --fp8-kvcache --context-cache": "serve /m "
+    "--dtype bfloat16 --host 0.0.0.0 --port 8001 --tp 2 --kv-cache-dtype fp8_e4m3 "
+    "--enable-prefix-caching",
+    "server --m a/b --f c.gguf --isq q4k --max-num-seqs 8 --cpu-mem-fold 0.5 --ui-server": "serve "
+    "a/b/c.gguf --dtype bfloat16 --max-num-seqs 8 --cpu-mem-fold 0.5 --isq q4_k --page",
+    "server --w /m --d 0 --pd-client --pd-url tcp://there:7000": "serve /m --dtype bfloat16 "
+    "--pd-url tcp://there:7000 --pd-client",
+    "chat --i --m a/b --dtype f32 --max-tokens 9 --log --flash": "chat a/b --dtype float32 "
+    "--max-tokens 9",
+    "chat --w /m --prompts one|two": "generate /m --dtype bfloat16 --prompts one|two",
+    "completion --f c.gguf --batch 256 --max_tokens 9 --top-p 0.9": "generate c.gguf --dtype "
+    "bfloat16 --prompts How are you?|How to make money? --batch 256 --top-p 0.9 --max-tokens 9",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_is_the_command_of_inferno_that_does_the_same(line: str) -> None:
+    name, *arguments = line.split(" ")
+    assert (
+        " ".join(getattr(commands, {"server": "serve"}.get(name, name))(arguments))
+        == (COMMANDS[line])
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("--temperature 0.5", "generation_config.json"), ("--kv-fraction 0.5", "plan")],
+)
+def test_an_option_that_a_server_cannot_have_says_what_to_do(option: str, remedy: str) -> None:
+    with pytest.raises(FieldError, match=f"{option.split()[0]} is not offered") as caught:
+        commands.serve(["--w", "/m", *option.split()])
+    assert remedy in caught.value.remedy
+
+
+def test_devices_are_counted_from_0() -> None:
+    with pytest.raises(FieldError, match="--d 1,3") as caught:
+        commands.serve(["--w", "/m", "--d", "1,3"])
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.remedy
+
+
+def test_a_module_runs_infernos_command() -> None:
+    pytest.importorskip("inferno_demo")
+    line = "completion --w demo --dtype f32 --prompts import|import --max-tokens 4 --temperature 0"
+    module, *arguments = line.split()
+    ran = subprocess.run(
+        [sys.executable, "-m", f"inferno_vllm_rs.{module}", *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0 and ran.stdout.count("--- import") == 2, ran.stderr
+    refused = subprocess.run(
+        [sys.executable, "-m", "inferno_vllm_rs.server", "--w", "demo", "--mcp-config", "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and "--mcp-config is not offered" in refused.stderr
 
 
 # --- a model --------------------------------------------------------------------------------------

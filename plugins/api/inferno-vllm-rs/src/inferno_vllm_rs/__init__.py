@@ -1,6 +1,7 @@
 """The Python API of vllm.rs, over `inferno.LLM`. A field is honoured, or refused by its name."""
 
 from inferno_vllm_rs.config import (
+    DType,
     EngineConfig,
     FieldError,
     GenerationConfig,
@@ -12,6 +13,7 @@ from inferno_vllm_rs.config import (
 from inferno_vllm_rs.engine import Engine, EngineStream, GenerationOutput, Message, StreamItem
 
 __all__ = [
+    "DType",
     "Engine",
     "EngineConfig",
     "EngineStream",

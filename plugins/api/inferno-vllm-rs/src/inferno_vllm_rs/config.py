@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import define
 
 from inferno import InfernoError
 from inferno import SamplingParams as Params
@@ -17,7 +16,7 @@ MAX_TOKENS = 4096
 """Most tokens of an answer, unless params or config say."""
 _PD_URL = "shm://pd"
 
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     "hf_token": "Set HF_TOKEN in the environment.",
     "hf_token_path": "Set HF_TOKEN_PATH in the environment.",
     "tokenizer": "Put tokenizer.json into the model's folder.",
@@ -36,8 +35,9 @@ _REFUSED: Mapping[str, str] = {
 }
 """Fields of vllm.rs that are not offered, and what to do instead."""
 
-_ISQ = {f"q{bits}k": f"q{bits}_k" for bits in range(2, 7)}
-_ISQ |= {name.replace("_", ""): name for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")}
+ISQ = {f"q{bits}k": f"q{bits}_k" for bits in range(2, 7)}
+ISQ |= {name.replace("_", ""): name for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")}
+"""A block type as vllm.rs writes it -> as inferno does."""
 
 
 class FieldError(InfernoError):
@@ -47,7 +47,7 @@ class FieldError(InfernoError):
     status = 400
 
 
-@frozen(kw_only=True)
+@define
 class GenerationConfig:
     """Sampling where a request says nothing. None leaves a field to the checkpoint's
     generation_config.json."""
@@ -59,7 +59,7 @@ class GenerationConfig:
     presence_penalty: float | None = None
 
 
-@frozen
+@define
 class SamplingParams:
     """How one request wants its tokens drawn. None leaves a field to `EngineConfig.generation_cfg`,
     then to the checkpoint."""
@@ -70,18 +70,9 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float | None = None
     session_id: str | None = None
-    """Changes nothing, and warns so: the prefix cache finds a conversation's beginning by its
-    content."""
+    """The blocks of its conversation are kept for the next turn, with `inferno-session`."""
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.session_id is not None:
-            warnings.warn(
-                "session_id changes nothing: the prefix cache finds a conversation's beginning by "
-                "its content, whatever the session",
-                stacklevel=3,
-            )
 
     def merged(self, config: EngineConfig, default: Params) -> Params:
         """inferno's params: this request's fields, else the config's, else `default`'s. The
@@ -94,11 +85,34 @@ class SamplingParams:
         return attrs.evolve(default, **given)
 
 
+class DType(Enum):
+    """What the model computes in."""
+
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+
+    @property
+    def name_here(self) -> str:
+        """As `inferno.LLM` takes it."""
+        return {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[self.value]
+
+    @classmethod
+    def of(cls, dtype: DType | str) -> DType:
+        """Raises FieldError."""
+        try:
+            return cls(dtype)
+        except ValueError:
+            known = ", ".join(each.value for each in cls)
+            raise FieldError(f"dtype is {dtype!r}", f"Known: {known}.") from None
+
+
 class PdRole(Enum):
     """Which of two instances this is: one computes long prompts for the other."""
 
     Client = 1
     PDServer = 2
+    Server = 2
 
 
 class PdMethod(Enum):
@@ -108,7 +122,7 @@ class PdMethod(Enum):
     RemoteTcp = 2
 
 
-@frozen
+@define
 class PdConfig:
     """Prefill and decode apart: this engine has long prompts computed by the instance at `url`,
     which `inferno serve MODEL --pd-server --pd-url URL` starts."""
@@ -131,7 +145,14 @@ class PdConfig:
         return {"decode_with": self.url or _PD_URL}
 
 
-@frozen(kw_only=True)
+def _offered(config: EngineConfig, field: attrs.Attribute[Any], value: Any) -> Any:
+    """Refuse a value of a field that is not offered."""
+    if field.name in REFUSED and value is not None and value is not False:
+        raise FieldError(f"EngineConfig.{field.name} is not offered", REFUSED[field.name])
+    return value
+
+
+@define(kw_only=True, on_setattr=_offered)
 class EngineConfig:
     """What to load: a folder (`weight_path`), a file (`weight_file`) or a hub id (`model_id`), and
     limits. None leaves a limit to the plan.
@@ -178,19 +199,19 @@ class EngineConfig:
     def __attrs_post_init__(self) -> None:
         if self.pd_config is not None:
             self.pd_config.options()  # or it is refused
-        for name, remedy in _REFUSED.items():
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                raise FieldError(f"EngineConfig.{name} is not offered", remedy)
+        for field in attrs.fields(EngineConfig):
+            _offered(self, field, getattr(self, field.name))
 
     @property
     def ref(self) -> str:
-        """The model, as `inferno.LLM` takes it."""
+        """The model, as `inferno.LLM` takes it. A file beside a `model_id` is one of its files."""
+        if self.model_id and self.weight_file and not self.weight_path:
+            return f"{self.model_id}/{self.weight_file}"
         given = [r for r in (self.weight_path, self.weight_file, self.model_id) if r]
         if len(given) != 1:
             raise FieldError(
                 f"EngineConfig names {len(given)} models",
-                "Give one of weight_path, weight_file and model_id.",
+                "Give weight_path, weight_file or model_id; or a model_id and one of its files.",
             )
         return given[0]
 
@@ -201,7 +222,7 @@ class EngineConfig:
         if self.pd_config is not None:
             given |= self.pd_config.options()
         given["tp"] = self.num_shards
-        given["isq"] = None if self.isq is None else _ISQ.get(self.isq, self.isq)
+        given["isq"] = None if self.isq is None else ISQ.get(self.isq, self.isq)
         if self.prefix_cache is not None:
             given["cache_policy"] = "auto" if self.prefix_cache else "none"
         if self.fp8_kvcache:

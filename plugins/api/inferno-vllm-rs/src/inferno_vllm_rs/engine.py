@@ -8,16 +8,14 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 import attrs
-from attrs import frozen
+from attrs import define
 
 from inferno import LLM, InfernoError, RequestOutput
 from inferno import SamplingParams as Params
-from inferno_vllm_rs.config import EngineConfig, FieldError, SamplingParams
-
-_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+from inferno_vllm_rs.config import DType, EngineConfig, FieldError, SamplingParams
 
 
-@frozen
+@define
 class Message:
     """One turn of a conversation."""
 
@@ -29,7 +27,7 @@ Prompt: TypeAlias = str | Sequence[Message]
 """Text, as in the first versions of that API, or messages, as in later ones."""
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class GenerationOutput:
     """One answer. Times are milliseconds since 1970."""
 
@@ -43,7 +41,7 @@ class GenerationOutput:
     decode_output: str
 
 
-@frozen
+@define
 class StreamItem:
     """TOKEN: the next text. DONE: (prompt start, decode start, decode finish, tokens), times in
     milliseconds since 1970. ERROR: the message."""
@@ -92,12 +90,11 @@ class EngineStream:
 
 
 class Engine:
-    """A loaded model. `dtype` is "bf16", "f16" or "f32". Params may be inferno's own, too."""
+    """A loaded model. Params may be inferno's own, too."""
 
-    def __init__(self, config: EngineConfig, dtype: str = "bf16") -> None:
-        if dtype not in _DTYPES:
-            raise FieldError(f"dtype is {dtype!r}", f"Known: {', '.join(_DTYPES)}.")
-        self._begin(LLM(config.ref, dtype=_DTYPES[dtype], **config.options()), config)
+    def __init__(self, config: EngineConfig, dtype: DType | str = DType.BF16) -> None:
+        computed_in = DType.of(dtype).name_here
+        self._begin(LLM(config.ref, dtype=computed_in, **config.options()), config)
 
     @classmethod
     def of(cls, llm: LLM, config: EngineConfig | None = None) -> Self:
@@ -124,12 +121,12 @@ class Engine:
         prompts: Sequence[Prompt],
     ) -> list[GenerationOutput]:
         """All answers, in the order of the prompts. `params` are one for all, or one for each."""
-        wanted = (
-            [self._params(p) for p in params]
-            if isinstance(params, Sequence)
-            else self._params(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        outputs = self._llm.generate(
+            [self._encode(p) for p in prompts],
+            [self._params(p) for p in each],
+            session=[_session(p) for p in each],
         )
-        outputs = self._llm.generate([self._encode(p) for p in prompts], wanted)
         return [self._generated(output) for output in outputs]
 
     def generate_stream(
@@ -137,7 +134,7 @@ class Engine:
     ) -> tuple[int, int, EngineStream]:
         """(sequence id, prompt length in tokens, the answer as it comes)."""
         token_ids = self._encode(prompt)
-        deltas = self._llm.stream(token_ids, self._params(params))
+        deltas = self._llm.stream(token_ids, self._params(params), session=_session(params))
         stream = EngineStream(next(self._ids), len(token_ids), deltas)
         return stream.seq_id, stream.prompt_length, stream
 
@@ -181,6 +178,10 @@ class Engine:
             decoded_length=len(output.outputs[0].token_ids),
             decode_output=output.outputs[0].text,
         )
+
+
+def _session(params: SamplingParams | Params) -> str | None:
+    return params.session_id if isinstance(params, SamplingParams) else None
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,0 +1,8 @@
+"""`python -m inferno_vllm_rs.chat`: see `commands`."""
+
+from __future__ import annotations
+
+from inferno_vllm_rs.commands import run
+
+if __name__ == "__main__":
+    run("chat")
