@@ -2,12 +2,14 @@
 that most decoders share. Imports no torch."""
 
 from inferno.configs.decoder import (
+    CONV,
     FULL,
     SLIDING,
     DecoderConfig,
     MTPConfig,
     SwitchedWindowConfig,
     WindowedConfig,
+    numbered_layers,
     typed_layers,
 )
 from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
@@ -21,6 +23,7 @@ from inferno.configs.reader import (
 from inferno.configs.rope import RopeConfig
 
 __all__ = [
+    "CONV",
     "DecoderConfig",
     "FULL",
     "MTPConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "check_mamba2_heads",
     "check_positive",
     "mamba2_state",
+    "numbered_layers",
     "read_config",
     "time_step_limit",
     "typed_layers",

@@ -13,8 +13,8 @@ from inferno.configs.rope import RopeConfig
 from inferno.contracts import AttentionSpec, StateSpec
 from inferno.errors import CheckpointError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""The values of `layer_types`."""
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
+"""Values of `layer_types`."""
 
 
 @frozen(kw_only=True)
@@ -128,6 +128,23 @@ def typed_layers(windows: Sequence[bool] | bool | None, layers: int) -> list[str
         windows = [(layer + 1) % 4 > 0 for layer in range(layers)]
     each = [windows] * layers if isinstance(windows, bool) else windows
     return [SLIDING if window else FULL for window in each]
+
+
+def numbered_layers(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Return `layer_types` of `config.json`, or from `full_attn_idxs`, the numbers of the layers
+    with attention: the others are `CONV`. Without both, all have attention. Raises
+    CheckpointError."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    full = config.get("full_attn_idxs")
+    if full is None:
+        return (FULL,) * layers
+    if not isinstance(full, list) or not all(type(n) is int and 0 <= n < layers for n in full):
+        raise CheckpointError(
+            f"config.json: full_attn_idxs is {str(full)[:100]}",
+            f"It must list layers, from 0 to {layers - 1}.",
+        )
+    return tuple(FULL if layer in full else CONV for layer in range(layers))
 
 
 @frozen(kw_only=True)

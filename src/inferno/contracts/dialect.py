@@ -89,8 +89,9 @@ class Dialect:
     added: Mapping[str, float] = field(factory=dict)
     """Modules, by path in the file, whose weight is stored with this constant added:
     {"output_norm": 1.0}."""
-    single_rows: tuple[str, ...] = ()
-    """Modules, by path in the file, whose one-row matrix is stored as a vector."""
+    squeezed: Mapping[str, int] = field(factory=dict)
+    """Modules, by path in the file -> the axis of their weight that files leave out, because its
+    length is 1: {"blk.{n}.ffn_gate_inp_shexp": 0} is a matrix of one row, stored as a vector."""
     strip_after: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Tokenizers, by their name in files, whose added tokens also match the whitespace after them,
     which files do not say -> those that do not: {"llama": ("<s>", "<unk>")}."""

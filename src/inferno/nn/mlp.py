@@ -11,6 +11,9 @@ from inferno.nn.linear import Linear, MergedLinear
 from inferno.ops import reference as ops
 
 Activation = Literal["silu", "gelu_tanh"]
+Names = tuple[str, str, str]
+"""Those of gate, up and down in checkpoints."""
+NAMES: Names = ("gate_proj", "up_proj", "down_proj")
 
 
 class GatedMLP(Layer):
@@ -23,28 +26,36 @@ class GatedMLP(Layer):
         *,
         bias: bool = False,
         activation: Activation = "silu",
+        names: Names = NAMES,
     ) -> None:
         super().__init__()
         self.gate_up = MergedLinear(
-            hidden_size, bias=bias, gate_proj=intermediate_size, up_proj=intermediate_size
+            hidden_size, bias=bias, **dict.fromkeys(names[:2], intermediate_size)
         )
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self.down_name = names[2]
+        self.add_module(names[2], Linear(intermediate_size, hidden_size, bias=bias))
         self.activation = activation
         self.ops = ops.TORCH
 
     def divide(self, shard: Shard) -> None:
         """Keep a part of the inner width."""
-        if shard.divides(size := self.down_proj.weight.shape[1]):
+        if shard.divides(size := self.down.weight.shape[1]):
             inner = shard.share(size)
             self.gate_up.keep_rows(inner, inner)
-            self.down_proj.keep_columns(inner, shard)
+            self.down.keep_columns(inner, shard)
+
+    @property
+    def down(self) -> Linear:
+        """The matrix that is multiplied last."""
+        found: Linear = getattr(self, self.down_name)
+        return found
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD)
-        y_TD: Tensor = self.down_proj(gated(self.ops, self.activation, gate_TI, up_TI))
+        y_TD: Tensor = self.down(gated(self.ops, self.activation, gate_TI, up_TI))
         return y_TD
 
 

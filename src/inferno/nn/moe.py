@@ -19,7 +19,7 @@ from inferno.contracts import Shard
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
 from inferno.nn.lora import Pairs, StepSlots
-from inferno.nn.mlp import GatedMLP
+from inferno.nn.mlp import NAMES, GatedMLP, Names
 from inferno.nn.weight import Weight, with_biases
 from inferno.ops import reference as ops
 
@@ -96,11 +96,6 @@ class Router(Layer):
         return experts_TK, ops.weights(scores_TE, experts_TK, r.normalize, r.scale)
 
 
-Names = tuple[str, str, str]
-"""Those of an expert's gate, up and down in checkpoints."""
-_NAMES = ("gate_proj", "up_proj", "down_proj")
-
-
 class Expert(nn.Module):
     """One expert's matrices, under the names of gate, up and down."""
 
@@ -129,7 +124,7 @@ class Experts(Layer):
         *,
         bias: bool = False,
         gated: Callable[[Tensor, Tensor], Tensor] | None = None,
-        names: Names = _NAMES,
+        names: Names = NAMES,
     ) -> None:
         """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up."""
         super().__init__()
@@ -206,7 +201,7 @@ class MixtureOfExperts(nn.Module):
         *,
         correction: bool = False,
         shared_size: int = 0,
-        names: Names = _NAMES,
+        names: Names = NAMES,
     ) -> None:
         """`shared_size` is the total inner width of the shared experts; 0: none. `names` are those
         of an expert's matrices."""
@@ -232,9 +227,9 @@ class MixtureOfExperts(nn.Module):
 def sum_once(experts: Experts, shared: GatedMLP | None) -> bool:
     """Leave the sum over the ranks to the caller, who adds routed and shared experts, if both are
     divided. Returns whether they are. To be called by `divide`."""
-    if shared is None or not (experts.summed and shared.down_proj.summed):
+    if shared is None or not (experts.summed and shared.down.summed):
         return False
-    experts.summed = shared.down_proj.summed = False
+    experts.summed = shared.down.summed = False
     return True
 
 

@@ -90,8 +90,9 @@ def write_gguf(
             for member in sorted({member for member, _ in names})
         ]
         whole = torch.stack(members) if is_stack else members[0]
-        single = module_pattern(stored) in dialect.single_rows
-        values = add(stored, whole.squeeze(0) if single else whole).view(whole.shape)
+        is_weight = stored.endswith(".weight")
+        axis = dialect.squeezed.get(module_pattern(stored)) if is_weight else None
+        values = add(stored, whole if axis is None else whole.squeeze(axis)).view(whole.shape)
         rest = {member: values[member] if is_stack else values for member, _ in names}
         for (member, _), name in sorted(names.items()):
             size = len(tensors[name])
@@ -138,7 +139,7 @@ def check_names(dialect: Dialect) -> Iterator[str]:
     }
     stacks = [stack for join in dialect.joins.values() for stack in join.stacks]
     own = [stored for stored, ours in dialect.modules.items() if ours is not None]
-    for module in (*own, *dialect.rows, *stacks, *dialect.added, *dialect.single_rows):
+    for module in (*own, *dialect.rows, *stacks, *dialect.added, *dialect.squeezed):
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"
     keys = {

@@ -35,5 +35,5 @@ QWEN2_MOE = Dialect(
     },  # not stored; llama.cpp never normalizes
     present={"qkv_bias": "blk.0.attn_q.bias"},
     config=_qwen2_moe,
-    single_rows=("blk.{n}.ffn_gate_inp_shexp",),
+    squeezed={"blk.{n}.ffn_gate_inp_shexp": 0},
 )

@@ -68,7 +68,7 @@ class GgufAdapter:
         alpha = _alpha(file, dialect)
         shapes = dict(_shapes(file))
         wholes = {name: _whole(name, *pair) for name, pair in shapes.items()}
-        plain = evolve(dialect, rotary_pairs={}, added={}, joins={}, single_rows=())
+        plain = evolve(dialect, rotary_pairs={}, added={}, joins={}, squeezed={})
         ranges = translate(_as_stored(file, wholes), plain, base.config).ranges
         pairs: dict[str, LowRank] = {}
         sources: dict[str, Source] = {}

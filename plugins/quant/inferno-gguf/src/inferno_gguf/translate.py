@@ -39,8 +39,8 @@ class Translation:
     joins: dict[str, RowJoin] = field(factory=dict)
     """Matrices stored as several stacks: `RowJoin` with tensor names."""
     infos: dict[str, TensorInfo] = field(factory=dict)
-    """Headers that differ from those of `ranges`: of `joins`, and of matrices stored as a
-    vector."""
+    """Headers that differ from those of `ranges`: of `joins`, and of squeezed
+    tensors."""
 
 
 def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]) -> Translation:
@@ -65,8 +65,10 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
                 found.changes[ours] = Change(heads=heads)
             elif module in dialect.added:
                 found.changes[ours] = Change(added=dialect.added[module])
-            if module in dialect.single_rows and len(info.shape) == 1:
-                found.infos[ours] = TensorInfo(info.dtype, (1, *info.shape), info.nbytes)
+            axis = dialect.squeezed.get(module) if name.endswith(".weight") else None
+            if axis is not None and axis <= len(info.shape) <= 2:
+                shape = (*info.shape[:axis], 1, *info.shape[axis:])
+                found.infos[ours] = TensorInfo(info.dtype, shape, info.nbytes)
     for path, join in dialect.joins.items():
         _join(found, stored, path, join)
     return found

@@ -164,8 +164,9 @@ def _stacks(
         shape: tuple[int, ...] = (sum(s[0] for s in first), *first[0][1:])
         if stored in stacked:
             shape = (len(numbers), *shape)
-        elif module_pattern(stored) in dialect.single_rows and shape[0] == 1:
-            shape = shape[1:]
+        elif stored.endswith(".weight") and module_pattern(stored) in dialect.squeezed:
+            axis = dialect.squeezed[module_pattern(stored)]
+            shape = (*shape[:axis], *shape[axis + 1 :])
         shapes[stored] = shape
     first_of = {stored: (members[stored][0][0], shape) for stored, shape in shapes.items()}
     written = {name.removesuffix(".weight") for name in names}

@@ -1,0 +1,36 @@
+"""LFM2 for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture
+from inferno_lfm2.gguf import LFM2, LFM2_MOE
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="Lfm2ForCausalLM",
+            model_types=("lfm2",),
+            config="inferno_lfm2.config:Lfm2Config.from_json",
+            build="inferno_lfm2.model:Lfm2ForCausalLM",
+            adapt="inferno_lfm2.checkpoint:usual_names",
+            dialects={"gguf": LFM2},
+            checkpoints=(
+                "LiquidAI/LFM2-350M",
+                "LiquidAI/LFM2-700M",
+                "LiquidAI/LFM2-1.2B",
+                "LiquidAI/LFM2-2.6B",
+            ),
+        ),
+        Architecture(
+            name="Lfm2MoeForCausalLM",
+            model_types=("lfm2_moe",),
+            config="inferno_lfm2.config:Lfm2MoeConfig.from_json",
+            build="inferno_lfm2.model:Lfm2MoeForCausalLM",
+            adapt="inferno_lfm2.checkpoint:usual_names",
+            dialects={"gguf": LFM2_MOE},
+            checkpoints=("LiquidAI/LFM2-8B-A1B",),
+        ),
+    ]
