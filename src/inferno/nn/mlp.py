@@ -11,8 +11,8 @@ from inferno.nn.linear import Linear, MergedLinear
 from inferno.ops import reference as ops
 
 Activation = Literal["silu", "gelu_tanh"]
-Names = tuple[str, str, str]
-"""Those of gate, up and down in checkpoints."""
+Names = tuple[str, ...]
+"""Those of gate, up and down in checkpoints; only of up and down, if nothing is gated."""
 NAMES: Names = ("gate_proj", "up_proj", "down_proj")
 
 

@@ -97,20 +97,20 @@ class Router(Layer):
 
 
 class Expert(nn.Module):
-    """One expert's matrices, under the names of gate, up and down."""
+    """One expert's matrices, under their names."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, names: Names, *, bias: bool
     ) -> None:
         super().__init__()
-        for name in names[:2]:
+        for name in names[:-1]:
             self.add_module(name, Linear(hidden_size, intermediate_size, bias=bias))
-        self.add_module(names[2], Linear(intermediate_size, hidden_size, bias=bias))
+        self.add_module(names[-1], Linear(intermediate_size, hidden_size, bias=bias))
 
 
 class Experts(Layer):
-    """Gated MLPs, of which each token uses a few. An expert is stored under its index:
-    `experts.3.gate_proj`.
+    """Gated MLPs, or plain ones, of which each token uses a few. An expert is stored under its
+    index: `experts.3.gate_proj`.
 
     Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and
     multiplies one group per expert.
@@ -123,10 +123,11 @@ class Experts(Layer):
         intermediate_size: int,
         *,
         bias: bool = False,
-        gated: Callable[[Tensor, Tensor], Tensor] | None = None,
+        gated: Callable[..., Tensor] | None = None,
         names: Names = NAMES,
     ) -> None:
-        """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up."""
+        """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up. With two
+        names there is no gate, and it is given up_NI alone."""
         super().__init__()
         self.num_experts = num_experts
         self.gated = gated
@@ -146,9 +147,9 @@ class Experts(Layer):
             return
         self.summed, inner = True, shard.share(self.size)
         for number in range(self.num_experts):
-            gate, up, down = (self._linear(number, name) for name in self.names)
-            gate.keep_rows(inner)
-            up.keep_rows(inner)
+            *ups, down = (self._linear(number, name) for name in self.names)
+            for up in ups:
+                up.keep_rows(inner)
             down.keep_columns(inner, shard, summed=False)
 
     def _linear(self, number: int, name: str) -> Linear:
@@ -161,28 +162,26 @@ class Experts(Layer):
         original memory."""
         self.ops, stack = to.ops, to.stack
         numbers = range(self.num_experts)
-        gates, ups, downs = ([self._linear(n, name) for n in numbers] for name in self.names)
+        *ups, downs = ([self._linear(n, name) for n in numbers] for name in self.names)
         for number in numbers:
             delattr(self, str(number))
-        both = [linear for pair in zip(gates, ups, strict=True) for linear in pair]
+        each = [linear for of_one in zip(*ups, strict=True) for linear in of_one]
         self.gate_up: nn.Module
-        names = self.names[:2]
-        if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
-            self.gate_up = GroupedLinear(both, weight, names)
+        names = self.names[:-1]
+        if (weight := stack([linear.weight for linear in each], grouped=True)) is not None:
+            self.gate_up = GroupedLinear(each, weight, names)
         else:  # their layouts differ
-            parts = zip((gates, ups), names, strict=True)
+            parts = zip(ups, names, strict=True)
             self.gate_up = SideBySide(*(GroupedLinear.of(*part, stack) for part in parts))
-        self.down = GroupedLinear.of(downs, self.names[2], stack)
+        self.down = GroupedLinear.of(downs, self.names[-1], stack)
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return each token's weighted sum over its experts, (T, D)."""
         tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
         slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
-        gate_NI, up_NI = self.gate_up(x_ND, starts_E1, slots_N).chunk(2, dim=-1)
-        h_NI = (
-            self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
-        )
+        parts = self.gate_up(x_ND, starts_E1, slots_N).chunk(len(self.names) - 1, dim=-1)
+        h_NI = self.ops.silu_mul(*parts) if self.gated is None else self.gated(*parts)
         y_ND = self.down(h_NI, starts_E1, slots_N)
         y_TD = self.ops.combine(y_ND, places_TK, weights_TK)
         return self.ops.all_reduce(y_TD) if self.summed else y_TD
