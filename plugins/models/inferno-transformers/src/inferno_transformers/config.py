@@ -11,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -65,24 +67,68 @@ def ask(function: str, question: str) -> Any:
     if torch is imported already, else in a subprocess. Raises its InfernoError."""
     if "torch" in sys.modules:
         return called(function, question)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", f"{__package__}.answer", function],
-        input=question,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no error output"]
-        raise PluginError(
-            f"transformers could not be asked about the model: {last[0]}",
-            "Report this as a bug.",
-            detail=done.stderr,
-        )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = _answering().ask(function, question)
     if "error" in answer:
         raise ERRORS[answer["error"]](answer["cause"], answer["remedy"])
     return answer["answer"]
+
+
+@lru_cache(maxsize=1)
+def _answering() -> Answering:
+    return Answering()
+
+
+class Answering:
+    """A subprocess that answers one question after the other (`answer`): to import torch and
+    transformers takes it seconds. It ends after some seconds without a question, and with this
+    process."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+    def ask(self, function: str, question: str) -> Any:
+        """Raises PluginError if it ends without an answer."""
+        line = json.dumps([function, question]) + "\n"
+        with self._turn:
+            if self._process is None or (answer := self._said(self._process, line)) is None:
+                self._process = self._started()
+                answer = self._said(self._process, line)
+            if answer is not None:
+                return json.loads(answer)
+            self._process.wait()
+            self._process = None
+            self._stderr.seek(0)
+            detail = self._stderr.read()
+        last = detail.strip().splitlines()[-1:] or ["no error output"]
+        raise PluginError(
+            f"transformers could not be asked about the model: {last[0]}",
+            "Report this as a bug.",
+            detail=detail,
+        )
+
+    def _started(self) -> subprocess.Popen[str]:
+        self._stderr.seek(0)
+        self._stderr.truncate()
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.answer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+
+    def _said(self, process: subprocess.Popen[str], line: str) -> str | None:
+        """Return the answer; None from a process that has ended."""
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        return process.stdout.readline() or None
 
 
 def called(function: str, question: str) -> Any:
