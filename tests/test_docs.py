@@ -290,7 +290,8 @@ def test_commands_and_flags_exist() -> None:
 
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen".split()
 NUMBERS += "fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
-NUMBERS += "twenty-one twenty-two twenty-three twenty-four twenty-five".split()
+NUMBERS += "twenty-one twenty-two twenty-three twenty-four twenty-five twenty-six".split()
+NUMBERS += "twenty-seven twenty-eight twenty-nine thirty".split()
 FAMILIES = {p.name for p in ROOT.glob("plugins/models/*")} - {
     "inferno-demo",
     "inferno-transformers",

@@ -33,6 +33,14 @@ PUBLISHED = {
     "glm4_moe": {"scoring_func"},
     "granite_hybrid": {"position_embedding_type"},
     "hunyuan": {"mlp_bias", "use_cla", "use_qk_norm"},
+    "minimax": {
+        "qk_norm_type",
+        "rotary_dim",
+        "scoring_func",
+        "shared_intermediate_size",
+        "use_qk_norm",
+        "use_routing_bias",
+    },
     "phi": {"attention_bias", "mlp_bias", "lm_head_bias"},
 }
 """Fields of published config.json files that transformers' classes do not have."""

@@ -1,4 +1,5 @@
-"""DeepSeek-V2 and V3, and Kimi K2, for inferno. Imports no torch until a model is built."""
+"""DeepSeek-V2 and V3, Kimi K2 and GLM-4.7-Flash for inferno. Imports no torch until a model is
+built."""
 
 from __future__ import annotations
 
@@ -59,5 +60,15 @@ def inferno_architectures() -> list[Architecture]:
                 "moonshotai/Kimi-K2-Instruct",
                 "moonshotai/Moonlight-16B-A3B-Instruct",
             ),
+        ),
+        Architecture(
+            name="Glm4MoeLiteForCausalLM",
+            model_types=("glm4_moe_lite",),
+            config="inferno_deepseek.config:Glm4MoeLiteConfig.from_json",
+            build="inferno_deepseek.model:DeepseekV3ForCausalLM",
+            mtp="inferno_deepseek.model:mtp_layers",
+            stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
+            varies=_varies,
+            checkpoints=("zai-org/GLM-4.7-Flash",),
         ),
     ]

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from inferno.configs import MTPConfig, check_experts, check_known, check_positive
 from inferno.contracts import AttentionSpec
+from inferno.errors import CheckpointError
 
 
 @frozen(kw_only=True)
@@ -117,3 +118,27 @@ class DeepseekV3Config(DeepseekConfig):
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "topk_method", None, "noaux_tc")
         return super().from_json(config)
+
+
+@frozen(kw_only=True)
+class Glm4MoeLiteConfig(DeepseekV3Config):
+    """GLM-4.7-Flash, which computes what DeepSeek-V3 does, with one group of experts."""
+
+    routed_scaling_factor: float = 1.8
+    n_group: int = 1
+    topk_group: int = 1
+    first_k_dense_replace: int = 1
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        types = config.get("mlp_layer_types")
+        if types is None:
+            return super().from_json(config)
+        listed = types if isinstance(types, list) else []
+        dense, layers = listed.count("dense"), config.get("num_hidden_layers")
+        if listed != ["dense"] * dense + ["sparse"] * (len(listed) - dense) or len(types) != layers:
+            raise CheckpointError(
+                f"config.json: mlp_layer_types is {str(types)[:200]}",
+                f"It must have {layers}: first those that are dense, then those that are sparse.",
+            )
+        return super().from_json({**config, "first_k_dense_replace": dense})
