@@ -13,7 +13,7 @@ chunks, L tokens of a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -92,21 +92,31 @@ def per_group(x_CH: Tensor, groups: int) -> Tensor:
     return x_CH.reshape(len(x_CH), groups, -1, *x_CH.shape[2:])
 
 
-class GatedGroupNorm(nn.Module):
-    """x · silu(gate), each of equally wide groups divided by its root mean square, times a
-    weight."""
-
-    def __init__(self, size: int, groups: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.groups, self.eps = groups, eps
+class Gate(nn.Module):
+    """x · silu(gate)"""
 
     def forward(self, x_TI: Tensor, gate_TI: Tensor) -> Tensor:
         """In the gate's type."""
-        y_TI = x_TI.float() * F.silu(gate_TI.float())
+        return (x_TI.float() * F.silu(gate_TI.float())).to(gate_TI.dtype)
+
+
+class GatedGroupNorm(nn.Module):
+    """x · silu(gate), each of equally wide groups divided by its root mean square, times a weight;
+    or, with `gate_last`, x divided and weighted, then multiplied by silu(gate)."""
+
+    def __init__(self, size: int, groups: int, eps: float, *, gate_last: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.groups, self.eps, self.gate_last = groups, eps, gate_last
+
+    def forward(self, x_TI: Tensor, gate_TI: Tensor) -> Tensor:
+        """In the gate's type."""
+        gate, y_TI = F.silu(gate_TI.float()), x_TI.float()
+        y_TI = y_TI if self.gate_last else y_TI * gate
         y_TGX = y_TI.view(len(y_TI), self.groups, -1)
         y_TGX = F.rms_norm(y_TGX, y_TGX.shape[-1:], None, self.eps)
-        return (y_TGX.flatten(1) * self.weight).to(gate_TI.dtype)
+        y_TI = y_TGX.flatten(1) * self.weight
+        return (y_TI * gate if self.gate_last else y_TI).to(gate_TI.dtype)
 
 
 class Mamba2Mixer(Layer):
@@ -123,11 +133,17 @@ class Mamba2Mixer(Layer):
         *,
         eps: float,
         bias: bool = False,
+        output_bias: bool | None = None,
         conv_bias: bool = True,
         time_step_limit: tuple[float, float] = (0.0, float("inf")),
+        norm: Literal["gate first", "gate last"] | None = "gate first",
+        scales: Sequence[float] = (),
     ) -> None:
         """`spec` keeps `conv`, (taps - 1, channels), and `state`, (heads, width of a head, state
-        size): the layer's other sizes follow. dt is kept within `time_step_limit`."""
+        size): the layer's other sizes follow. dt is kept within `time_step_limit`. `output_bias` is
+        the last projection's, by default as the first's. `norm` is that of the output, before or
+        after the gate. `scales` are factors on the first projection's results: gate, x, b, c, dt.
+        """
         super().__init__()
         heads, width, self.state_size = spec.tensors["state"].shape
         before, channels = spec.tensors["conv"].shape
@@ -139,14 +155,22 @@ class Mamba2Mixer(Layer):
         self.in_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
         self.conv1d = CausalConv(channels, before + 1, bias=conv_bias)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(heads)) for _ in range(3))
-        self.norm = GatedGroupNorm(inner, groups, eps)
-        self.out_proj = Linear(inner, hidden_size, bias=bias)
+        gate_last = norm == "gate last"
+        self.norm = GatedGroupNorm(inner, groups, eps, gate_last=gate_last) if norm else Gate()
+        biased = bias if output_bias is None else output_bias
+        self.out_proj = Linear(inner, hidden_size, bias=biased)
+        self.scales = tuple(scales) if any(scale != 1.0 for scale in scales) else ()
         self.state = State(layer_id, spec)
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """As a decoder layer calls its attention. Nothing is rotated."""
         held = self.state.load(batch)
-        gate_TI, xbc_TX, dt_TH = torch.split(self.in_proj(x_TD), self.sizes, -1)
+        projected_TX = self.in_proj(x_TD)
+        if self.scales:
+            parts = projected_TX.split([self.sizes[0], *self.inner_sizes, self.sizes[2]], -1)
+            scaled = [part * scale for part, scale in zip(parts, self.scales, strict=True)]
+            projected_TX = torch.cat(scaled, -1)
+        gate_TI, xbc_TX, dt_TH = torch.split(projected_TX, self.sizes, -1)
         xbc_TX, conv_SPX = self.conv1d(xbc_TX, held["conv"], batch.query_starts)
         x_TI, b_TX, c_TX = torch.split(F.silu(xbc_TX), self.inner_sizes, -1)
         x_THP = x_TI.reshape(len(x_TI), -1, self.width)
