@@ -30,7 +30,7 @@ from inferno.nn.packed import (
     stacked_inside,
     unpacked_words,
 )
-from inferno.nn.rope import NoRope, Rope, RopeByKind, Rotation
+from inferno.nn.rope import NoRope, QueryScalingRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -73,6 +73,7 @@ __all__ = [
     "ProjectionNorm",
     "RMSNorm",
     "Rope",
+    "QueryScalingRope",
     "RopeByKind",
     "Rotation",
     "Router",

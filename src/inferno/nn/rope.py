@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from inferno.configs import DecoderConfig, RopeConfig
@@ -116,6 +116,8 @@ class Rotation:
     interleaved: bool = False
     lines_LN: Tensor | None = None
     """`Waves.lines_LN` of the pairs, if `Rope.wants_lines`."""
+    query_scale_T11: Tensor | None = None
+    """Factor on the queries, which are rotated as keys are."""
 
     def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
         weight_C, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
@@ -124,10 +126,55 @@ class Rotation:
         return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE)
 
 
+class QueryScalingRope(Rope):
+    """A `Rope` that has queries multiplied by a factor that grows with their position in steps:
+    1 + beta · ln(1 + floor(position / length)), so that attention stays sharp over long contexts
+    (https://ai.meta.com/blog/llama-4-multimodal-intelligence/)."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        scaling: RopeConfig,
+        *,
+        max_position_embeddings: int,
+        beta: float,
+        length: int,
+        interleaved: bool = False,
+    ) -> None:
+        self._scales_N1: Tensor | None = None
+        positions = max_position_embeddings
+        super().__init__(
+            head_dim, scaling, max_position_embeddings=positions, interleaved=interleaved
+        )
+        self.beta, self.length = beta, length
+
+    def serve(self, max_model_len: int) -> None:
+        self._scales_N1 = None
+        super().serve(max_model_len)
+
+    def forward(self, batch: Batch) -> Rotation:
+        rotation = super().forward(batch)
+        if self._longest <= self.length:  # all are 1
+            return rotation
+        assert self._scales_N1 is not None, "filled with the other tables"
+        scale_T1 = self.ops.gather(self._scales_N1, batch.positions_T)
+        return evolve(rotation, query_scale_T11=scale_T1[:, None])
+
+    def _fill(self, last: int) -> tuple[Tensor, Tensor]:
+        tables = super()._fill(last)
+        if self._scales_N1 is None:
+            self._scales_N1 = self.inv_freq_E.new_empty(len(tables[0]), 1)
+        positions_N = torch.arange(self._filled, device=self.inv_freq_E.device)
+        steps_N = torch.floor(positions_N / self.length)
+        self._scales_N1[: self._filled, 0] = 1 + self.beta * torch.log1p(steps_N)
+        return tables
+
+
 class NoRotation:
     """In the place of a `Rotation`: heads stay where they are."""
 
     lines_LN = None
+    query_scale_T11 = None
 
     def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
         return x_THC if norm is None else norm(x_THC)

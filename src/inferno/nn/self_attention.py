@@ -166,6 +166,8 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_THC, k_THC = self.q_layernorm(q_THC), self.k_layernorm(k_THC)
         q_THC, k_THC = rotate(q_THC, q_norm), rotate(k_THC, k_norm)
+        if rotate.query_scale_T11 is not None:
+            q_THC = q_THC * rotate.query_scale_T11.to(q_THC.dtype)
         waves = None
         if self.constant_keys is not None:
             assert rotate.lines_LN is not None, "the decoder has asked the rope for them"

@@ -1,5 +1,5 @@
-"""The Mistral family (7B, Nemo, Small, Ministral 8B, Mixtral) for inferno. Imports no torch until a
-model is built."""
+"""The Mistral family (7B, Nemo, Small, Ministral 8B and 3, Mixtral) for inferno. Imports no torch
+until a model is built."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def inferno_architectures() -> list[Architecture]:
             build=_BUILD,
             divides=DECODER,
             adapt="inferno.contracts:with_head",
+        ),
+        Architecture(
+            name="Ministral3ForCausalLM",
+            model_types=("ministral3",),
+            config="inferno_mistral.config:Ministral3Config.from_json",
+            build="inferno_mistral.model:Ministral3ForCausalLM",
+            divides=DECODER,
+            adapt="inferno.contracts:with_head",
+            checkpoints=(
+                "mistralai/Ministral-3-3B-Instruct-2512",
+                "mistralai/Ministral-3-8B-Instruct-2512",
+                "mistralai/Ministral-3-14B-Instruct-2512",
+            ),
         ),
         Architecture(
             name="MixtralForCausalLM",

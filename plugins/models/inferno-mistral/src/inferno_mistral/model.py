@@ -1,11 +1,13 @@
 """Mistral: Llama's decoder, with grouped queries and, at first, a sliding window. Mixtral: experts
-in the place of its MLP.
+in the place of its MLP. Ministral 3: queries that are larger the further they are in a context.
 
 https://arxiv.org/abs/2310.06825, https://arxiv.org/abs/2401.04088; reference:
-transformers/models/mistral, ministral and mixtral.
+transformers/models/mistral, ministral, ministral3 and mixtral.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from inferno.nn import (
     CausalLM,
@@ -13,24 +15,39 @@ from inferno.nn import (
     DecoderLayer,
     GatedMLP,
     MixtureOfExperts,
+    QueryScalingRope,
     Routing,
     SelfAttention,
 )
-from inferno_mistral.config import MistralConfig, MixtralConfig
+from inferno_mistral.config import Ministral3Config, MistralConfig, MixtralConfig
 
 
 class MistralForCausalLM(CausalLM):
     def __init__(self, config: MistralConfig) -> None:
-        layers = (
-            DecoderLayer(
-                SelfAttention(layer_id, config.attention_spec(layer_id), config.hidden_size),
-                GatedMLP(config.hidden_size, config.intermediate_size),
-                hidden_size=config.hidden_size,
-                eps=config.rms_norm_eps,
-            )
-            for layer_id in range(config.num_hidden_layers)
+        super().__init__(Decoder.of(config, _layers(config)), tied=config.tie_word_embeddings)
+
+
+class Ministral3ForCausalLM(CausalLM):
+    def __init__(self, config: Ministral3Config) -> None:
+        rope = QueryScalingRope(
+            config.head_dim,
+            config.rope,
+            max_position_embeddings=config.max_position_embeddings,
+            beta=config.query_beta,
+            length=config.query_length,
         )
-        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)
+        decoder = Decoder.of(config, _layers(config), rope=rope)
+        super().__init__(decoder, tied=config.tie_word_embeddings)
+
+
+def _layers(config: MistralConfig | Ministral3Config) -> Iterator[DecoderLayer]:
+    for layer_id in range(config.num_hidden_layers):
+        yield DecoderLayer(
+            SelfAttention(layer_id, config.attention_spec(layer_id), config.hidden_size),
+            GatedMLP(config.hidden_size, config.intermediate_size),
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+        )
 
 
 class MixtralForCausalLM(CausalLM):
