@@ -198,7 +198,7 @@ class ProvidesRequestFields(Protocol):
 class ProvidesExecutors(Protocol):
     @_hook("executor")
     def inferno_executors(self) -> list[Executor]:
-        """Ways to start the processes of an engine's ranks: on this machine."""
+        """Ways to start the processes of an engine's ranks: on this machine, on others."""
         ...
 
 

@@ -274,7 +274,8 @@ def test_more_ranks_than_one_machine_starts_are_refused() -> None:
 
 
 def test_an_executor_is_built_in() -> None:
-    [offer] = load_catalog().of("inferno_executors")
+    offers = load_catalog().of("inferno_executors")
+    [offer] = [each for each in offers if each.item.start is not None]
     assert (offer.item.name, offer.distribution) == ("processes", "inferno")
 
 

@@ -145,7 +145,8 @@ def inferno_executors() -> list[Executor]:
             start="inferno.builtin.processes:ChildProcess.start",
             refuses="inferno.builtin.processes:refuses",
             inherits=True,
-        )
+        ),
+        Executor(name="environment", machines="inferno.builtin.environment:machines"),
     ]
 
 

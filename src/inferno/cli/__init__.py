@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": "Chat with a model.",
     "generate": "Answer prompts.",
     "run-batch": "Answer the requests of a file.",
+    "rank": "Compute with the engine that another machine runs.",
     "bench": "Measure a model's speed on random tokens.",
     "explain": "Show which plugins would run a model, in how much memory, and why.",
     "plugins": "List the installed plugins and what they offer.",

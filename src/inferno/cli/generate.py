@@ -11,6 +11,7 @@ import rich_click as click
 from inferno.cli.early import engine_process
 from inferno.cli.lines import say
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
+from inferno.cli.rank import follows
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.cli.structured import structured_options, take_structured
 from inferno.request.sampling_params import SamplingParams
@@ -58,6 +59,8 @@ def command(
     **values: Any,
 ) -> None:
     """Answer prompts with REF: a directory, a file or a hub id."""
+    if follows(click.get_current_context(), ref, values):
+        return
     sampling = take_sampling(values) | take_structured(values)
     SamplingParams(**{"max_tokens": None} | sampling)  # wrong values are errors before a load
     process = engine_process()

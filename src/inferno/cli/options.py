@@ -12,6 +12,7 @@ import rich_click as click
 
 from inferno.cli import DEBUG
 from inferno.cli.link_options import LINK_OPTIONS, fold_roles
+from inferno.cli.rank_options import RANK_OPTIONS, fold_ranks
 from inferno.cli.sandbox import SANDBOX_OPTIONS
 from inferno.errors import OptionError
 
@@ -228,22 +229,7 @@ engine_options = together(
             metavar="TOKENS",
             help="The most tokens that are kept of a session. [default: the longest context]",
         ),
-        _engine(
-            "--tp",
-            "--tensor-parallel-size",
-            "--num-shards",
-            "tp",
-            type=int,
-            metavar="RANKS",
-            help="Tensor parallelism: processes on this machine that share each layer. "
-            "[default: 1]",
-        ),
-        _engine(
-            "--numa",
-            metavar="auto|NODE,..",
-            help="NUMA nodes to bind the ranks to, one after the other; auto: all. "
-            "[default: not bound]",
-        ),
+        *RANK_OPTIONS,
         _engine(
             "--threads",
             type=click.IntRange(max=1024),
@@ -375,6 +361,7 @@ def plan_options(values: Mapping[str, Any]) -> Options:
         given["dtype"] = DTYPES[given["dtype"]]
     _fold_prefix_caching(given)
     fold_roles(given)
+    fold_ranks(given)
     known = {attribute.name for attribute in fields(Options)}
     for name in given.keys() - known:
         raise OptionError(

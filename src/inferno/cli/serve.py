@@ -24,6 +24,8 @@ from inferno.cli.options import (
     plan_options,
     template_option,
 )
+from inferno.cli.rank import follows
+from inferno.cli.shares import how_to_join
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ log = logging.getLogger("inferno.server")
 def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
+    if follows(ctx, refs[0] if refs else None, values):
+        return
     serving, network = Serving.taken(values), Network.taken(values)
     is_one = len(refs) < 2 and not serving.named and not serving.print_config
     process = engine_process() if is_one else None  # unless a configuration file has several
@@ -206,6 +210,7 @@ def _one(
         opened = reopen(lock.read(ref, engine))
     else:
         opened = open_model(chosen(ref), plan_options(engine))
+    how_to_join(opened.plan)
     if process is not None:
         process.begin(opened.plan)
     llm = AsyncLLM.of_opened(

@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from inferno.cli import render
 from inferno.cli.endings import Ending
 from inferno.cli.options import chosen, plan_options
+from inferno.cli.shares import how_to_join
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
 from inferno.host import load_torch_library
 from inferno.llm import LLM, CompletionOutput, TextDelta
@@ -49,6 +50,7 @@ def opened(
     clock = Clock()
     opened = open_model(chosen(ref), options)
     clock.lap("plan")
+    how_to_join(opened.plan)
     engine: Engine | BlockingClient
     with opened:
         engine, plan, preprocessor = (

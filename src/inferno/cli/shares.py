@@ -10,6 +10,7 @@ from inferno.contracts import COLLECTIVES
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
+    from inferno.plan.rank_use import JoinUse, RankUse
 
 
 def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
@@ -18,7 +19,10 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     if (ranks := plan.ranks) is None:
         return
     weights = plan.memory[0].nbytes / max(1, ranks.weight_bytes)
-    yield "ranks", f"{ranks.count}, started by {ranks.executor}; sizes below are of one", origin
+    by = ranks.executor if ranks.started > 1 or ranks.join is None else _starter(ranks.join)
+    yield "ranks", f"{ranks.count}, started by {by}; sizes below are of one", origin
+    if ranks.join is not None:
+        yield "machines", _machines(ranks, ranks.join), ranks.join.distribution
     shared = f"{weights:.0%} of the weights, {_attention(plan)}"
     if ranks.shard.unit > 1:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
@@ -31,11 +35,43 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
     wire = host.format_bytes(ranks.wire_bytes)
     exchanged = f"{ranks.num_sums} sums in a step, {wire} received per token by each"
-    by = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
-    if by is None:
-        yield "exchange", f"{exchanged}, through gloo", ""
+    used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
+    if used is None:
+        over = " over TCP" if ranks.join is not None else ""
+        yield "exchange", f"{exchanged}, through gloo{over}", ""
     else:
-        yield "exchange", f"{exchanged}, through memory of {by.name}", by.distribution
+        yield "exchange", f"{exchanged}, through memory of {used.name}", used.distribution
+
+
+def _machines(ranks: RankUse, join: JoinUse) -> str:
+    """Say which machine has which ranks."""
+    per = ranks.here
+    own = [_spans(range(n * per, (n + 1) * per)) for n in range(join.nodes)]
+    word = "ranks" if per > 1 else "rank"
+    others = "".join(f", machine {n} {word} {own[n]}" for n in range(1, join.nodes))
+    return f"{join.nodes}: this one has {word} {own[0]}{others}; joined at {join.host}:{join.port}"
+
+
+def _starter(join: JoinUse) -> str:
+    return join.executor or "hand"
+
+
+def how_to_join(plan: Plan) -> None:
+    """Print what to run on the other machines, if somebody is to do that."""
+    if plan.ranks is None or (join := plan.ranks.join) is None or join.executor:
+        return
+    import rich_click as click
+
+    from inferno.cli.launched import environ
+    from inferno.cli.rank_options import TOKEN
+
+    secret = TOKEN if environ().get(TOKEN) else join.token_file
+    where = f"[{join.host}]" if ":" in join.host else join.host
+    click.echo(
+        f"Run on {join.nodes - 1} more machine{'s' * (join.nodes > 2)}, with a copy of the model "
+        f"and of {secret}:\n  inferno rank --join {where}:{join.port}",
+        err=True,
+    )
 
 
 def _attention(plan: Plan) -> str:

@@ -69,7 +69,7 @@ from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.endpoints import Endpoints
-from inferno.contracts.executors import Executor, RankProcess, RankStart
+from inferno.contracts.executors import Executor, MachineStart, RankProcess, RankStart
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.grammars import (
     GrammarCompiler,
@@ -240,6 +240,7 @@ __all__ = [
     "LowRank",
     "MTP",
     "MTPModelConfig",
+    "MachineStart",
     "MaskRequest",
     "Matcher",
     "Mixed",

@@ -25,8 +25,29 @@ class RankStart:
     """The program and its arguments."""
 
 
+@frozen(kw_only=True)
+class MachineStart:
+    """The other machines' parts of an engine, to be started: on each, a process that joins the
+    first machine."""
+
+    machines: int
+    """How many to start: without the first, where the engine is."""
+    ranks: int
+    """Of each machine."""
+    threads: int
+    """Of each rank."""
+    address: str
+    """Where the first machine is joined: HOST:PORT."""
+    command: Sequence[str]
+    """The program and its arguments, `inferno rank --join HOST:PORT`. It ends when the engine
+    has."""
+    token: str = field(repr=False)
+    """The secret that guards the join: the command's `INFERNO_RANK_TOKEN`, and never one of its
+    arguments, which others on its machine can read."""
+
+
 class RankProcess(Protocol):
-    """A rank that was started."""
+    """A rank that was started, or another machine's part of an engine."""
 
     def wait(self) -> str:
         """Wait until it has ended, and return how, as a sentence without a subject: "ended with
@@ -44,13 +65,21 @@ class RankProcess(Protocol):
 
 @frozen(kw_only=True)
 class Executor:
-    """A way to start an engine's ranks. What ranks compute goes through `torch.distributed`; an
-    executor only starts processes, and says when they end."""
+    """A way to start an engine's ranks: those of one machine (`start`), or other machines
+    (`machines`). What ranks compute goes through `torch.distributed`; an executor only starts
+    processes, and says when they end."""
 
     name: str
-    start: Callable[[RankStart], RankProcess] = field(converter=lazy.function)
+    start: Callable[[RankStart], RankProcess] | None = field(default=None, converter=lazy.optional)
     """start(what) -> the process, which must not outlive the one that calls. The thread that calls
-    lives as long as the engine. Raises OSError."""
+    lives as long as the engine. Raises OSError. None: it starts no ranks on this machine."""
+    machines: Callable[[MachineStart], Sequence[RankProcess]] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """machines(what) -> the processes of the other machines, none of which outlives the one that
+    calls; none at all, if something else has started them. The thread that calls lives as long as
+    the engine. Raises OSError. None: it starts no other machines. A user names the executor that
+    does, by `--executor`."""
     refuses: Callable[[int, Device], str | None] = field(
         default=lambda ranks, device: None, converter=lazy.function
     )

@@ -67,6 +67,8 @@ class Parts:
     """What keeps the blocks of sessions, if anything does."""
     executor: Executor | None = None
     """What starts the ranks but the first, if there are others."""
+    launcher: Executor | None = None
+    """What starts the other machines' processes, if anything does."""
     sandbox: Sandbox | None = None
     """What confines the processes, if anything does."""
     proposer: Proposer | None = None
@@ -109,6 +111,7 @@ class Parts:
             event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
             session_keeper=next(iter(chosen(SessionKeeper, "session keeper").values()), None),
             executor=next(iter(chosen(Executor, "executor").values()), None),
+            launcher=next(iter(chosen(Executor, "machines").values()), None),
             sandbox=next(iter(chosen(Sandbox, "sandbox").values()), None),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),

@@ -96,8 +96,21 @@ class Options:
     session_quota: int | None = None
     """The most tokens that are kept of a session; None: those of the longest context."""
     tp: int = 1
-    """Tensor parallelism: how many processes on this machine share each layer. `memory` is that of
-    all, `threads` are those of each."""
+    """Tensor parallelism: how many processes share each layer. `memory` is that of all on this
+    machine, `threads` are those of each."""
+    nodes: int = 1
+    """Machines that these processes are on, as many on each. The others join this one: `inferno
+    rank --join`."""
+    executor: str | None = None
+    """What starts the other machines' processes (`Executor.machines`); None: a person."""
+    rank_host: str | None = None
+    """This machine's address by which the others reach it, or its network interface; None: that of
+    the default route."""
+    rank_port: int = 29400
+    """The port that they join at."""
+    rank_token_file: str | None = None
+    """File with the secret that all machines know; None: `inferno/ranks.token` in the user's cache
+    folder, which is made if it is missing."""
     numa: str | None = None
     """NUMA nodes that the ranks are bound to, one after the other: `0,1`; auto: all nodes. None:
     the system chooses the cores of each."""
@@ -156,6 +169,11 @@ class Options:
     disable: tuple[str, ...] = field(default=(), converter=_names)
     only: tuple[str, ...] = field(default=(), converter=_names)
 
+    @property
+    def ranks_here(self) -> int:
+        """How many ranks share this machine."""
+        return self.tp // self.nodes
+
     def __attrs_post_init__(self) -> None:
         for name in (
             "max_model_len",
@@ -163,6 +181,8 @@ class Options:
             "max_num_batched_tokens",
             "block_size",
             "tp",
+            "nodes",
+            "rank_port",
             "threads",
             "num_speculative_tokens",
             "max_loras",
@@ -220,6 +240,13 @@ class Options:
             raise OptionError(
                 "requantize is set without isq", "Say what to quantize to: --isq NAME --requantize."
             )
+        if self.tp % self.nodes:
+            raise OptionError(
+                f"{self.tp} ranks cannot be dealt out evenly to {self.nodes} machines",
+                f"Use a multiple: --tp {max(2, self.nodes)} --nodes {self.nodes}.",
+            )
+        if not 0 < self.rank_port < 1 << 16:
+            raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")
         if self.numa is not None and self.tp == 1:
             raise OptionError(
                 "numa is set without tp", "Say how many ranks to bind: --tp 2 --numa auto."

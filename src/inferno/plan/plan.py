@@ -332,8 +332,8 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is planned, of all ranks."""
-        count = 1 if self.ranks is None else self.ranks.count
+        """Bytes of all that is planned, of all ranks on this machine."""
+        count = 1 if self.ranks is None else self.ranks.here
         return count * sum(item.nbytes for item in self.memory)
 
     @property

@@ -25,8 +25,9 @@ from inferno.contracts import (
     StateSpec,
     divides_heads,
 )
-from inferno.errors import UnsupportedError
+from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
+from inferno.plan.joining import choose_join
 from inferno.plan.numa import rank_cores
 from inferno.plan.options import Options
 from inferno.plan.plan import pattern_of
@@ -41,6 +42,11 @@ def check_ranks(
     """Raise UnsupportedError for what ranks cannot do yet, before anything is chosen. `name` is the
     model's architecture."""
     if options.tp == 1:
+        if options.executor is not None:
+            raise OptionError(
+                f"--executor {options.executor} starts ranks, and there is one",
+                "Say how many: --tp N.",
+            )
         return
     if device.kind != "cpu":
         raise UnsupportedError(
@@ -57,6 +63,7 @@ def check_ranks(
         "--cpu-mem-fold": options.cpu_mem_fold,
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
+        "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
         f"--speculative {options.speculative}": mtp,
     }
     if names := [name for name, given in asked.items() if given]:
@@ -249,16 +256,22 @@ def choose_ranks(
     division: Division | None,
     model: ModelConfig,
     dtype: str,
+    environ: Mapping[str, str],
 ) -> Decided[RankUse | None]:
-    """Choose what starts the ranks. Raises UnsupportedError."""
+    """Choose what starts the ranks. Raises UnsupportedError, OptionError."""
     if division is None:
         return Decided(None)
     choice = choose(
-        catalog.of("inferno_executors"),
+        [offer for offer in catalog.of("inferno_executors") if offer.item.start is not None],
         f"{options.tp} ranks",
         lambda offer: offer.item.refuses(options.tp, device),
     )
     use = division.use(choice.item.name, choice.offer.distribution, model, dtype)
+    join, launcher = choose_join(catalog, options, environ)
+    use, offers = evolve(use, join=join), [("executor", choice.offer)]
+    if launcher is not None:
+        offers.append(("machines", launcher))
     if options.numa is not None:
-        use = evolve(use, cores=rank_cores(options.numa, options.tp, host.numa_nodes()))
-    return Decided(use, (("executor", choice.offer),), choice.refusals)
+        own = rank_cores(options.numa, options.ranks_here, host.numa_nodes())
+        use = evolve(use, numa=options.numa, cores=own * options.nodes)
+    return Decided(use, tuple(offers), choice.refusals)

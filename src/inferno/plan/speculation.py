@@ -137,6 +137,8 @@ def choose_drafting(
         requantize=False,
         overrides=(),
         tp=1,  # the first rank drafts alone
+        nodes=1,
+        executor=None,
         numa=None,
         dtype="auto",
         max_model_len=None,

@@ -193,12 +193,14 @@ def choose_weights(
         held, specs = schemes.value.held(packed), model.config.cache_specs()
         division = Division.of(model.architecture.value, specs, held, options.tp)
         matrices = schemes.value.loaded(packed, dtype, division.local)
-    ranks = choose_ranks(catalog, options, compute.device, division, model.config, dtype)
+    machine, device = given.machine or Machine(), compute.device
+    environ = machine.environ
+    ranks = choose_ranks(catalog, options, device, division, model.config, dtype, environ)
     base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
     vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
     adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
     more = () if adapters.value is None else ADAPTER_OPS
-    more = (*more, COLLECTIVES) if options.tp > 1 else more
+    more = (*more, COLLECTIVES) if options.tp > 1 == options.nodes else more
     kernels = choose_kernels(
         catalog,
         matrices,
@@ -218,11 +220,9 @@ def choose_weights(
         adapters=adapters,
         kernels=kernels,
         products=products_of(kernels, matrices, dtype, compute.device),
-        onednn=choose_onednn(
-            kernels, matrices, compute.device, (given.machine or Machine()).cpu_flags()
-        ),
+        onednn=choose_onednn(kernels, matrices, device, machine.cpu_flags()),
         packed_cache=_packed_cache(given, model, compute, matrices, kernels),
-        threads=options.threads or _threads(matrices.nbytes, options.tp, ranks.value),
+        threads=options.threads or _threads(matrices.nbytes, options.ranks_here, ranks.value),
     )
 
 
@@ -344,7 +344,7 @@ def choose_cache(
     options, dtype = given.options, compute.dtype.value
     elsewhere = given.machine is not None and given.machine.elsewhere
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
-    limit = evolve(limit, value=limit.value // options.tp)  # ranks share the machine's memory
+    limit = evolve(limit, value=limit.value // options.ranks_here)  # they share the memory
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
     vocab_size = model.config.vocab_size

@@ -64,7 +64,7 @@ class Worker:
             imported()
             from inferno.process.ranks.engine import load_engine
 
-            self._engine = load_engine(opened, packed, streams=True)
+            self._engine = load_engine(opened, packed, streams=True, wanted=self._is_wanted)
         self._heart.expected = self._engine.expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
@@ -79,7 +79,7 @@ class Worker:
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""
         engine = self._engine
-        if os.getppid() != self._parent:
+        if not self._is_wanted():
             return False
         if not self._busy and not self._wait(engine.listens):
             engine.rest()
@@ -96,6 +96,10 @@ class Worker:
         if not self._busy or self._num_steps % _STATS_EVERY == 1:
             self._send(protocol.STATS, protocol.encode(engine.stats()))
         return True
+
+    def _is_wanted(self) -> bool:
+        """Whether the process that started this one is still there."""
+        return os.getppid() == self._parent
 
     @property
     def _busy(self) -> bool:

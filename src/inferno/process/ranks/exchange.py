@@ -1,8 +1,10 @@
 """How ranks exchange tensors: by a kernel provider that can, else by torch.distributed's gloo, over
-the loopback device."""
+the loopback device or the network."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,8 @@ from inferno.plan import Opened
 STORE = "store"
 """The file in the ranks' folder by which they find each other."""
 LOOPBACK = "127.0.0.1"
+_LOOK = timedelta(seconds=0.25)
+"""How often a rank that waits looks whether it has left (`close`): gloo would wait on."""
 
 Build = Callable[[RankPlace], Communicator]
 """Builds a rank's communicator."""
@@ -36,8 +40,10 @@ def build_of(opened: Opened) -> Build:
 class Gloo:
     """One rank's connections to the others (`contracts.Communicator`)."""
 
-    def __init__(self, place: RankPlace) -> None:
-        self._place = place
+    def __init__(self, place: RankPlace, host: str = LOOPBACK, store: Any = None) -> None:
+        """`host` is this machine's address by which the others reach it. They find each other by
+        `store`, torch's, or by a file in their folder."""
+        self._place, self._host, self._store = place, host, store
         self._group: Any = None
         operators = Operators.of(self._exchange)
         self.all_reduce, self.all_gather = operators.all_reduce, operators.all_gather
@@ -45,21 +51,36 @@ class Gloo:
     def connect(self) -> None:
         gloo: Any = torch.distributed.ProcessGroupGloo  # its stubs lack what it takes
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=LOOPBACK)]
+        options._devices = [gloo.create_device(hostname=self._host)]
         options._timeout = timedelta(seconds=self._place.seconds)
         rank, ranks = self._place.rank, self._place.ranks
-        store = FileStore(str(Path(self._place.folder) / STORE), ranks)
+        store = self._store or FileStore(str(Path(self._place.folder) / STORE), ranks)
         self._group = gloo(store, rank, ranks, options)
 
     def _exchange(self, x: Tensor) -> Sequence[Tensor]:
         if (group := self._group) is None:
             raise ConnectionError("this rank has left the others")
         parts = [torch.empty_like(x) for _ in range(self._place.ranks)]
-        try:
-            group.allgather([parts], [x]).wait()
-        except RuntimeError as error:  # which of them is not said: torch's errors have one type
-            raise ConnectionError(f"another rank has left or is not heard: {error}") from error
-        return parts
+        work = group.allgather([parts], [x])
+        while True:
+            try:
+                work.wait(_LOOK)
+                return parts
+            except RuntimeError as error:  # which it is is not said: torch's errors have one type
+                if work.is_completed():
+                    raise ConnectionError(
+                        f"another rank has left or is not heard: {error}"
+                    ) from error
+                if self._group is None:
+                    threading.Thread(target=_keep, args=(group, work), daemon=True).start()
+                    raise ConnectionError("this rank has left the others") from error
 
     def close(self) -> None:
         self._group = None
+
+
+def _keep(group: Any, work: Any) -> None:
+    """Keep gloo's group while its thread waits for a rank that is not heard: whoever drops it would
+    wait too."""
+    while not work.is_completed():
+        time.sleep(1)

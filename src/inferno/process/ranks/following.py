@@ -23,10 +23,11 @@ from inferno.plan import Opened, Plan, plan_from_json, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
+from inferno.process.ranks.arriving import first_of, meeting_by, reach
 from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build, build_of
-from inferno.process.ranks.group import PLAN, STEPS
-from inferno.process.ranks.wire import Wire
+from inferno.process.ranks.group import PLAN
+from inferno.process.ranks.meeting import Meeting
 from inferno.weights.adapters import Adapters
 from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
@@ -137,27 +138,42 @@ def run(
 ) -> None:
     """Be a rank, until rank 0 ends the group or is no longer `alive`. What fails is said to rank 0,
     and raised. `build` replaces the communicator that the plan has chosen."""
-    wire = Wire.to(folder / STEPS)
+    first = first_of(folder)
+    wire = reach(folder, rank, first)
 
     def receive() -> tuple[bytes, bytes]:
-        with suppress(EOFError):
+        try:
             while alive():
                 if (message := wire.receive(_IDLE)) is not None:
                     return message
+        except EOFError as error:
+            if first is not None:  # its machine joins again: this is not the end
+                raise ConnectionError("rank 0 has gone") from error
         return messages.END, b""
 
     def say(failure: Failure | None) -> None:
         with suppress(EOFError):
             wire.send(messages.WORDS, messages.encode(messages.Words(rank, failure)))
 
+    def listen() -> None:
+        kind, body = receive()
+        if kind != messages.MEET:
+            raise ConnectionError("rank 0 has ended the group")
+        meeting.take(body)
+
+    meeting = Meeting(wire.send, listen)
     communicator: Communicator | None = None
     try:
         plan = plan_from_json((folder / PLAN).read_bytes())
         assert plan.ranks is not None, "a plan with ranks"
         bind(plan, rank)
-        place = RankPlace(rank=rank, ranks=plan.ranks.count, folder=str(folder))
+        met = str(folder) if first is None or not first.folder else first.folder
+        place = RankPlace(rank=rank, ranks=plan.ranks.count, folder=met)
         with reopen(plan, catalog) as opened:
-            communicator = (build or build_of(opened))(place)
+            build = build or build_of(opened)
+            if (uses := plan.ranks.join) is not None:
+                build = meeting_by(build, first.own_host if first else uses.host, meeting)
+            communicator = build(place)
             opened = evolve(opened, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             runner = load(opened, plan)

@@ -8,22 +8,26 @@ import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
 
-from inferno.contracts import RankPlace, RankProcess, RankStart
+from inferno.contracts import MachineStart, RankPlace, RankProcess, RankStart
 from inferno.errors import EngineDeadError
 from inferno.plan import Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
+from inferno.process.ranks.arriving import STEPS, meeting_by
 from inferno.process.ranks.exchange import Build, Gloo
+from inferno.process.ranks.machines import Machines
+from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.wire import Wire, listener
 
-PLAN, STEPS = "plan.json", "steps"
-"""Files in the ranks' folder: their plan, and the socket by which followers connect to rank 0."""
+PLAN = "plan.json"
+"""The file in the ranks' folder with their plan."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
 _PATIENCE = 0.5
@@ -34,19 +38,36 @@ log = logging.getLogger("inferno.process")
 
 Start = Callable[[RankStart], RankProcess]
 """`contracts.Executor.start`"""
+Launch = Callable[[MachineStart], Sequence[RankProcess]]
+"""`contracts.Executor.machines`"""
 
 
 class Group:
     """The ranks of one engine. Only one thread calls it."""
 
-    def __init__(self, plan: Plan, start: Start, build: Build = Gloo) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        start: Start,
+        build: Build = Gloo,
+        machines: Machines | None = None,
+        launch: Launch | None = None,
+    ) -> None:
         """Start the others. They load their parts meanwhile, until `meet`. `build` builds this
-        rank's communicator."""
+        rank's communicator. Ranks that `start` does not start join over `machines`, which the group
+        closes, and whose processes `launch` starts, if anything does."""
         assert plan.ranks is not None, "a plan with ranks"
         self.ranks = plan.ranks.count
         self._files = TemporaryDirectory(prefix="inferno_ranks_")
         folder = Path(self._files.name)
         (folder / PLAN).write_text(plan_to_json(plan), encoding="utf-8")
+        self._meeting = Meeting(self._announce, self._await_word)
+        self._early: list[tuple[Wire, bytes]] | None = []
+        """What ranks are found by that were ready before others had come."""
+        self._machines = machines
+        if machines is not None:
+            build = meeting_by(build, machines.host, self._meeting)
+            machines.folder = str(folder) if machines.use.nodes == 1 else ""
         self.communicator = build(RankPlace(rank=0, ranks=self.ranks, folder=str(folder)))
         self._listener = listener(folder / STEPS, self.ranks)
         self._wires: list[Wire] = []
@@ -57,6 +78,10 @@ class Group:
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
         self._said: dict[int, messages.Words] = {}
+        self._others = list[RankProcess]()
+        """The other machines' processes, as far as they were started here."""
+        self._launched = ""
+        """How one of these ended before its time, or why it could not be started."""
         self._over: EngineDeadError | None = None
         """Why nothing can be computed any more."""
         self._closed = threading.Event()
@@ -69,8 +94,14 @@ class Group:
                 command=(*command, str(folder), str(rank), str(os.getpid())),
             )
             name = f"inferno rank {rank}"
-            attend = partial(self._attend, what, start)
+            elsewhere = rank >= plan.ranks.started
+            by = machines.start if machines is not None and elsewhere else start
+            attend = partial(self._attend, what, by)
             threading.Thread(target=attend, name=name, daemon=True).start()
+        if machines is not None:
+            machines.open()
+            given = plan, machines, launch
+            threading.Thread(target=self._launch, args=given, daemon=True).start()
 
     def _attend(self, what: RankStart, start: Start) -> None:
         """Start a rank and wait for its end: the system may end a process with the thread that
@@ -84,7 +115,33 @@ class Group:
             process.kill()
         threading.Thread(target=self._watch, args=(what.rank, process), daemon=True).start()
         self._endings[what.rank] = process.wait()
-        self.communicator.close()  # this rank may be waiting for that one
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let this rank go on if it waits for one that has ended."""
+        self.communicator.close()
+        for wire in [*self._wires]:
+            wire.hang_up()
+
+    def _launch(self, plan: Plan, machines: Machines, launch: Launch | None) -> None:
+        """Start the other machines' processes, and wait for their ends."""
+        try:
+            started = launch(machines.start_of(plan)) if launch is not None else ()
+        except OSError as error:
+            self._launched = f"other machines could not be started: {error}"
+            return
+        self._others += started
+        if self._closed.is_set():
+            for process in started:
+                process.kill()
+        for process in started:
+            threading.Thread(target=self._await_machine, args=(process,), daemon=True).start()
+
+    def _await_machine(self, process: RankProcess) -> None:
+        ending = process.wait()
+        if not self._closed.is_set():
+            self._launched = f"another machine's process {ending}"
+            self._let_go()
 
     def _watch(self, rank: int, process: RankProcess) -> None:
         """End a rank that is stopped: the others would wait for it."""
@@ -97,19 +154,25 @@ class Group:
             elif time.monotonic() - since > STOPPED_SECONDS:
                 process.kill()
 
-    def meet(self) -> None:
+    def meet(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Wait until all ranks have loaded their parts, and connect them. Raises what a rank failed
-        with, or EngineDeadError if it ended."""
-        loaded = set[int]()
+        with, or EngineDeadError if it ended, or if the engine is no longer `wanted`."""
+        loaded, told = set[int](), 0
         while len(loaded) < self.ranks - 1:
             self._listen(0.05)
             loaded = {rank for rank, words in self._said.items() if words.failure is None}
             self.check()
+            if not wanted():
+                raise EngineDeadError("whoever wanted this engine has ended", "Start it anew.")
+            if self._machines is not None and (left := self._machines.awaited) != told:
+                told = left
+                if left:
+                    log.info("waiting for %d to join: %s", left, self._machines.command)
         self.communicator.connect()
 
     def check(self) -> None:
         """Raise the error that ended the group, or what ended one of its ranks; then all end."""
-        if self._over is None and not self._endings and not self._failures():
+        if self._over is None and not (self._endings or self._launched or self._failures()):
             return
         raise self.end(None)
 
@@ -117,6 +180,28 @@ class Group:
         """Send a message to all followers."""
         for wire in self._wires:
             wire.send(kind, body)
+
+    def _announce(self, kind: bytes, body: bytes) -> None:
+        """Send the other ranks what they find each other by, once all have come."""
+        early, self._early = self._early or [], None
+        with suppress(EOFError):  # `check` says why
+            self.send(kind, body)
+        for wire, told in early:
+            self._pass_on(wire, told)
+
+    def _pass_on(self, wire: Wire, body: bytes) -> None:
+        """Send the others what one rank is found by."""
+        if self._early is not None:
+            self._early.append((wire, body))
+            return
+        with suppress(EOFError):
+            for other in self._wires:
+                if other is not wire:
+                    other.send(messages.MEET, body)
+
+    def _await_word(self) -> None:
+        self._listen(0.05)
+        self.check()
 
     def end(self, error: BaseException | None) -> BaseException:
         """End all ranks after an error in a step: they would wait for this one in another layer.
@@ -126,7 +211,8 @@ class Group:
         until = time.monotonic() + _PATIENCE
         while error is None or not isinstance(error, KeyboardInterrupt):
             said = self._listen(0.05)
-            if self._failures() or time.monotonic() > until or self._endings and not said:
+            heard_all = self._machines is None and self._endings and not said
+            if self._failures() or time.monotonic() > until or heard_all:
                 break
         told = self._reason()
         self._over = told or EngineDeadError(
@@ -145,7 +231,7 @@ class Group:
             return error.with_detail(failure.detail)
         for rank, ending in self._endings.items():
             return EngineDeadError(f"rank {rank} of {self.ranks} {ending}", _RESTARTED)
-        return None
+        return EngineDeadError(self._launched, _RESTARTED) if self._launched else None
 
     def _failures(self) -> dict[int, Failure]:
         return {rank: words.failure for rank, words in self._said.items() if words.failure}
@@ -153,7 +239,7 @@ class Group:
     def _listen(self, seconds: float) -> bool:
         """Take what ranks have said, and wait a moment for the first word. Returns whether any has
         said something, or has connected."""
-        said = False
+        said = self._machines is not None and self._arrive(self._machines)
         while ready := self._heard.select(seconds):
             seconds = 0.0
             for wire in [key.fileobj for key, _ in ready]:
@@ -161,19 +247,34 @@ class Group:
         return said
 
     def _accept(self) -> bool:
-        wire = Wire(self._listener.accept()[0])
+        self._add(Wire(self._listener.accept()[0]))
+        return True
+
+    def _add(self, wire: Wire) -> None:
         self._wires.append(wire)
         self._heard.register(wire, selectors.EVENT_READ)
-        return True
+
+    def _arrive(self, machines: Machines) -> bool:
+        """Take the connections of other machines' ranks. Returns whether there are any."""
+        said = False
+        with suppress(Empty):
+            while True:
+                self._add(Wire(machines.arrived.get_nowait()))
+                said = True
+        return said
 
     def _hear(self, wire: Wire) -> bool:
         """Take what a rank has said. Returns whether it has said something."""
         said = False
         try:
             while (message := wire.receive(0.0)) is not None:
+                said = True
+                if message[0] == messages.MEET:
+                    self._meeting.take(message[1])
+                    self._pass_on(wire, message[1])
+                    continue
                 words: messages.Words = messages.decode_words(message[1])
                 self._said[words.rank] = words
-                said = True
         except EOFError:
             self._heard.unregister(wire)
         return said
@@ -192,7 +293,9 @@ class Group:
     def _stop(self) -> None:
         self._closed.set()
         self.communicator.close()
-        for process in [*self._processes.values()]:
+        if self._machines is not None:
+            self._machines.close()
+        for process in [*self._processes.values(), *self._others]:
             process.kill()
         self._heard.close()
         self._listener.close()

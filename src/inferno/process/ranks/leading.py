@@ -17,7 +17,8 @@ from inferno.plan import Opened
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build, build_of
-from inferno.process.ranks.group import Group, Start
+from inferno.process.ranks.group import Group, Launch, Start
+from inferno.process.ranks.machines import Machines
 from inferno.weights.packing import PackedWeights
 
 
@@ -86,18 +87,25 @@ class LeadingHome(Home):
 
     @classmethod
     def starting(
-        cls, start: Start, build: Build | None = None
+        cls,
+        start: Start,
+        build: Build | None = None,
+        launch: Launch | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Callable[[Opened, PackedWeights | None], Home]:
-        """Return what loads a model, with ranks that `start` starts. `build` replaces the
+        """Return what loads a model, with ranks that `start` starts, and other machines that
+        `launch` starts; they are waited for while the engine is `wanted`. `build` replaces the
         communicator that the plan has chosen."""
 
         def load(opened: Opened, packed: PackedWeights | None) -> Home:
-            group = Group(opened.plan, start, build or build_of(opened))
+            assert opened.plan.ranks is not None, "a plan with ranks"
+            machines = Machines(opened) if opened.plan.ranks.join is not None else None
+            group = Group(opened.plan, start, build or build_of(opened), machines, launch)
             unbind = bind(opened.plan, 0)
             try:
                 shared = evolve(opened, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
-                group.meet()
+                group.meet(wanted)
             except BaseException as error:
                 unbind()
                 raise group.end(error) from error

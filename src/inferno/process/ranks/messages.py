@@ -1,4 +1,5 @@
-"""What ranks tell each other: steps, and how they fare, in msgpack over a local socket."""
+"""What ranks tell each other: steps, and how they fare, in msgpack over a socket. Machines tell
+each other what they have and which ranks they are, and give signs of life."""
 
 from __future__ import annotations
 
@@ -18,6 +19,13 @@ STEP, DRAFTS, CAPTURE, END = b"S", b"D", b"C", b"E"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
 WORDS = b"W"
 """The kind of a follower's messages."""
+MEET = b"M"
+"""What ranks find each other by, to and from the first one (`meeting`)."""
+ARRIVAL, RANK = b"A", b"R"
+"""The first message over TCP: of a machine that joins, or of one of its ranks."""
+REFUSED, WELCOME, DECLINED, STARTED, BEAT, ENDED = b"r", b"w", b"d", b"s", b"b", b"e"
+"""Kinds of messages between machines: the two answers to one that arrives, and its two answers;
+then signs of life both ways, and how its ranks end."""
 
 Drawn = list[list[int]]
 """The tokens that each sampling slice of a step drew: one, and one more for each accepted draft."""
@@ -39,11 +47,70 @@ class Words:
     failure: Failure | None = None
 
 
+@frozen(kw_only=True)
+class Arrival:
+    """What a machine says that joins."""
+
+    name: str
+    versions: dict[str, str]
+    """What it computes with (`identity.versions`)."""
+    rank: int | None = None
+    """Which rank it is, if its launcher has said so. None: those of a whole machine."""
+
+
+@frozen(kw_only=True)
+class Welcome:
+    """What a machine that joins is given."""
+
+    plan: str
+    """As JSON."""
+    ranks: list[int]
+    """Those that it is to start."""
+    group: str
+    """By which its ranks say whom they look for: those of an earlier group find nobody."""
+    model: dict[str, str]
+    """What its copy of the model must have (`identity.model_identity`)."""
+    folder: str = ""
+    """Where the ranks of one machine meet; empty: they are on several."""
+
+
+@frozen
+class Refused:
+    """Why a machine cannot join."""
+
+    failure: Failure
+    again: bool = False
+    """Whether that may change, so that it may ask again."""
+
+
+@frozen
+class ArrivingRank:
+    """What a rank says that joins."""
+
+    group: str
+    rank: int
+
+
+@frozen
+class Ended:
+    """How a machine's rank has ended, as a sentence without a subject."""
+
+    rank: int
+    how: str
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_step: Any = msgspec.msgpack.Decoder(NextStep).decode
 decode_drafts: Any = msgspec.msgpack.Decoder(dict[int, list[int]]).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode
+decode_meet: Any = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
+decode_arrival: Any = msgspec.msgpack.Decoder(Arrival).decode
+decode_welcome: Any = msgspec.msgpack.Decoder(Welcome).decode
+decode_refused: Any = msgspec.msgpack.Decoder(Refused).decode
+decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
+decode_rank: Any = msgspec.msgpack.Decoder(ArrivingRank).decode
+decode_ended: Any = msgspec.msgpack.Decoder(Ended).decode
 
 
 def encode_step(step: Step, drawn: Drawn) -> bytes:

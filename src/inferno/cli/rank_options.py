@@ -1,0 +1,91 @@
+"""Options of ranks: how many processes share a model, and on which machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import rich_click as click
+
+from inferno.cli.launched import LAUNCHERS, environ, launched
+
+_engine = partial(click.option, panel="Engine")
+TOKEN = "INFERNO_RANK_TOKEN"
+"""The variable with the secret of the machines, instead of a file."""
+TOKEN_OPTION = _engine(
+    "--rank-token-file",
+    metavar="FILE",
+    help=f"File with the secret that all machines know; or the secret itself in {TOKEN}. "
+    "[default: ~/.cache/inferno/ranks.token, made by the first machine]",
+)
+RANK_OPTIONS = [
+    _engine(
+        "--tp",
+        "--tensor-parallel-size",
+        "--num-shards",
+        "tp",
+        type=int,
+        metavar="RANKS",
+        help="Tensor parallelism: processes that share each layer. [default: 1]",
+    ),
+    _engine(
+        "--nodes",
+        "--nnodes",
+        "nodes",
+        type=int,
+        metavar="MACHINES",
+        help="Machines that the ranks are on, as many on each. The others run what this one "
+        "prints, `inferno rank --join`. [default: 1]",
+    ),
+    _engine(
+        "--executor",
+        metavar="NAME",
+        help="What starts the other machines' ranks: environment (also torchrun, slurm, mpi) for "
+        "a launcher that has done so, or a plugin's. [default: a person]",
+    ),
+    _engine(
+        "--rank-host",
+        metavar="HOST|INTERFACE",
+        help="This machine's address by which the others reach it. "
+        "[default: that of the default route]",
+    ),
+    _engine("--rank-port", type=int, help="Port that they join at. [default: 29400]"),
+    TOKEN_OPTION,
+    _engine(
+        "--numa",
+        metavar="auto|NODE,..",
+        help="NUMA nodes to bind the ranks to, one after the other; auto: all. "
+        "[default: not bound]",
+    ),
+]
+
+
+def fold_ranks(given: dict[str, Any]) -> None:
+    """Replace launchers' names, and what the environment says, by options. Raises OptionError."""
+    if given.get("executor") in LAUNCHERS:
+        found = launched(environ())
+        given["executor"] = "environment"
+        given.setdefault("tp", found.ranks)
+        given.setdefault("nodes", found.machines)
+        if (host := found.listens) is not None:
+            given.setdefault("rank_host", host)
+        given.setdefault("rank_port", found.port)
+    if ("executor" in given or given.get("nodes", 1) > 1) and "rank_token_file" not in given:
+        if (file := token_file(environ())) is not None:
+            given["rank_token_file"] = file
+
+
+def token_file(variables: Mapping[str, str]) -> str | None:
+    """Return a file with the secret of the environment, if it has one: the engine's process, which
+    reads it, gets no secrets in its own. It is removed when this process ends."""
+    if not (token := variables.get(TOKEN, "")):
+        return None
+    import atexit
+    from tempfile import NamedTemporaryFile
+
+    file = NamedTemporaryFile("w", prefix="inferno_ranks_", suffix=".token")
+    atexit.register(file.close)
+    file.write(token)
+    file.flush()
+    return file.name
