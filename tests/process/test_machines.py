@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(token_file: Path) -> Plan:
-    joined = {"rank_host": FIRST, "rank_port": PORT, "rank_token_file": str(token_file)}
+    joined: dict[str, Any] = {"rank_host": FIRST, "rank_port": PORT}
+    joined["rank_token_file"] = str(token_file)
     return resolve("demo", Options(tp=2, nodes=2, **joined, **OPTIONS))
 
 
@@ -196,9 +198,8 @@ def test_tokens_are_those_of_one_process_and_a_killed_rank_is_told_within_a_seco
             assert [await ask(client, params) for params in (GREEDY, SEEDED)] == alone
             for _ in range(2):
                 [rank] = ranks_of(other)
-                seconds = await told_after(
-                    client, lambda pid=rank: os.kill(pid, signal.SIGKILL), "rank 1 of 2 was killed"
-                )
+                kill = partial(os.kill, rank, signal.SIGKILL)
+                seconds = await told_after(client, kill, "rank 1 of 2 was killed")
                 assert seconds < 1, "a death"
                 await asyncio.wait_for(client.revive(), 60)
                 assert await ask(client, GREEDY) == alone[0]
@@ -221,12 +222,12 @@ def test_a_pulled_cable_and_a_stopped_rank_are_told_within_ten_seconds(
             await asyncio.wait_for(client.revive(), 90)
             assert await ask(client, GREEDY) == alone[0]
             [rank] = ranks_of(other)
-            stop = lambda: os.kill(rank, signal.SIGSTOP)  # noqa: E731
+            stop = partial(os.kill, rank, signal.SIGSTOP)
             assert await told_after(client, stop, "rank 1 of 2") < 10
             await asyncio.wait_for(client.revive(), 60)
             assert await ask(client, GREEDY) == alone[0]
             [rank] = ranks_of(other)
-            stopped = lambda: os.kill(other.pid, signal.SIGSTOP)  # noqa: E731
+            stopped = partial(os.kill, other.pid, signal.SIGSTOP)
             assert await told_after(client, stopped, "rank 1 of 2 is not heard") < 10
             os.kill(other.pid, signal.SIGCONT)
             await asyncio.wait_for(client.revive(), 90)

@@ -1,0 +1,115 @@
+"""The manifest of ranks on several machines: its group of pods, which LeaderWorkerSet makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inferno.cli.rank import command as rank
+from inferno.cli.serve import command as serve
+
+FILE = Path(__file__).parents[1] / "deploy" / "kubernetes-ranks.yaml"
+VERSION = "1.32"
+GROUP = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": [
+                                "RecreateGroupOnPodRestart",
+                                "RecreateGroupAfterStart",
+                                "None",
+                            ]
+                        },
+                        "subGroupPolicy": {"type": "object"},
+                    },
+                },
+                "rolloutStrategy": {"type": "object"},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "networkConfig": {"type": "object"},
+            },
+        },
+    },
+}
+"""The schema of the custom resource, v1, without the pods' templates, which are Kubernetes' own."""
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    return {each["kind"]: each for each in yaml.safe_load_all(FILE.read_text())}
+
+
+def templates() -> dict[str, dict[str, Any]]:
+    group = manifests()["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    return {"serve": group["leaderTemplate"], "rank": group["workerTemplate"]}
+
+
+def test_the_group_fits_its_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="pip install 'inferno[deploy]'")
+    jsonschema.Draft202012Validator(GROUP).validate(manifests()["LeaderWorkerSet"])
+
+
+def test_kubernetes_accepts_the_rest_and_the_pods() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install 'inferno[deploy]'")
+    for kind, manifest in manifests().items():
+        if kind != "LeaderWorkerSet":
+            assert kubernetes.validate(manifest, VERSION, strict=True)
+    for name, template in templates().items():
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = {"name": name, **template["metadata"]}
+        assert kubernetes.validate(pod, VERSION, strict=True)
+
+
+@pytest.mark.parametrize(("name", "command"), [("serve", serve), ("rank", rank)])
+def test_the_pods_commands_exist_with_their_options(name: str, command: Any) -> None:
+    [container] = templates()[name]["spec"]["containers"]
+    first, *arguments = container["args"]
+    assert first == name
+    flags = {flag for param in command.params for flag in param.opts}
+    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    assert given and given <= flags
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in templates()[name]["spec"]["volumes"]}
+
+
+def test_ranks_know_one_token_and_are_reached_by_ranks_only() -> None:
+    secrets = [
+        each["valueFrom"]["secretKeyRef"]
+        for template in templates().values()
+        for each in template["spec"]["containers"][0]["env"]
+        if each["name"] == "INFERNO_RANK_TOKEN"
+    ]
+    assert len(secrets) == 2 and secrets[0] == secrets[1]
+    policy = manifests()["NetworkPolicy"]["spec"]
+    labels = policy["podSelector"]["matchLabels"]
+    for template in templates().values():
+        assert labels.items() <= template["metadata"]["labels"].items()
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+        assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    among, http = policy["ingress"]
+    assert among == {"from": [{"podSelector": {"matchLabels": labels}}]}
+    assert http == {"ports": [{"port": 8000}]}
+    service = manifests()["Service"]["spec"]["selector"]
+    assert service.items() <= templates()["serve"]["metadata"]["labels"].items()
+    assert not service.items() <= templates()["rank"]["metadata"]["labels"].items()
