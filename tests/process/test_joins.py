@@ -19,6 +19,7 @@ from inferno.contracts import RankStart
 from inferno.core.engine import Engine
 from inferno.errors import CheckpointError, EngineDeadError, InfernoError, OptionError, PluginError
 from inferno.plan import Opened, open_model
+from inferno.plan import opened as opening
 from inferno.process.ranks import following, identity, joining, messages
 from inferno.process.ranks.following import run
 from inferno.process.ranks.greeting import MAGIC, connect
@@ -164,6 +165,26 @@ def test_processes_of_a_launcher_are_the_ranks_that_it_says(
     assert tokens_of(answers(engine, PROMPTS, GREEDY)) == tokens_of(answers(alone, PROMPTS, GREEDY))
     engine.close()
     assert [other.refusal() for other in others] == [None, None]
+
+
+def test_a_draft_model_is_needed_on_the_first_machine_alone(
+    catalog: Catalog, first: First, port: int, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine has no copy of it, and is told the drafts."""
+    opened_there, reopen = list[Any](), opening.reopen
+
+    def seen(plan: Any, *given: Any) -> Any:
+        opened_there.append(plan.speculation)
+        return reopen(plan, *given)
+
+    monkeypatch.setattr(joining, "reopen", seen)
+    other = Other(catalog, port)
+    engine = load(catalog, first(speculative="demo"))
+    ours, theirs = (tokens_of(answers(each, PROMPTS, GREEDY)) for each in (engine, alone))
+    stats = engine.stats()
+    engine.close()
+    assert ours == theirs and stats.accepted_tokens > 0
+    assert other.refusal() is None and opened_there[0].draft is None
 
 
 # --- who may join ---------------------------------------------------------------------------------

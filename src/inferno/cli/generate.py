@@ -59,7 +59,7 @@ def command(
     **values: Any,
 ) -> None:
     """Answer prompts with REF: a directory, a file or a hub id."""
-    if follows(click.get_current_context(), ref, values):
+    if follows(ref, values):
         return
     sampling = take_sampling(values) | take_structured(values)
     SamplingParams(**{"max_tokens": None} | sampling)  # wrong values are errors before a load

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import rich_click as click
+from click import get_current_context
 
 from inferno.cli.launched import LAUNCHERS, environ, launched
 from inferno.cli.options import FiniteRange, debug_option, declare, plugin_options
@@ -116,13 +117,13 @@ def follow(
     join(Joining(**given), catalog)
 
 
-def follows(ctx: click.Context, ref: str | None, values: Mapping[str, Any]) -> bool:
+def follows(ref: str | None, values: Mapping[str, Any]) -> bool:
     """If a launcher has started this process as a rank but the first, be that rank. Returns whether
     it was: else this process is the engine's, or there is no launcher."""
     if values.get("executor") not in LAUNCHERS or (found := launched(environ())).rank == 0:
         return False
-    if ctx.obj is not None:
-        ctx.obj.discard()
+    if (early := get_current_context().obj) is not None:
+        early.discard()
     follow(
         found.host,
         values.get("rank_port") or found.port,

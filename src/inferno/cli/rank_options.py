@@ -55,6 +55,7 @@ RANK_OPTIONS = [
     _engine(
         "--numa",
         metavar="auto|NODE,..",
+        envvar="MAP_NUMA_NODE",
         help="NUMA nodes to bind the ranks to, one after the other; auto: all. "
         "[default: not bound]",
     ),

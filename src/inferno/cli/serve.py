@@ -112,7 +112,7 @@ log = logging.getLogger("inferno.server")
 def command(ctx: click.RichContext, /, refs: tuple[str, ...], **values: Any) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
-    if follows(ctx, refs[0] if refs else None, values):
+    if follows(refs[0] if refs else None, values):
         return
     serving, network = Serving.taken(values), Network.taken(values)
     is_one = len(refs) < 2 and not serving.named and not serving.print_config

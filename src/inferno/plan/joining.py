@@ -9,8 +9,8 @@ from pathlib import Path
 
 from inferno.catalog import Catalog
 from inferno.catalog.offers import Offer
-from inferno.contracts import Executor
-from inferno.errors import OptionError
+from inferno.contracts import Device, Executor
+from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
 from inferno.plan.rank_use import JoinUse
@@ -23,13 +23,17 @@ _ELSEWHERE = ("192.0.2.1", 9), ("2001:db8::1", 9)
 
 
 def choose_join(
-    catalog: Catalog, options: Options, environ: Mapping[str, str]
+    catalog: Catalog, options: Options, device: Device, environ: Mapping[str, str]
 ) -> tuple[JoinUse | None, Offer[Executor] | None]:
     """Return how other machines join, and what starts their processes, if anything does. None: all
-    ranks are on this machine. Raises OptionError."""
+    ranks are on this machine. Raises OptionError, UnsupportedError."""
     offer: Offer[Executor] | None = None
     if options.executor is not None:
         offer = _named(catalog, options.executor)
+        if (reason := offer.item.refuses(options.tp, device)) is not None:
+            raise UnsupportedError(
+                f"--executor {options.executor}: {reason}", "Or leave --executor out."
+            )
     elif options.nodes == 1:
         return None, None
     alone = offer is not None and offer.item.name == ENVIRONMENT

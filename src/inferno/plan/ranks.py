@@ -267,7 +267,7 @@ def choose_ranks(
         lambda offer: offer.item.refuses(options.tp, device),
     )
     use = division.use(choice.item.name, choice.offer.distribution, model, dtype)
-    join, launcher = choose_join(catalog, options, environ)
+    join, launcher = choose_join(catalog, options, device, environ)
     use, offers = evolve(use, join=join), [("executor", choice.offer)]
     if launcher is not None:
         offers.append(("machines", launcher))

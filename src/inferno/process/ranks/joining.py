@@ -190,10 +190,17 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
         by_rank = dict(zip(numbers, bound, strict=True))
         own = evolve(own, cores=tuple(by_rank.get(rank, ()) for rank in range(own.count)))
     packed = plan.packed_cache and str(default_folder(asked.environ))
+    drafts = plan.speculation and evolve(plan.speculation, draft=None)  # rank 0 drafts alone
     threads = asked.threads or max(1, min(plan.threads, cores // len(numbers)))
-    # Its identity is compared instead of its origin, which is the first machine's.
     return evolve(
-        plan, ref=ref, path=path, origin=None, ranks=own, packed_cache=packed, threads=threads
+        plan,
+        ref=ref,
+        path=path,
+        origin=None,  # the model's identity is compared instead
+        ranks=own,
+        packed_cache=packed,
+        speculation=drafts,
+        threads=threads,
     )
 
 
