@@ -31,7 +31,7 @@ from inferno.testing.converting import convert
 from inferno.testing.encoder import EncoderTests, embedded
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
-from inferno.testing.executor import ExecutorTests
+from inferno.testing.executor import ExecutorTests, MachineExecutorTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -107,6 +107,7 @@ __all__ = [
     "KVCache",
     "KernelProviderTests",
     "LinkTests",
+    "MachineExecutorTests",
     "MTPTests",
     "Outcome",
     "QuantSchemeTests",
