@@ -90,13 +90,17 @@ def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
 
 
 def test_the_environment_gives_options_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_options, "environ", lambda: TORCHRUN | {"MASTER_ADDR": "127.0.0.1"})
+    first = TORCHRUN | {"RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    monkeypatch.setattr(rank_options, "environ", lambda: first)
     given: dict[str, Any] = {"executor": "torchrun", "rank_port": 7}
     fold_ranks(given)
     assert given == {"executor": "environment", "tp": 4, "nodes": 2, "rank_port": 7}, (
         "the loopback device is of one machine"
     )
     monkeypatch.setattr(rank_options, "environ", lambda: MPI)
+    with pytest.raises(OptionError, match="cannot be rank 1"):
+        fold_ranks({"executor": "mpi"})
+    monkeypatch.setattr(rank_options, "environ", lambda: MPI | {"OMPI_COMM_WORLD_RANK": "0"})
     given = {"executor": "mpi", "tp": 2}
     fold_ranks(given)
     assert given["rank_host"] == "127.0.0.1" and given["nodes"] == 1

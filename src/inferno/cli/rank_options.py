@@ -9,6 +9,7 @@ from typing import Any
 import rich_click as click
 
 from inferno.cli.launched import LAUNCHERS, environ, launched
+from inferno.errors import OptionError
 
 _engine = partial(click.option, panel="Engine")
 TOKEN = "INFERNO_RANK_TOKEN"
@@ -66,6 +67,10 @@ def fold_ranks(given: dict[str, Any]) -> None:
     """Replace launchers' names, and what the environment says, by options. Raises OptionError."""
     if given.get("executor") in LAUNCHERS:
         found = launched(environ())
+        if found.rank:  # `follows` has it in the commands that can
+            raise OptionError(
+                f"this command cannot be rank {found.rank} of a launcher", "Use serve or generate."
+            )
         given["executor"] = "environment"
         given.setdefault("tp", found.ranks)
         given.setdefault("nodes", found.machines)
