@@ -70,6 +70,12 @@ def cluster() -> Iterator[None]:
 class TestRay(MachineExecutorTests):
     executor = "ray"
 
+    def test_what_is_ended_gives_its_room_back(self, item: Executor) -> None:
+        """A program that loads one engine after another is one driver: nothing else frees it."""
+        for _ in range(6):  # of a cluster that has room for four
+            [process] = self.start(item, self.asked("import time; time.sleep(600)"))
+            process.kill()
+
     def test_a_cluster_without_room_says_so(
         self, item: Executor, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from inferno.contracts import Device, MachineStart
 
@@ -21,6 +21,21 @@ def refuses(ranks: int, device: Device) -> str | None:
     return None if find_spec("ray") else "Ray is not installed: pip install ray"
 
 
+@define(eq=False)
+class Room:
+    """The placement group of some actors. It is given back with the last of them."""
+
+    group: Any
+    actors: set[Any] = field(factory=set)
+
+    def leave(self, actor: Any) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        self.actors.discard(actor)
+        if not self.actors:
+            remove_placement_group(self.group)
+
+
 @frozen(eq=False)
 class ActorProcess:
     """The process that an actor has started (`contracts.RankProcess`)."""
@@ -28,6 +43,7 @@ class ActorProcess:
     actor: Any
     ending: Any
     """Ray's reference to how it ends."""
+    room: Room
 
     def wait(self) -> str:
         import ray
@@ -45,6 +61,7 @@ class ActorProcess:
 
         if ray.is_initialized():
             ray.kill(self.actor)
+            self.room.leave(self.actor)
 
 
 def start(what: MachineStart) -> Sequence[ActorProcess]:
@@ -71,15 +88,18 @@ def _start(what: MachineStart) -> Sequence[ActorProcess]:
     first = len(bundles)
     bundles += [{"CPU": cpus}] * what.machines
     group = placement_group(bundles, strategy="STRICT_SPREAD" if apart else "SPREAD")
+    room = Room(group)
     if not group.wait(ROOM_SECONDS):
+        room.leave(None)
         raise OSError(f"the Ray cluster has no room for {what.machines} times {cpus} CPUs")
     machine = ray.remote(Machine)
     processes = []
     for index in range(what.machines):
         place = PlacementGroupSchedulingStrategy(group, first + index)
         actor = machine.options(num_cpus=cpus, scheduling_strategy=place).remote()
+        room.actors.add(actor)
         ending = actor.run.remote(list(what.command), what.token)
-        processes.append(ActorProcess(actor, ending))
+        processes.append(ActorProcess(actor, ending, room))
     return processes
 
 
