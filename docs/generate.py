@@ -325,6 +325,7 @@ def index() -> str:
         "cache policy": _declared(catalog, "inferno_cache_policies"),
         "queue policy": _declared(catalog, "inferno_queue_policies"),
         "sandbox": _declared(catalog, "inferno_sandboxes"),
+        "store": _declared(catalog, "inferno_stores"),
         "chat format": _chat_formats(catalog),
         "grammar": {
             kind: offer.distribution

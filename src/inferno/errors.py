@@ -18,6 +18,7 @@ MissingKind = Literal[
     "cache policy",
     "queue policy",
     "sandbox",
+    "store",
     "chat format",
     "model",
     "grammar",

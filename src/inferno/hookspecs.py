@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Proposer,
         QuantScheme,
         QueuePolicy,
+        RecordStore,
         RequestField,
         Sandbox,
         SessionKeeper,
@@ -249,6 +250,14 @@ class ProvidesEndpoints(Protocol):
     def inferno_endpoints(self) -> list[Endpoints]:
         """HTTP endpoints of the server, in a module of the entry-point group
         `inferno.endpoints`."""
+        ...
+
+
+class ProvidesStores(Protocol):
+    @_hook("store", hinted="store", group=ENDPOINTS)
+    def inferno_stores(self) -> list[RecordStore]:
+        """Databases for what a server keeps: SQLite, PostgreSQL. In a module of the entry-point
+        group `inferno.endpoints`."""
         ...
 
 

@@ -14,9 +14,10 @@ from inferno.catalog import GROUPS, KINDS, load_catalog
 
 HOOKS = hookspecs.HOOKS
 SRC = Path(hookspecs.__file__).parent
-MAX_HOOKS = 23
+MAX_HOOKS = 24
 """The last ones start ranks, by processes of this machine now, by clusters of others; order
-requests, as they come or fairly; and confine processes, which each system does in its own way."""
+requests, as they come or fairly; confine processes, which each system does in its own way; and keep
+what a server stores, in a file of its own or in a database that several share."""
 
 
 @pytest.mark.parametrize("name", HOOKS)

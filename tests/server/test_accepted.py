@@ -20,13 +20,15 @@ from attrs import define
 from litestar.testing import TestClient
 from tests.server.conftest import wait_until
 from tests.server.server_fakes import FakeLLM
-from tests.server.test_store import MIB, stored
+from tests.server.test_store import MIB, database_of, stored
 
+from inferno.builtin.reserve import SIZE, Reserve
+from inferno.builtin.sqlite import SqliteTables
 from inferno.errors import RequestError, StoreError
 from inferno.server import ServerOptions, create_app
-from inferno.server.responses.database import Database, Stored
+from inferno.server.responses.database import Database
 from inferno.server.responses.store import Store
-from inferno.server.storage.reserve import SIZE, Reserve
+from inferno.server.responses.stored import Stored
 
 RESPONSES = "/v1/responses"
 BACKGROUND = {"input": "hi", "background": True}
@@ -43,7 +45,7 @@ def app_of(llm: FakeLLM, store: Store) -> Any:
 
 
 def full(*_: Any, **__: Any) -> Any:
-    raise sqlite3.OperationalError("database or disk is full")
+    raise StoreError("the store cannot be used: database or disk is full", "Make room.")
 
 
 # --- crashes --------------------------------------------------------------------------------------
@@ -51,12 +53,12 @@ def full(*_: Any, **__: Any) -> Any:
 
 def test_what_was_accepted_is_failed_once_another_server_opens_the_store(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    first = Database(path, None, MIB)
+    first = database_of(path, None, MIB)
     for id in ("resp_a", "resp_b"):
         first.accept("me", queued(id))
-    first.save("me", stored("resp_b"))
+    first.save("me", stored("resp_b", is_accepted=True))
     first.close()
-    second = Database(path, None, MIB)
+    second = database_of(path, None, MIB)
     lost, done = second.response("me", "resp_a"), second.response("me", "resp_b")
     second.close()
     assert lost is not None and lost.body["status"] == "failed"
@@ -65,16 +67,16 @@ def test_what_was_accepted_is_failed_once_another_server_opens_the_store(tmp_pat
 
 
 def test_a_response_that_ends_before_it_is_accepted_stays_as_it_ended() -> None:
-    database = Database(None, None, MIB)
+    database = database_of(None, None, MIB)
     database.save("me", stored("resp_a"))
     database.accept("me", queued("resp_a"))
     found = database.response("me", "resp_a")
     assert found is not None and found.body["status"] == "completed"
-    assert database.used_bytes == database._counted()
+    assert database.used_bytes == database.room.counted()
 
 
 def test_what_has_not_ended_makes_no_room_for_others() -> None:
-    database = Database(None, None, 4000)
+    database = database_of(None, None, 4000)
     database.accept("me", queued("resp_a"))
     for i in range(20):
         database.save("me", stored(f"resp_{i}", "x" * 500))
@@ -87,13 +89,13 @@ def test_what_has_not_ended_makes_no_room_for_others() -> None:
 
 def accept_for_ever(path: Path, number: int, out: int) -> None:
     """Accept, save and delete responses, and tell of each as a server tells its client."""
-    database = Database(path, None, MIB)
+    database = database_of(path, None, MIB)
     for i in range(10_000):
         id = f"resp_{number}_{i}"
         database.accept("me", queued(id))
         os.write(out, f"{id}\n".encode())
         if i % 3:
-            database.save("me", stored(id))
+            database.save("me", stored(id, is_accepted=True))
         if i % 6 == 1:
             database.delete("response", "me", id)
             os.write(out, f"-{id}\n".encode())
@@ -113,7 +115,7 @@ def kill_at_random_points(path: Path, kills: int) -> None:
         os.waitpid(child, 0)
         names = [line.decode().strip() for line in said if line.endswith(b"\n")]
         gone = {name[1:] for name in names if name.startswith("-")}
-        database = Database(path, None, MIB)
+        database = database_of(path, None, MIB)
         for id in (name for name in names if not name.startswith("-")):
             found = database.response("me", id)
             if found is None:  # killed after a deletion, and before it was told
@@ -144,7 +146,7 @@ def test_a_response_is_stored_when_its_client_is_told(tmp_path: Path) -> None:
     with TestClient(app_of(llm, store)) as http:
         made = http.post(RESPONSES, json=BACKGROUND).json()
         assert made["status"] == "queued"
-        rows = store._database._tables.all("SELECT id, text FROM records")
+        rows = store._database.tables.all("SELECT id, text FROM records")
         assert rows == [(made["id"], None)]
         assert http.post(f"{RESPONSES}/{made['id']}/cancel").json()["status"] == "cancelled"
         wait_until(lambda: not llm.live)
@@ -204,13 +206,13 @@ def test_a_response_whose_failure_cannot_be_stored_is_shown_as_failed(
 class FullDisk:
     """A disk on which nothing is free but what the reserve gives up."""
 
-    database: Database
+    tables: SqliteTables
 
     def check(self) -> None:
-        path = self.database._tables._reserve.path
+        path = self.tables._reserve.path
         assert path is not None
         if path.stat().st_size:
-            full()
+            raise sqlite3.OperationalError("database or disk is full")
 
 
 @pytest.fixture
@@ -218,7 +220,7 @@ def on_disk(tmp_path: Path) -> Iterator[Callable[[], Database]]:
     opened = list[Database]()
 
     def make() -> Database:
-        opened.append(Database(tmp_path / "store.db", None, MIB))
+        opened.append(database_of(tmp_path / "store.db", None, MIB))
         return opened[-1]
 
     yield make
@@ -229,20 +231,20 @@ def on_disk(tmp_path: Path) -> Iterator[Callable[[], Database]]:
 def test_a_full_disk_does_not_keep_records_from_being_deleted(on_disk: Any) -> None:
     database = on_disk()
     database.save("me", stored("resp_a"))
-    disk, delete = FullDisk(database), database._tables.delete
+    disk, transaction = FullDisk(database.tables), database.tables.transaction
 
-    def on_full(work: Callable[[], Any]) -> Any:
+    def on_full(work: Callable[[], Any], **options: Any) -> Any:
         def checked() -> Any:
             disk.check()
             return work()
 
-        return delete(checked)
+        return transaction(checked, **options)
 
-    database._tables.delete = on_full
+    database.tables.transaction = on_full
     assert database.delete("response", "me", "resp_a")
     assert database.response("me", "resp_a") is None
-    assert database.used_bytes == database._counted() == 0
-    path = database._tables._reserve.path
+    assert database.used_bytes == database.room.counted() == 0
+    path = database.tables._reserve.path
     assert path is not None and path.stat().st_size == SIZE, "it is taken again"
     assert os.stat(path).st_mode & 0o77 == 0
 

@@ -15,14 +15,16 @@ import pytest
 from litestar.testing import TestClient
 from tests.server.conftest import wait_until
 from tests.server.server_fakes import FakeLLM
+from tests.server.test_store import database_of, write
 
+from inferno.errors import StoreError
 from inferno.server import ServerOptions, create_app
 from inferno.server.access.keys import Keys
-from inferno.server.batches.objects import ENDED, WINDOW_SECONDS
 from inferno.server.batches.service import MAX_UNFINISHED
-from inferno.server.responses.database import SCHEMA, Database
 from inferno.server.responses.store import Store
+from inferno.server.responses.stored import SCHEMA
 from inferno.server.storage.files import Files
+from inferno.server.storage.objects import ENDED, WINDOW_SECONDS
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -291,15 +293,15 @@ def test_an_end_that_cannot_be_stored_is_stored_once_there_is_room(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inferno.server.batches.service.RETRY", 0.1)
-    store, update, failures = Store(), Files.update, [2]
+    store, end, failures = Store(), Files.end, [2]
 
-    def full(files: Files, body: dict[str, Any], *, ended: bool = True) -> None:
-        if ended and body["object"] == "batch" and failures[0]:
+    def full(files: Files, *values: Any) -> None:
+        if failures[0]:
             failures[0] -= 1
-            raise sqlite3.OperationalError("database or disk is full")
-        update(files, body, ended=ended)
+            raise StoreError("the store cannot be used: database or disk is full", "Make room.")
+        end(files, *values)
 
-    monkeypatch.setattr(Files, "update", full)
+    monkeypatch.setattr(Files, "end", full)
     http = start(store=store)
     done = ended(http, create(http, line("a"))["id"])
     assert (done["status"], failures) == ("completed", [0])
@@ -374,11 +376,11 @@ def test_a_store_of_the_first_version_gets_the_tables(tmp_path: Path) -> None:
     old.executescript(f"{SCHEMA} PRAGMA application_id = {0x696E6672}; PRAGMA user_version = 1;")
     old.close()
     path.chmod(0o600)
-    database = Database(path, None, 2**20)
+    database = database_of(path, None, 2**20)
     database.files.create("file", "", {"id": "file-1"}, [b"x", b"y"])
     assert database.files.parts("file-1") == [b"x", b"y"]
     database.close()
-    again = Database(path, None, 2**20)
+    again = database_of(path, None, 2**20)
     assert again.files.find("file", "", "file-1") == {"id": "file-1"}
     again.close()
 
@@ -388,7 +390,7 @@ def test_old_files_are_deleted_but_no_unfinished_batch() -> None:
         store = Store(days=1)
         await store.run(lambda db: db.files.create("file", "", {"id": "file-1"}, [b"x"]))
         await store.run(lambda db: db.files.create("batch", "", {"id": "batch_1"}, ended=False))
-        await store.run(lambda db: db._db.execute("UPDATE files SET created = created - 90000"))
+        await store.run(write, "UPDATE files SET created = created - 90000")
         assert await store.run(lambda db: db.files.find("file", "", "file-1")) is None
         assert await store.run(lambda db: db.files.parts("file-1")) == []
         assert await store.run(lambda db: db.files.find("batch", "", "batch_1")) is not None

@@ -12,15 +12,16 @@ from litestar.testing import TestClient
 from tests.server.conftest import wait_until
 from tests.server.server_fakes import FakeLLM
 from tests.server.test_batches import create, ended, line, upload
-from tests.server.test_store import stored
+from tests.server.test_store import database_of, stored
 
+from inferno.builtin.sqlite import SqliteTables
 from inferno.errors import LimitError, RequestError
 from inferno.server import ServerOptions, create_app
 from inferno.server.access.guesses import TRIES, Guesses
 from inferno.server.access.keys import Keys
-from inferno.server.batches.objects import file_of
 from inferno.server.responses.database import Database
 from inferno.server.responses.store import Store
+from inferno.server.storage.objects import file_of
 from inferno.server.storage.quotas import Quota
 
 KEYS = """
@@ -41,7 +42,7 @@ def database() -> Iterator[Callable[..., Database]]:
     opened: list[Database] = []
 
     def make(max_bytes: int = 2**20, **quotas: Quota) -> Database:
-        opened.append(Database(None, None, max_bytes))
+        opened.append(database_of(None, None, max_bytes))
         opened[-1].files.quota_of = lambda owner: quotas.get(owner, Quota())
         return opened[-1]
 
@@ -212,13 +213,17 @@ def test_who_guesses_is_told_nothing_and_others_go_on(
 
 def test_a_store_of_the_version_before_gets_the_index(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
-    db = Database(path, None, 2**20)
+    db = database_of(path, None, 2**20)
     db.save("alice", stored("resp_a"))
-    db._db.executescript("DROP INDEX records_by_owner; PRAGMA user_version = 3;")
+    assert isinstance(db.tables, SqliteTables)
+    db.tables.raw.executescript(
+        "DROP INDEX records_by_owner; DROP TABLE totals; DROP TABLE servers; DROP TABLE leases; "
+        "PRAGMA user_version = 3;"
+    )
     db.close()
-    db = Database(path, None, 2**20)
+    db = database_of(path, None, 2**20)
     assert db.response("alice", "resp_a") is not None
-    plan = str(db._tables.all("EXPLAIN QUERY PLAN SELECT SUM(bytes) FROM records WHERE owner = ''"))
+    plan = str(db.tables.all("EXPLAIN QUERY PLAN SELECT SUM(bytes) FROM records WHERE owner = ''"))
     assert "COVERING INDEX records_by_owner" in plan
     db.close()
 

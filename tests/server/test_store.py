@@ -17,12 +17,23 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OptionError, RequestError
 from inferno.server import ServerOptions, create_app
-from inferno.server.responses.database import Database, Stored
+from inferno.server.responses.database import Database
 from inferno.server.responses.items import Item, read_items
 from inferno.server.responses.store import Store
+from inferno.server.responses.stored import SCHEMAS, Stored
+from inferno.server.storage.opening import open_tables
 
 RESPONSES = "/v1/responses"
 MIB = 2**20
+
+
+def database_of(path: Path | None, seconds: float | None, max_bytes: int) -> Database:
+    return Database(open_tables(path, SCHEMAS), seconds, max_bytes)
+
+
+def write(database: Database, query: str, *values: Any) -> None:
+    """Change what is stored as no server does."""
+    database.tables.transaction(lambda: database.tables.run(query, *values))
 
 
 def item(text: str = "hi") -> Item:
@@ -45,7 +56,7 @@ def database() -> Iterator[Callable[..., Database]]:
     def make(
         path: Path | None = None, seconds: float | None = None, max_bytes: int = MIB
     ) -> Database:
-        opened.append(Database(path, seconds, max_bytes))
+        opened.append(database_of(path, seconds, max_bytes))
         return opened[-1]
 
     yield make
@@ -142,11 +153,11 @@ def test_the_count_of_bytes_is_that_of_the_rows(database: Any) -> None:
     db.create("me", {"id": "c"}, [item("x" * 100), item("y" * 200)])
     db.save("me", stored("r", "z" * 300, conversation="c"))
     db.delete_item("me", "c", db.all_items("me", "c")[1]["id"])
-    assert db.used_bytes == db._counted() > 0
+    assert db.used_bytes == db.room.counted() > 0
     db.delete("response", "me", "r")
     db.delete("conversation", "me", "c")
-    assert db.used_bytes == db._counted() == 0
-    assert db._db.execute("SELECT COUNT(*) FROM items").fetchone() == (0,)
+    assert db.used_bytes == db.room.counted() == 0
+    assert db.tables.one("SELECT COUNT(*) FROM items") == (0,)
 
 
 def test_what_cannot_fit_is_refused_and_costs_nothing_else(database: Any) -> None:
@@ -159,7 +170,7 @@ def test_what_cannot_fit_is_refused_and_costs_nothing_else(database: Any) -> Non
         db.add("me", "c", [item("x" * 20_000)])
     assert db.response("me", "small") is not None
     assert texts(db.all_items("me", "c")) == ["hi"]
-    assert db.used_bytes == db._counted()
+    assert db.used_bytes == db.room.counted()
 
 
 def test_what_is_not_used_for_long_expires(database: Any, tmp_path: Path) -> None:
@@ -167,13 +178,11 @@ def test_what_is_not_used_for_long_expires(database: Any, tmp_path: Path) -> Non
     db = database(path, seconds=100)
     db.save("me", stored("old"))
     db.save("me", stored("new"))
-    with db._db:
-        db._db.execute("UPDATE records SET used = ? WHERE id = 'old'", (time.time() - 101,))
+    write(db, "UPDATE records SET used = ? WHERE id = 'old'", time.time() - 101)
     db.expire()
     assert db.response("me", "old") is None
     assert db.response("me", "new") is not None
-    with db._db:
-        db._db.execute("UPDATE records SET used = used - 101")
+    write(db, "UPDATE records SET used = used - 101")
     db.close()
     assert database(path, seconds=100).used_bytes == 0, "expired at the start too"
 
@@ -185,11 +194,7 @@ def test_what_has_expired_is_not_found(client: Any) -> None:
     path = f"{RESPONSES}/{made['id']}"
     assert http.get(path).status_code == 200
 
-    def age(database: Database) -> None:
-        with database._db:
-            database._db.execute("UPDATE records SET used = used - 86401")
-
-    asyncio.run(store.run(age))
+    asyncio.run(store.run(write, "UPDATE records SET used = used - 86401"))
     assert http.get(path).status_code == 404
 
 
@@ -205,7 +210,7 @@ def test_a_file_is_kept_private_and_read_again(database: Any, tmp_path: Path) ->
     first.close()
     again = database(path)
     assert texts(again.chain("me", "r")) == ["kept", "kept!"]
-    assert again.used_bytes == again._counted() > 0
+    assert again.used_bytes == again.room.counted() > 0
 
 
 def test_deleted_content_is_gone_from_the_disk(database: Any, tmp_path: Path) -> None:
@@ -245,7 +250,7 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_database_is_a_typed_error(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    first = Database(path, None, MIB)
+    first = database_of(path, None, MIB)
     for i in range(50):
         first.save("me", stored(f"resp_{i}", "x" * 1000))
     first.close()

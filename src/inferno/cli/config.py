@@ -126,6 +126,8 @@ def printed(ctx: click.Context, models: Iterable[ModelConfig]) -> str:
         }.get(source, "default")  # type: ignore[arg-type]
         if name in _SECRET and value:
             lines.append(f"# {key}: {len(value)} given by the {origin}, not shown")
+        elif name == "store" and "://" in str(value):  # it may have a password
+            lines.append(f"# {key}: a URL given by the {origin}, not shown")
         elif value is None or value == ():
             lines.append(f"# {key} =  # not set")
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
 from inferno.cli.early import engine_process
 from inferno.cli.network import Network, network_options
@@ -77,9 +77,9 @@ log = logging.getLogger("inferno.server")
 )
 @click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="SQLite file for stored responses and conversations. [default: in memory]",
+    metavar="STORE",
+    help="SQLite file, or a URL such as postgresql://..., for responses, conversations, files and "
+    "batches. [default: in memory]",
 )
 @click.option(
     "--store-size",
@@ -156,7 +156,7 @@ class Serving:
     prompt_history: int
     shutdown_timeout: float
     reasoning: Literal["both", "reasoning", "reasoning_content"]
-    store: Path | None
+    store: str | None = field(repr=False)  # may have a password
     store_size: int
     store_days: float | None
     page: bool
@@ -279,7 +279,13 @@ def _run(served: _Served, serving: Serving, network: Network, clock: Clock) -> N
     from inferno.server.responses.store import Store
 
     store_bytes = serving.store_size * 2**20
-    store = Store(serving.store, days=serving.store_days, max_bytes=store_bytes)
+    store = Store(
+        serving.store,
+        days=serving.store_days,
+        max_bytes=store_bytes,
+        disable=serving.disable,
+        only=serving.only,
+    )
     file = serving.keys_file
     keys = Keys(serving.api_keys, None if file is None else Path(file))
     clock.lap("imports")

@@ -116,6 +116,7 @@ from inferno.contracts.proposers import (
 )
 from inferno.contracts.queues import Queue, QueueBuild, Queued, QueueNeed, QueuePolicy
 from inferno.contracts.ranks import COLUMNS, DECODER, Divided, Range, Shard, divides_heads
+from inferno.contracts.record_stores import RecordStore, Tables
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sandboxes import Confinement, Sandbox
@@ -274,6 +275,7 @@ __all__ = [
     "RankProcess",
     "RankStart",
     "ReasoningMarkers",
+    "RecordStore",
     "Recording",
     "Refused",
     "RequestField",
@@ -303,6 +305,7 @@ __all__ = [
     "TABLES",
     "TEXT_PART_OF",
     "TableLayout",
+    "Tables",
     "Take",
     "TensorInfo",
     "TextAssets",

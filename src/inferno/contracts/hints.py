@@ -16,9 +16,9 @@ class Hint:
     name: str
     """Its name: an architecture's as in `config.json` or a file's metadata (`*`: the fallback), a
     format's file suffix, a scheme's name or `quant_method`, the device of kernels, the name of an
-    attention backend or a cache policy, a model's reference, or what its
-    kind of references begins with (`package:`), a size of models with random weights, what the
-    paths of endpoints begin with (`/api/`)."""
+    attention backend, a cache policy or a store, a model's reference, or what its kind of
+    references begins with (`package:`), a size of models with random weights, what the paths of
+    endpoints begin with (`/api/`)."""
     distribution: str
     """What to install; empty if nothing has it."""
     remedy: str = ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH")
-_OURS = re.compile(r"(HF|HUGGING_?FACE|INFERNO)_")
-"""Prefixes of the server's own variables: a hub's token, and options such as `--api-key`."""
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|^INFERNO_STORE$")
+_OURS = re.compile(r"(HF|HUGGING_?FACE|INFERNO)_|PG")
+"""Prefixes of the server's own variables: a hub's token, options such as `--api-key`, and what
+connects to the database of `--store`."""
 _KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE"
     r"|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"

@@ -35,6 +35,7 @@ from inferno.server.observe.watch import Memory
 from inferno.server.options import ServerOptions
 from inferno.server.page import page_handlers
 from inferno.server.responses.background import Background
+from inferno.server.responses.heartbeat import beat
 from inferno.server.responses.running import Running
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def create_app(
     single = None if isinstance(llm, Sequence) else llm
     models, metrics = _hosted(llm, options)
     store.limit(keys.quota_of)
-    background = Background(options.on_end)
+    background, running = Background(options.on_end), Running()
     batches = Batches(store, keys, lambda: models.draining or models.hosted[0].limiter.draining)
 
     @contextlib.asynccontextmanager
@@ -76,6 +77,9 @@ def create_app(
                     await single.start()
                     stack.push_async_callback(single.close)
                 await asyncio.to_thread(models.named(None).warm_up)
+            if store.is_shared:
+                heartbeat = asyncio.create_task(beat(store, running, batches))
+                stack.push_async_callback(_stopped, heartbeat)
             running_batches = asyncio.create_task(batches.run(inside))
             stack.push_async_callback(_stopped, running_batches)
             yield
@@ -87,7 +91,7 @@ def create_app(
     injected = {
         "models": models,
         "store": store,
-        "running": Running(),
+        "running": running,
         "background": background,
         "batches": batches,
     }

@@ -53,6 +53,7 @@ from inferno.testing.quant_twins import (
 )
 from inferno.testing.queue_policy import QueuedRun, QueuePolicyTests
 from inferno.testing.ranks import RankTests
+from inferno.testing.record_store import RecordStoreTests
 from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.sandbox import SandboxTests
 from inferno.testing.session_keeper import SessionKeeperTests
@@ -114,6 +115,7 @@ __all__ = [
     "QueuePolicyTests",
     "QueuedRun",
     "RankTests",
+    "RecordStoreTests",
     "SandboxTests",
     "SessionKeeperTests",
     "SourceTests",

@@ -11,7 +11,6 @@ from litestar.params import FromPath, JSONBody
 from inferno.errors import RequestError
 from inferno.server.access.keys import owner_of
 from inferno.server.batches.files import found, listed
-from inferno.server.batches.objects import batch_of
 from inferno.server.batches.offline import URLS
 from inferno.server.batches.schema import BatchRequest
 from inferno.server.batches.service import Batches
@@ -20,6 +19,7 @@ from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.responses.pages import After, Limit, Order, answer
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import checked_metadata
+from inferno.server.storage.objects import batch_of
 
 Asked = Request[Any, Any, Any]
 

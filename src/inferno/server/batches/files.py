@@ -14,13 +14,13 @@ from litestar.response import Stream
 
 from inferno.errors import RequestError
 from inferno.server.access.keys import owner_of
-from inferno.server.batches.objects import file_of
 from inferno.server.batches.schema import FileUpload
 from inferno.server.fields.schema import ERROR_RESPONSES
-from inferno.server.responses.database import Page
 from inferno.server.responses.pages import After, Limit, Order, answer, page_of
 from inferno.server.responses.store import Store, checked_id, not_found
+from inferno.server.responses.stored import Page
 from inferno.server.storage.files import Kind
+from inferno.server.storage.objects import file_of
 
 Asked = Request[Any, Any, Any]
 _PART = 2**20

@@ -1,6 +1,6 @@
 """Runs batches: of each owner one after another, those of several owners in turns, request by
-request. A batch is stored after each answer, so that a server that starts again goes on where the
-one before it stopped."""
+request. A batch is stored after each answer, so that a server that starts again, or another that
+shares the store, goes on where the one before it stopped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import msgspec
 from attrs import define, evolve, field
 from litestar.types import ASGIApp
 
-from inferno.errors import InfernoError, QueueFullError, RequestError, StoreError
+from inferno.errors import InfernoError, StoreError
 from inferno.server.access.keys import INSIDE_KEY, Keys
 from inferno.server.access.limits import Key
-from inferno.server.batches.objects import ENDED, Body, enter, file_of, problem
 from inferno.server.batches.offline import Answer, Done, Line, answer, read_lines
 from inferno.server.responses.store import Store
+from inferno.server.storage.files import LeaseLostError
+from inferno.server.storage.objects import ENDED, Body, enter, file_of, problem
 
 log = logging.getLogger("inferno.server")
 
@@ -36,6 +37,8 @@ MAX_UNFINISHED = 64
 _MAX_PROBLEMS = 100
 RETRY = 5.0
 """Seconds before the end of a batch is stored again, where the disk was full."""
+LOOK = 2.0
+"""Seconds after which a server that shares its store looks again for batches that nobody runs."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a request that was refused for now is sent again."""
 
@@ -60,6 +63,8 @@ class _Run:
     turn: asyncio.Lock = field(factory=asyncio.Lock)
     """Held by the one request that waits for a slot: so batches take turns."""
     is_cancelled: bool = False
+    is_lost: bool = False
+    """Whether another server may run it: nothing of it is stored any more."""
 
     @property
     def is_late(self) -> bool:
@@ -91,14 +96,9 @@ class Batches:
     async def add(self, owner: str, body: Body) -> None:
         """Store a new batch, to be run after the owner's before it. Raises QueueFullError,
         RequestError."""
-        unfinished = await self._store.run(lambda db: db.files.unfinished())
         quota = self._keys.quota_of(owner).batches
         most = MAX_UNFINISHED if quota is None else quota
-        if sum(each.owner == owner for each in unfinished) >= most:
-            raise QueueFullError(
-                f"{most} batches have not ended", "Wait for one of them, or cancel it."
-            )
-        await self._store.run(lambda db: db.files.create("batch", owner, body, ended=False))
+        await self._store.run(lambda db: db.files.create_batch(owner, body, most))
         self._added.set()
 
     async def cancel(self, owner: str, id: str) -> Body | None:
@@ -107,24 +107,32 @@ class Batches:
         async with self._picking:
             run = self._runs.get(owner)
             if run is not None and run.body["id"] == id:
-                if not run.is_cancelled and run.task is not None:
-                    run.is_cancelled = True
-                    enter(run.body, "cancelling")
-                    run.task.cancel()
+                self._stop(run)
                 return dict(run.body)
-            body = await self._store.run(lambda db: db.files.find("batch", owner, id))
-            if body is None:
-                return None
+            body = await self._store.run(lambda db: db.files.cancel(owner, id))
             self._unstored.pop(id, None)
-            if body["status"] in ENDED:
-                raise RequestError(
-                    f"the batch {id} is {body['status']}",
-                    "Only one that has not ended can be cancelled.",
-                    param="id",
-                )
-            enter(body, "cancelled")
-            await self._store.run(lambda db: db.files.update(body))
             return body
+
+    async def stop(self, id: str) -> None:
+        """Stop a batch that another server was asked to cancel, if it is run here."""
+        async with self._picking:
+            for run in self._runs.values():
+                if run.body["id"] == id:
+                    self._stop(run)
+
+    def lose(self) -> None:
+        """Stop all batches: other servers may run them."""
+        for run in self._runs.values():
+            run.is_lost = True
+            if run.task is not None:
+                run.task.cancel()
+        self._unstored.clear()
+
+    def _stop(self, run: _Run) -> None:
+        if not run.is_cancelled and run.task is not None:
+            run.is_cancelled = True
+            enter(run.body, "cancelling")
+            run.task.cancel()
 
     async def run(self, app: ASGIApp) -> None:
         """Run batches until the server shuts down. `app` answers their requests."""
@@ -138,7 +146,7 @@ class Batches:
                         run.task = asyncio.create_task(self._run(run, app))
                         run.task.add_done_callback(lambda _: self._added.set())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._added.wait(), RETRY if self._unstored else None)
+                    await asyncio.wait_for(self._added.wait(), self._pause)
         finally:
             tasks = [run.task for run in self._runs.values() if run.task is not None]
             for task in tasks:
@@ -146,28 +154,33 @@ class Batches:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._runs.clear()
 
+    @property
+    def _pause(self) -> float | None:
+        """Seconds until it looks again without having been told to."""
+        retry = RETRY if self._unstored else None
+        return min(LOOK, retry or LOOK) if self._store.is_shared else retry
+
     async def _collect(self) -> None:
         """Let go of the batches whose tasks have ended."""
         ended = [run for run in self._runs.values() if run.task is None or run.task.done()]
         for run in ended:
-            if run.is_cancelled and run.body["status"] not in ENDED:
+            if run.is_cancelled and not run.is_lost and run.body["status"] not in ENDED:
                 await self._end(run, "cancelled")
             del self._runs[run.owner]
         for run, status in [*self._unstored.values()]:
             await self._end(run, status)
 
     async def _next(self) -> list[_Run]:
-        """Return the oldest batch of each owner that has none running."""
+        """Return the oldest batch of each owner that has none running, here or on another
+        server."""
+        busy, unstored = [*self._runs], [*self._unstored]
         try:
-            unfinished = await self._store.run(lambda db: db.files.unfinished())
+            found = await self._store.run(lambda db: db.files.claim(busy, unstored))
         except StoreError as error:
-            log.error("batches are not run: %s", error)
+            if not self._store.is_shared:  # else it is asked again soon, and the log has it
+                log.error("batches are not run: %s", error)
             return []
-        found: dict[str, _Run] = {}
-        for each in unfinished:
-            if each.owner not in self._runs and each.body["id"] not in self._unstored:
-                found.setdefault(each.owner, _Run(each.owner, each.body))
-        return [*found.values()]
+        return [_Run(each.owner, each.body) for each in found]
 
     async def _run(self, run: _Run, app: ASGIApp) -> None:
         body = run.body
@@ -181,19 +194,25 @@ class Batches:
             await self._answer_all(run, lines, app)
             counts = body["request_counts"]
             if counts["completed"] + counts["failed"] < counts["total"]:
-                if not run.is_late:
-                    return  # the server shuts down: to be resumed
+                if not run.is_late:  # the server shuts down: to be resumed, by it or by another
+                    await self._store.run(lambda db: db.files.give_up(body["id"]))
+                    return
                 status = "expired"
+        except LeaseLostError:
+            run.is_lost = True
         except BatchError as error:
             status, body["errors"] = "failed", {"object": "list", "data": list(error.problems)}
         except InfernoError as error:  # the store is full, or cannot be used
+            if self._store.is_shared and isinstance(error, StoreError):
+                return  # it goes on, here or elsewhere, once the store's server is back
             fault = problem(error.code or "server_error", str(error))
             status, body["errors"] = "failed", {"object": "list", "data": [fault]}
         except Exception:
             log.exception("%s failed", body["id"])
             fault = problem("server_error", "Internal server error.")
             status, body["errors"] = "failed", {"object": "list", "data": [fault]}
-        await self._end(run, status)
+        if not run.is_lost:
+            await self._end(run, status)
 
     async def _lines(self, run: _Run) -> Sequence[Line | None]:
         """Return the requests; None for those that have answers. Raises BatchError."""
@@ -275,6 +294,8 @@ class Batches:
             await self._store_end(run, status)
             self._unstored.pop(run.body["id"], None)
             log.info("%s: %s, %s", run.body["id"], status, run.body["request_counts"])
+        except LeaseLostError:
+            self._unstored.pop(run.body["id"], None)
         except StoreError as error:
             if run.body["id"] not in self._unstored:
                 log.error("%s is %s, which cannot be stored: %s", run.body["id"], status, error)
@@ -283,12 +304,13 @@ class Batches:
     async def _store_end(self, run: _Run, status: str) -> None:
         body, owner = run.body, run.owner
         written = [id for id in (body["output_file_id"], body["error_file_id"]) if id is not None]
-        await self._store.run(lambda db: db.files.measure(owner, written))
-        enter(body, status)
-        await self._store.run(lambda db: db.files.update(dict(body)))
+        ended = dict(body)
+        enter(ended, status)
+        await self._store.run(lambda db: db.files.end(owner, ended, written))
+        body.update(ended)
 
     async def _update(self, run: _Run) -> None:
-        await self._store.run(lambda db: db.files.update(dict(run.body), ended=False))
+        await self._store.run(lambda db: db.files.begin(dict(run.body)))
 
 
 def _read(content: bytes, done: Done, endpoint: str) -> list[Line | None]:

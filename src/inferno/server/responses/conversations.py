@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody
 from inferno.server.access.keys import owner_of
 from inferno.server.fields.schema import ERROR_RESPONSES
 from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.responses.database import Database, Page
+from inferno.server.responses.database import Database
 from inferno.server.responses.history import resolved
 from inferno.server.responses.items import Item, new_id, read_items
 from inferno.server.responses.pages import After, Limit, Order, answer, answer_page, page_of
@@ -22,6 +22,7 @@ from inferno.server.responses.schema import (
     ItemsRequest,
 )
 from inferno.server.responses.store import Store, checked_id, not_found
+from inferno.server.responses.stored import Page
 from inferno.server.responses.translation import checked_metadata
 
 Asked = Request[Any, Any, Any]

@@ -1,151 +1,163 @@
-"""The SQLite database of stored responses and conversations. Synchronous: `Store` calls it in its
-own thread."""
+"""Stored responses and conversations. Synchronous: `Store` calls it in its own thread."""
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
-from attrs import frozen
 
-from inferno.errors import OptionError, RequestError
+from inferno.contracts import Tables
+from inferno.errors import OptionError, RequestError, StoreError
 from inferno.server.responses.items import Item
-from inferno.server.storage.connection import Connection, explained
-from inferno.server.storage.files import SCHEMA as FILES
-from inferno.server.storage.files import Files
-from inferno.server.storage.quotas import SCHEMA as BY_OWNER
-from inferno.server.storage.quotas import next_to_go, oldest, over_quota, used
+from inferno.server.responses.stored import OVERHEAD, Kind, Page, Stored, size_of
+from inferno.server.storage import files, leases, room
 
-_OVERHEAD = 256
-"""Approximate bytes that a record takes besides its content."""
-SCHEMA = """
-CREATE TABLE records (
-  id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, used REAL NOT NULL,
-  bytes INTEGER NOT NULL, previous TEXT, body BLOB NOT NULL, text TEXT, token_ids BLOB
-);
-CREATE INDEX records_by_use ON records(used);
-CREATE TABLE items (
-  record TEXT NOT NULL REFERENCES records(id) ON DELETE CASCADE, position INTEGER NOT NULL,
-  id TEXT NOT NULL, part TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (record, position)
-) WITHOUT ROWID;
-CREATE INDEX items_by_id ON items(id);
-"""
-PENDING = "CREATE INDEX records_pending ON records(id) WHERE text IS NULL;"
-"""Responses that are accepted and have not ended have no text, not even an empty one."""
 _CHAIN = """
 WITH RECURSIVE chain(id, previous, depth) AS (
-  SELECT id, previous, 0 FROM records WHERE id = :id AND owner = :owner AND kind = 'response'
+  SELECT id, previous, 0 FROM records WHERE id = ? AND owner = ? AND kind = 'response'
   UNION ALL
   SELECT r.id, r.previous, depth + 1 FROM chain c JOIN records r ON r.id = c.previous
-  WHERE r.owner = :owner AND r.kind = 'response'
+  WHERE r.owner = ? AND r.kind = 'response'
 )
 """
+_STOPPED = {"code": "server_error", "message": "the server stopped before it was complete"}
 
-Kind = Literal["response", "conversation"]
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
-
-
-@frozen(kw_only=True)
-class Stored:
-    """A response, as it is stored."""
-
-    body: dict[str, Any]
-    """The response object."""
-    inputs: Sequence[Item]
-    """Its own input items."""
-    previous: str | None = None
-    """The response that it continues."""
-    conversation: str | None = None
-    """The conversation that its items are added to."""
-    text: str = ""
-    """The model's output as it was generated, with its markers."""
-    token_ids: Sequence[int] = ()
-    """The tokens of that output: its turn can be replayed without tokenizing it again."""
-
-
-@frozen
-class Page:
-    """Some of a list's items."""
-
-    items: Sequence[Item]
-    more: bool
 
 
 class Database:
     """Responses and conversations by id and owner, least recently used ones deleted first; and, in
     `files`, files and batches."""
 
-    def __init__(self, path: Path | None, seconds: float | None, max_bytes: int) -> None:
-        """Open the file, or a database in memory. `seconds` after their last use, records are
-        deleted. Raises OptionError."""
-        self.seconds, self.max_bytes = seconds, max_bytes
-        self._tables = Connection(path, (SCHEMA, FILES, PENDING, BY_OWNER))
-        self._db = self._tables.raw
+    def __init__(
+        self,
+        tables: Tables,
+        seconds: float | None,
+        max_bytes: int,
+        lease_seconds: float = leases.SECONDS,
+    ) -> None:
+        """`seconds` after their last use, records are deleted. For `lease_seconds` after it was
+        heard, what a server is at is not given to others. Raises OptionError."""
+        self.seconds = seconds
+        self.tables = tables
+        self.leases = leases.Leases(tables, lease_seconds)
+        self.files = files.Files(tables, self.leases, seconds, max_bytes)
         try:
-            self.files = Files(self._tables, seconds, max_bytes)
-            self.used_bytes = self._counted()
-            """Of all records."""
+            self.room = room.Room(tables, max_bytes)
+            with contextlib.suppress(StoreError):  # on a full disk, once there is room
+                self.room.transaction(self._enter)
             self.expire()
-            self._fail_pending()
-        except sqlite3.Error as error:
-            raise OptionError(*explained(path, error)) from error
+        except StoreError as error:
+            tables.close()
+            raise OptionError(error.cause, "Repair it, or name another one: --store") from error
 
     def close(self) -> None:
-        self._tables.close()
+        """Let others take over what this server was at, and close the store."""
+        try:
+            with contextlib.suppress(StoreError):
+                self.room.transaction(self.leases.hand_over)
+        finally:
+            self.tables.close()
+
+    # --- servers
+
+    def beat(self) -> leases.Heard:
+        """Say that this server lives, and let end what those had in hand that do not."""
+        return self.room.transaction(self._beat)
+
+    def _beat(self) -> leases.Heard:
+        heard = self.leases.beat()
+        self._end_dead()
+        return heard
+
+    def _enter(self) -> None:
+        self.leases.begin()
+        self._end_dead()
+
+    def _end_dead(self) -> None:
+        """Let the responses of servers that stopped be failed ones. Their batches are run by
+        others."""
+        cancelled = self.leases.end_dead()
+        for id in cancelled:
+            self.files.end_cancelled(id)
+        rows = self.tables.all(
+            "SELECT id, body FROM records WHERE text IS NULL AND id NOT IN (SELECT id FROM leases)"
+        )
+        for id, body in rows:
+            status = "cancelled" if id in cancelled else "failed"
+            self._end(id, _decode(body), status, None if id in cancelled else _STOPPED)
 
     # --- responses
 
     def accept(self, owner: str, stored: Stored) -> None:
         """Store a response that has not ended, unless it has ended meanwhile. If the server stops
         before it has, it is found as failed. Raises RequestError."""
-        with self._transaction():
-            if self._tables.one("SELECT 1 FROM records WHERE id = ?", stored.body["id"]) is None:
+
+        def work() -> None:
+            id = stored.body["id"]
+            if self.tables.one("SELECT 1 FROM records WHERE id = ?", id) is None:
                 body = {name: value for name, value in stored.body.items() if name != "output"}
                 items = [(item, "input") for item in stored.inputs]
                 self._insert("response", body, owner, items, stored.previous, None)
+                self.leases.take(id)
+
+        self.room.transaction(work)
 
     def fail(self, owner: str, id: str, error: dict[str, Any]) -> None:
-        """Let an accepted response be one that has failed."""
-        row = self._find("response", owner, id, "body")
-        if row is not None:
-            with self._transaction():
-                self._end(id, _decode(row[0]), error)
+        """Let a response that this server accepted be one that has failed."""
 
-    def _end(self, id: str, body: dict[str, Any], error: dict[str, Any]) -> None:
-        body = {**body, "status": "failed", "error": error}
-        query = "UPDATE records SET body = ?, text = '' WHERE id = ?"
-        self._db.execute(query, (_encode(body), id))
+        def work() -> None:
+            row = self._find("response", owner, id, "body")
+            if row is not None and self.leases.has(id):
+                self._end(id, _decode(row[0]), "failed", error)
+                self.leases.release(id)
 
-    def _fail_pending(self) -> None:
-        """Let the responses that another process accepted and did not end be failed ones. On a full
-        disk they are when they are asked for."""
-        error = {"code": "server_error", "message": "the server stopped before it was complete"}
-        rows = self._tables.all("SELECT id, body FROM records WHERE text IS NULL")
-        with contextlib.suppress(sqlite3.OperationalError), self._transaction():
-            for id, body in rows:
-                self._end(id, _decode(body), error)
+        self.room.transaction(work)
+
+    def _end(
+        self, id: str, body: dict[str, Any], status: str, error: dict[str, Any] | None
+    ) -> None:
+        body = {**body, "status": status, "error": error}
+        query = "UPDATE records SET body = ?, text = '' WHERE id = ? AND text IS NULL"
+        self.tables.run(query, _encode(body), id)
+
+    def cancel(self, owner: str, id: str) -> bool:
+        """Ask the server that generates a response to stop. Returns whether there may be one."""
+
+        def work() -> bool:
+            found = self._find("response", owner, id, "id") is not None
+            return found and self.leases.cancel(id)
+
+        return self.room.transaction(work)
 
     def save(self, owner: str, stored: Stored) -> None:
-        """Store a response, and add its items to its conversation. Raises RequestError."""
+        """Store a response, and add its items to its conversation. One that was accepted and that
+        another server has deleted or let end stays so. Raises RequestError."""
         body = {name: value for name, value in stored.body.items() if name != "output"}
         outputs, tokens = stored.body["output"], array("I", stored.token_ids).tobytes()
         items = [(item, "input") for item in stored.inputs]
         items += [(item, "output") for item in outputs]
-        with self._transaction():
-            accepted = self._tables.one(
-                "SELECT bytes FROM records WHERE id = ? AND text IS NULL", body["id"]
-            )
-            if accepted is not None:
-                self._drop(body["id"], accepted[0])
+
+        def work() -> None:
+            if stored.is_accepted:
+                pending = self.tables.one(
+                    "SELECT bytes FROM records WHERE id = ? AND text IS NULL", body["id"]
+                )
+                is_ours = self.leases.has(body["id"])
+                self.leases.release(body["id"])
+                if pending is None or not is_ours:
+                    return
+                self.room.drop(body["id"], pending[0])
             self._insert("response", body, owner, items, stored.previous, stored.text, tokens)
             if stored.conversation is not None:
                 self._append(owner, stored.conversation, [*stored.inputs, *outputs])
+
+        self.room.transaction(work)
 
     def response(self, owner: str, id: str) -> Stored | None:
         """Return a response."""
@@ -166,9 +178,8 @@ class Database:
     def chain(self, owner: str, id: str) -> list[Item]:
         """Return all items up to the end of a response: its own, and those it continues. Raises
         RequestError if one of them is gone."""
-        named = {"id": id, "owner": owner}
-        links = self._db.execute(f"{_CHAIN} SELECT id, previous FROM chain ORDER BY depth", named)
-        ids = links.fetchall()
+        named = (id, owner, owner)
+        ids = self.tables.all(f"{_CHAIN} SELECT id, previous FROM chain ORDER BY depth", *named)
         missing = ids[-1][1] if ids else id
         if missing is not None:
             raise RequestError(
@@ -178,14 +189,13 @@ class Database:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        with self._transaction():
-            self._db.executemany(
-                "UPDATE records SET used = ? WHERE id = ?", [(time.time(), i) for i, _ in ids]
-            )
-        rows = self._db.execute(
+        used = [(time.time(), i) for i, _ in ids]
+        query = "UPDATE records SET used = ? WHERE id = ?"
+        self.tables.transaction(lambda: self.tables.many(query, used))
+        rows = self.tables.all(
             f"{_CHAIN} SELECT i.body FROM chain JOIN items i ON i.record = chain.id "
             "ORDER BY chain.depth DESC, i.position",
-            named,
+            *named,
         )
         return [_decode(row[0]) for row in rows]
 
@@ -193,8 +203,8 @@ class Database:
 
     def create(self, owner: str, body: dict[str, Any], items: Sequence[Item]) -> None:
         """Store a new conversation. Raises RequestError."""
-        with self._transaction():
-            self._insert("conversation", body, owner, [(item, "item") for item in items])
+        rows = [(item, "item") for item in items]
+        self.room.transaction(lambda: self._insert("conversation", body, owner, rows))
 
     def conversation(self, owner: str, id: str) -> dict[str, Any] | None:
         """Return a conversation's object."""
@@ -203,16 +213,13 @@ class Database:
 
     def update(self, owner: str, body: dict[str, Any]) -> None:
         """Replace a conversation's object."""
-        with self._transaction():
-            self._db.execute(
-                "UPDATE records SET body = ? WHERE id = ? AND owner = ? AND kind = 'conversation'",
-                (_encode(body), body["id"], owner),
-            )
+        query = "UPDATE records SET body = ? WHERE id = ? AND owner = ? AND kind = 'conversation'"
+        values = (_encode(body), body["id"], owner)
+        self.tables.transaction(lambda: self.tables.run(query, *values))
 
     def add(self, owner: str, id: str, items: Sequence[Item]) -> None:
         """Add items to the end of a conversation. Raises RequestError."""
-        with self._transaction():
-            self._append(owner, id, items)
+        self.room.transaction(lambda: self._append(owner, id, items))
 
     # --- items
 
@@ -225,7 +232,7 @@ class Database:
             return None
         start = None
         if after is not None:
-            start_row = self._tables.one(
+            start_row = self.tables.one(
                 "SELECT position FROM items WHERE record = ? AND id = ?", id, after
             )
             if start_row is None:
@@ -234,12 +241,12 @@ class Database:
                 )
             start = start_row[0]
         sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
-        rows = self._tables.all(
+        rows = self.tables.all(
             "SELECT body FROM items WHERE record = ? AND part IN ('input', 'item') "
-            f"AND (? IS NULL OR position {sign} ?) ORDER BY position {direction} LIMIT ?",
+            + ("" if start is None else f"AND position {sign} ? ")
+            + f"ORDER BY position {direction} LIMIT ?",
             id,
-            start,
-            start,
+            *(() if start is None else (start,)),
             limit + 1,
         )
         return Page([_decode(row[0]) for row in rows[:limit]], len(rows) > limit)
@@ -251,37 +258,55 @@ class Database:
 
     def item(self, owner: str, id: str, record: str | None = None) -> Item | None:
         """Return an item by its id, of one record or of any."""
-        row = self._tables.one(
+        row = self.tables.one(
             "SELECT i.body FROM items i JOIN records r ON r.id = i.record "
-            "WHERE i.id = ? AND r.owner = ? AND (? IS NULL OR r.id = ?) LIMIT 1",
+            "WHERE i.id = ? AND r.owner = ? "
+            + ("LIMIT 1" if record is None else "AND r.id = ? LIMIT 1"),
             id,
             owner,
-            record,
-            record,
+            *(() if record is None else (record,)),
         )
         return None if row is None else dict(_decode(row[0]))
 
     def delete_item(self, owner: str, record: str, id: str) -> bool:
         """Delete an item of a conversation; return whether there was one."""
-        if self._find("conversation", owner, record, "id") is None:
-            return False
         where = "FROM items WHERE record = ? AND id = ?"
-        size = sum(_size([row]) for row in self._tables.all(f"SELECT body {where}", record, id))
-        with self._transaction():
-            self._db.execute(f"DELETE {where}", (record, id))
-            self._db.execute("UPDATE records SET bytes = bytes - ? WHERE id = ?", (size, record))
-            self.used_bytes -= size
-        self._tables.forget()
-        return size > 0
+
+        def work() -> bool:
+            if self._find("conversation", owner, record, "id") is None:
+                return False
+            size = sum(
+                size_of([row]) for row in self.tables.all(f"SELECT body {where}", record, id)
+            )
+            self.tables.run(f"DELETE {where}", record, id)
+            self.tables.run("UPDATE records SET bytes = bytes - ? WHERE id = ?", size, record)
+            self.room.used_bytes -= size
+            return size > 0
+
+        return self.room.transaction(work, deletes=True)
 
     # --- space and time
 
+    @property
+    def used_bytes(self) -> int:
+        """Of all records."""
+        return self.room.used_bytes
+
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
-        """Delete a response or a conversation with its items; return whether there was one."""
-        row = self._find(kind, owner, id, "bytes")
-        if row is not None:
-            self._delete([(id, row[0])])
-        return row is not None
+        """Delete a response or a conversation with its items; return whether there was one. Whoever
+        generates the response is to stop."""
+
+        def work() -> bool:
+            row = self._find(kind, owner, id, "bytes")
+            if row is not None:
+                self.room.drop(id, row[0])
+                self.leases.release(id)
+                self.leases.cancel(id)
+            return row is not None
+
+        if self._find(kind, owner, id, "id") is None:
+            return False
+        return self.room.transaction(work, deletes=True)
 
     def expire(self) -> None:
         """Delete what has not been created, continued or extended for too long."""
@@ -290,14 +315,12 @@ class Database:
         self.files.expire()
         limit = time.time() - self.seconds
         query = "SELECT id, bytes FROM records WHERE used < ? AND text IS NOT NULL"
-        if old := self._tables.all(query, limit):
-            self._delete(old)
+        if self.tables.one(f"{query} LIMIT 1", limit) is not None:
+            self.room.transaction(partial(self._drop_all, query, limit), deletes=True)
 
-    def _delete(self, records: Sequence[tuple[str, int]]) -> None:
-        """Delete records, given with their sizes."""
-        ids = [(id,) for id, _ in records]
-        self._tables.delete(lambda: self._db.executemany("DELETE FROM records WHERE id = ?", ids))
-        self.used_bytes -= sum(size for _, size in records)
+    def _drop_all(self, query: str, *values: Any) -> None:
+        for id, size in self.tables.all(query, *values):
+            self.room.drop(id, size)
 
     def _insert(
         self,
@@ -314,86 +337,38 @@ class Database:
             (body["id"], position, item["id"], part, _encode(item))
             for position, (item, part) in enumerate(items)
         ]
-        size = _OVERHEAD + len(encoded) + len(text or "") + len(tokens) + _size(rows)
-        self._make_room(owner, size)
-        self._db.execute(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (body["id"], kind, owner, time.time(), size, previous, encoded, text, tokens),
-        )
-        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
-        self.used_bytes += size
+        size = OVERHEAD + len(encoded) + len(text or "") + len(tokens) + size_of(rows)
+        self.room.make(owner, size, self.files.quota_of)
+        values = (body["id"], kind, owner, time.time(), size, previous, encoded, text, tokens)
+        self.tables.run("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+        self.tables.many("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        self.room.used_bytes += size
 
     def _append(self, owner: str, id: str, items: Sequence[Item]) -> None:
         row = self._find("conversation", owner, id, "bytes")
         if row is None:  # deleted meanwhile: there is nothing to add to
             return
-        last = self._tables.one(
+        last = self.tables.one(
             "SELECT COALESCE(MAX(position), -1) FROM items WHERE record = ?", id
         )[0]
         rows = [
             (id, position, item["id"], "item", _encode(item))
             for position, item in enumerate(items, last + 1)
         ]
-        size = _size(rows)
+        size = size_of(rows)
         # Used now, so that it is the last to make room.
-        self._db.execute(
-            "UPDATE records SET used = ?, bytes = bytes + ? WHERE id = ?", (time.time(), size, id)
-        )
-        self._make_room(owner, size, id, row[0])
-        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
-        self.used_bytes += size
-
-    def _make_room(self, owner: str, size: int, keep: str = "", already: int = 0) -> None:
-        """Delete records, used longest ago first, until `size` bytes fit: the owner's own while
-        there are too many for its quota, then those of the owner who has most. The record `keep`,
-        which has `already` bytes, stays."""
-        if size + already > self.max_bytes:
-            raise RequestError(
-                f"this takes {size + already} bytes to store, but the store has {self.max_bytes}",
-                "Send store: false, or start the server with a larger --store-size.",
-                param="store",
-            )
-        quota = self.files.quota_of(owner).bytes
-        while quota is not None and used(self._tables, owner) + size > quota:
-            if (mine := oldest(self._tables, owner, keep)) is None:
-                raise over_quota(size, quota)
-            self._drop(*mine)
-        while self.used_bytes + size > self.max_bytes:
-            if (last := next_to_go(self._tables, keep)) is None:
-                raise RequestError(
-                    "the store is full of responses that have not ended",
-                    "Wait for them, or start the server with a larger --store-size.",
-                    param="store",
-                    code="store_full",
-                )
-            self._drop(*last)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            with self._db:
-                yield
-        except Exception:  # rolled back: so is the count
-            self.used_bytes = self._counted()
-            raise
-
-    def _counted(self) -> int:
-        return int(self._tables.one("SELECT COALESCE(SUM(bytes), 0) FROM records")[0])
-
-    def _drop(self, id: str, size: int) -> None:
-        self._db.execute("DELETE FROM records WHERE id = ?", (id,))
-        self.used_bytes -= size
+        query = "UPDATE records SET used = ?, bytes = bytes + ? WHERE id = ?"
+        self.tables.run(query, time.time(), size, id)
+        self.room.make(owner, size, self.files.quota_of, id, row[0])
+        self.tables.many("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        self.room.used_bytes += size
 
     # --- queries
 
     def _find(self, kind: Kind, owner: str, id: str, columns: str) -> Any:
         query = f"SELECT {columns} FROM records WHERE id = ? AND owner = ? AND kind = ?"
-        return self._tables.one(query, id, owner, kind)
+        return self.tables.one(query, id, owner, kind)
 
     def _items(self, record: str, part: str) -> list[Item]:
         query = "SELECT body FROM items WHERE record = ? AND part = ? ORDER BY position"
-        return [_decode(row[0]) for row in self._tables.all(query, record, part)]
-
-
-def _size(rows: Iterable[tuple[Any, ...]]) -> int:
-    return sum(len(row[-1]) + _OVERHEAD // 4 for row in rows)
+        return [_decode(row[0]) for row in self.tables.all(query, record, part)]

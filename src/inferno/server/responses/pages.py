@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from litestar import Response
 from litestar.params import FromQuery, QueryParameter
 
-from inferno.server.responses.database import Database, Kind, Page
+from inferno.server.responses.database import Database
 from inferno.server.responses.store import Store, checked_id, not_found
+from inferno.server.responses.stored import Kind, Page
 
 After: TypeAlias = FromQuery[str | None]
 Limit: TypeAlias = Annotated[int, QueryParameter(ge=1, le=100)]

@@ -26,6 +26,9 @@ from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import conversation_id, translate
 
 Asked = Request[Any, Any, Any]
+_UNENDED = frozenset({"queued", "in_progress"})
+_CANCEL_SECONDS, _LOOK_SECONDS = 5.0, 0.2
+"""How long another server may take to stop a response, and how often it is looked for."""
 
 
 @post_body(ResponsesRequest)
@@ -157,14 +160,22 @@ async def cancel_response(
     store: NamedDependency[Store],
     running: NamedDependency[Running],
 ) -> Response[Any]:
-    """Stop a response that is being generated."""
+    """Stop a response that is being generated, by this server or by another one."""
     owner = owner_of(request)
     shape = running.find(owner, id)
     if shape is not None:
         return answer(shape.cancel())
-    stored = await store.run(Database.response, owner, checked_id(id, "response"))
-    if stored is None:
-        raise not_found("response", id)
+    await store.run(Database.cancel, owner, checked_id(id, "response"))
+    end = asyncio.get_running_loop().time() + _CANCEL_SECONDS
+    while True:
+        stored = await store.run(Database.response, owner, id)
+        if stored is None:
+            raise not_found("response", id)
+        if stored.body["status"] not in _UNENDED:
+            break
+        if asyncio.get_running_loop().time() > end:  # its server will, or is about to be found dead
+            return answer(stored.body)
+        await asyncio.sleep(_LOOK_SECONDS)
     if stored.body["status"] != "cancelled":
         raise RequestError(
             f"the response {id} has ended", "Only a running one can be cancelled.", param="id"

@@ -48,3 +48,11 @@ class Running:
         """Return a response that its owner started."""
         response = self._responses.get(id)
         return response if response is not None and response.owner == owner else None
+
+    def of_id(self, id: str) -> RunningResponse | None:
+        """Return a response, whoever started it."""
+        return self._responses.get(id)
+
+    def in_background(self) -> list[RunningResponse]:
+        """Return those that are stored before they have ended."""
+        return [each for each in self._responses.values() if each.is_background]

@@ -16,12 +16,13 @@ from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.errors import body as error_body
 from inferno.server.http.errors import log
 from inferno.server.openai import logprobs
-from inferno.server.responses.database import Database, Stored
+from inferno.server.responses.database import Database
 from inferno.server.responses.items import Item
 from inferno.server.responses.output import Event, Output
 from inferno.server.responses.running import Running
 from inferno.server.responses.schema import ResponsesRequest
 from inferno.server.responses.store import Store
+from inferno.server.responses.stored import Stored
 from inferno.server.responses.translation import (
     SEALED_REASONING,
     checked_metadata,
@@ -120,6 +121,7 @@ class ResponsesShape(Shape[_Choice]):
         self.metadata = checked_metadata(body.metadata)
         self.begun = asyncio.Event()
         """Set once it is admitted."""
+        self._is_accepted = False
         self._failure: dict[str, Any] | None = None
         self._sequence = 0
         self._ended: float | None = None
@@ -174,8 +176,9 @@ class ResponsesShape(Shape[_Choice]):
     async def accept(self) -> None:
         """Store that it was accepted, before its client is told. Raises StoreError, RequestError;
         then it is not generated."""
+        stored, self._is_accepted = self._stored(), True
         try:
-            await self.context.accept(self._stored())
+            await self.context.accept(stored)
         except InfernoError:
             self.discard()
             raise
@@ -196,6 +199,7 @@ class ResponsesShape(Shape[_Choice]):
             inputs=self.context.items,
             previous=self.body.previous_response_id,
             conversation=self.context.conversation if self._failure is None else None,
+            is_accepted=self._is_accepted,
             text="".join(choice.texts),
             token_ids=choice.all_token_ids,
         )

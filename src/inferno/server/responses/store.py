@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
-import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from inferno.errors import NotFoundError, OptionError, StoreError
+from inferno.errors import NotFoundError, StoreError
 from inferno.server.responses.database import Database
+from inferno.server.responses.stored import SCHEMAS
+from inferno.server.storage.leases import SECONDS, Heard
+from inferno.server.storage.opening import open_tables
 from inferno.server.storage.quotas import QuotaOf
 
 P = ParamSpec("P")
@@ -35,23 +36,26 @@ class Store:
 
     def __init__(
         self,
-        path: Path | None = None,
+        address: str | Path | None = None,
         *,
         days: float | None = None,
         max_bytes: int = MAX_BYTES,
+        lease_seconds: float = SECONDS,
+        disable: Iterable[str] = (),
+        only: Iterable[str] = (),
     ) -> None:
-        """Open the database in a file, or in memory. Records are deleted `days` after their last
-        use, and the least recently used ones when they exceed `max_bytes`; with 0, nothing is
-        stored. Raises OptionError."""
+        """Open the database of a file, of a URL whose beginning a plugin knows, or in memory.
+        Records are deleted `days` after their last use, and the least recently used ones when they
+        exceed `max_bytes`; with 0, nothing is stored. What this server is at is another's
+        `lease_seconds` after it was last heard. `disable` and `only` are as for a model's plugins.
+        Raises OptionError."""
         self.enabled = max_bytes > 0
-        self._path = path
+        self.lease_seconds = lease_seconds
         seconds = None if days is None else days * 86_400
-        try:
-            self._database = Database(path if self.enabled else None, seconds, max_bytes)
-        except OSError as error:
-            raise OptionError(
-                f"cannot open {path}: {error}", "Give the path of a file: --store PATH"
-            ) from error
+        tables = open_tables(address if self.enabled else None, SCHEMAS, disable, only)
+        self.is_shared = tables.shared
+        """Whether other servers may use it too."""
+        self._database = Database(tables, seconds, max_bytes, lease_seconds)
         self._thread = ThreadPoolExecutor(1, "store")
         self.errors = 0
         """How often it could not be used."""
@@ -68,11 +72,14 @@ class Store:
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except StoreError as error:
+            self.count(error)
+            raise
+        except msgspec.DecodeError as error:
             self.count(error)
             raise StoreError(
                 f"the store cannot be used: {error}",
-                "Send the whole conversation with store: false, or see the server's disk.",
+                "Send the whole conversation with store: false, or repair the store.",
             ) from error
         except RuntimeError as error:  # the thread has ended
             raise StoreError("the store is closed", "Send it again.") from error
@@ -86,7 +93,12 @@ class Store:
         self.errors += 1
         if (now := time.monotonic()) - self._logged >= _LOG_SECONDS:
             self._logged = now
-            log.error("the store cannot be used (failure %d): %s", self.errors, error)
+            what = error.cause if isinstance(error, StoreError) else error
+            log.error("the store cannot be used (failure %d): %s", self.errors, what)
+
+    async def beat(self) -> Heard:
+        """Say to other servers that this one lives. Raises StoreError."""
+        return await self.run(Database.beat)
 
     @property
     def used_bytes(self) -> int:
@@ -94,13 +106,8 @@ class Store:
         return self._database.used_bytes
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the store's disk; None for a store in memory."""
-        if self._path is None or not self.enabled:
-            return None
-        try:
-            return shutil.disk_usage(self._path.absolute().parent).free
-        except OSError:
-            return None
+        """Return the free bytes of the store's disk, if they are known."""
+        return self._database.tables.free_bytes()
 
     def close(self) -> None:
         """Wait for what is being stored, and close the database."""

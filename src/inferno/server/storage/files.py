@@ -1,16 +1,19 @@
-"""Files and batches in the database. Nothing makes room for them: what does not fit is refused."""
+"""Files and batches in the store. Nothing makes room for them: what does not fit is refused."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from attrs import frozen
 
-from inferno.errors import RequestError
-from inferno.server.storage.connection import Connection
+from inferno.contracts import Tables
+from inferno.errors import QueueFullError, RequestError
+from inferno.server.storage.leases import Leases
+from inferno.server.storage.objects import ENDED, enter
 from inferno.server.storage.quotas import PLACES, Quota, QuotaOf, over_quota, used
 
 SCHEMA = """
@@ -41,13 +44,18 @@ class Unfinished:
     body: Body
 
 
+class LeaseLostError(Exception):
+    """A batch is another server's now, or deleted: this one must not go on."""
+
+
 class Files:
     """Files, whose content is stored in parts, and batches. Both are JSON objects by id and
     owner."""
 
     def __init__(
         self,
-        tables: Connection,
+        tables: Tables,
+        leases: Leases,
         seconds: float | None,
         max_bytes: int,
         quota_of: QuotaOf = lambda owner: Quota(),
@@ -55,7 +63,7 @@ class Files:
         """`seconds` after they were made, files and ended batches are deleted. `max_bytes` is for
         all of them together."""
         self.quota_of = quota_of
-        self._tables, self._db = tables, tables.raw
+        self._tables, self._leases = tables, leases
         self._seconds, self._max_bytes = seconds, max_bytes
 
     def create(
@@ -63,6 +71,24 @@ class Files:
     ) -> None:
         """Store a new object with its content. Raises RequestError if there is no room."""
         parts = list(parts)
+        self._tables.transaction(lambda: self._create(kind, owner, body, parts, ended))
+
+    def create_batch(self, owner: str, body: Body, most: int) -> None:
+        """Store a batch that is to be run. Raises QueueFullError if `most` of the owner have not
+        ended, RequestError if there is no room."""
+
+        def work() -> None:
+            if sum(each.owner == owner for each in self.unfinished()) >= most:
+                raise QueueFullError(
+                    f"{most} batches have not ended", "Wait for one of them, or cancel it."
+                )
+            self._create("batch", owner, body, (), False)
+
+        self._tables.transaction(work)
+
+    def _create(
+        self, kind: Kind, owner: str, body: Body, parts: Sequence[bytes], ended: bool
+    ) -> None:
         size = sum(map(len, parts)) + _OVERHEAD
         [count] = self._tables.one(
             "SELECT COUNT(*) FROM files WHERE owner = ? AND kind = ?", owner, kind
@@ -73,15 +99,10 @@ class Files:
                 f"there are {count} objects of kind {kind}", "Delete some.", code="store_full"
             )
         self._check_room(owner, size)
-        with self._db:
-            self._db.execute(
-                "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (body["id"], kind, owner, time.time(), size, ended, _encode(body)),
-            )
-            self._db.executemany(
-                "INSERT INTO parts VALUES (?, ?, ?)",
-                ((body["id"], i, part) for i, part in enumerate(parts)),
-            )
+        values = (body["id"], kind, owner, time.time(), size, int(ended), _encode(body))
+        self._tables.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
+        rows = [(body["id"], i, part) for i, part in enumerate(parts)]
+        self._tables.many("INSERT INTO parts VALUES (?, ?, ?)", rows)
 
     def find(self, kind: Kind, owner: str, id: str) -> Body | None:
         """Return an object."""
@@ -90,24 +111,29 @@ class Files:
         )
         return None if row is None else dict(_decode(row[0]))
 
-    def update(self, body: Body, *, ended: bool = True) -> None:
-        """Replace an object."""
-        with self._db:
-            self._replace(body, ended)
+    def update(self, body: Body) -> None:
+        """Replace an object that has ended."""
+        self._tables.transaction(lambda: self._replace(body, ended=True))
 
     def append(self, file: str, part: bytes, batch: Body) -> None:
         """Add to a file's content, and replace the batch that writes it, at once. Raises
-        RequestError if there is no room."""
-        [owner] = self._tables.one("SELECT owner FROM files WHERE id = ?", batch["id"])
-        self._check_room(owner, len(part))
-        with self._db:
-            self._db.execute(
+        RequestError if there is no room, LeaseLostError."""
+
+        def work() -> None:
+            self._check_lease(batch["id"])
+            [owner] = self._tables.one("SELECT owner FROM files WHERE id = ?", batch["id"])
+            self._check_room(owner, len(part))
+            self._tables.run(
                 "INSERT INTO parts SELECT ?, COALESCE(MAX(position), -1) + 1, ? FROM parts "
                 "WHERE file = ?",
-                (file, part, file),
+                file,
+                part,
+                file,
             )
-            self._db.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(part), file))
+            self._tables.run("UPDATE files SET bytes = bytes + ? WHERE id = ?", len(part), file)
             self._replace(batch, ended=False)
+
+        self._tables.transaction(work)
 
     def parts(self, id: str) -> list[bytes]:
         """Return a file's whole content."""
@@ -121,12 +147,12 @@ class Files:
         )
         return None if row is None else bytes(row[0])
 
-    def measure(self, owner: str, ids: Iterable[str]) -> None:
+    def _measure(self, owner: str, ids: Iterable[str]) -> None:
         """Set the `bytes` of files to which content was added."""
         for id in ids:
             if (body := self.find("file", owner, id)) is not None:
                 query = "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM parts WHERE file = ?"
-                self.update(body | {"bytes": int(self._tables.one(query, id)[0])})
+                self._replace(body | {"bytes": int(self._tables.one(query, id)[0])}, ended=True)
 
     def page(
         self, kind: Kind, owner: str, after: str | None, limit: int, order: str, **members: str
@@ -144,11 +170,13 @@ class Files:
             )
             if start is None:
                 return None
-        rows = self._db.execute(
+        rows = self._tables.all(
             "SELECT body FROM files WHERE owner = ? AND kind = ? "
             + (f"AND (created, id) {sign} (?, ?) " if start is not None else "")
             + f"ORDER BY created {direction}, id {direction}",
-            (owner, kind, *(start or ())),
+            owner,
+            kind,
+            *(start or ()),
         )
         bodies = []
         for row in rows:
@@ -162,35 +190,132 @@ class Files:
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         """Delete an object and its content; return whether there was one."""
         query = "DELETE FROM files WHERE id = ? AND owner = ? AND kind = ?"
-        done = self._tables.delete(lambda: self._db.execute(query, (id, owner, kind)))
-        return done.rowcount > 0
-
-    def unfinished(self) -> list[Unfinished]:
-        """Return the batches that have not ended, the oldest first."""
-        rows = self._tables.all(
-            "SELECT owner, body FROM files WHERE kind = 'batch' AND NOT ended ORDER BY created, id"
-        )
-        return [Unfinished(owner, _decode(body)) for owner, body in rows]
+        work = partial(self._tables.run, query, id, owner, kind)
+        return self._tables.transaction(work, deletes=True) > 0
 
     def expire(self) -> None:
         """Delete what was made too long ago."""
         if self._seconds is None:
             return
-        query, limit = "FROM files WHERE ended AND created < ?", time.time() - self._seconds
+        query, limit = "FROM files WHERE ended = 1 AND created < ?", time.time() - self._seconds
         if self._tables.one(f"SELECT 1 {query} LIMIT 1", limit) is not None:
-            self._tables.delete(lambda: self._db.execute(f"DELETE {query}", (limit,)))
+            work = partial(self._tables.run, f"DELETE {query}", limit)
+            self._tables.transaction(work, deletes=True)
 
-    def _replace(self, body: Body, ended: bool) -> None:
-        self._db.execute(
-            "UPDATE files SET body = ?, ended = ? WHERE id = ?", (_encode(body), ended, body["id"])
+    # --- batches
+
+    def unfinished(self) -> list[Unfinished]:
+        """Return the batches that have not ended, the oldest first."""
+        rows = self._tables.all(
+            "SELECT owner, body FROM files WHERE kind = 'batch' AND ended = 0 ORDER BY created, id"
         )
+        return [Unfinished(owner, _decode(body)) for owner, body in rows]
+
+    def claim(self, busy: Collection[str], without: Collection[str]) -> list[Unfinished]:
+        """Lease the oldest batch of each owner that has none running, on any server. Those of the
+        owners `busy` and the batches `without` are left out."""
+
+        def work() -> list[Unfinished]:
+            known, found = set(busy), dict[str, Unfinished]()
+            for each in self.unfinished():
+                id = each.body["id"]
+                if each.owner in known or id in without:
+                    continue
+                if self._leases.is_held(id) and not self._leases.has(id):
+                    known.add(each.owner)
+                    found.pop(each.owner, None)
+                else:
+                    found.setdefault(each.owner, each)
+            for owner, each in [*found.items()]:
+                if self._leases.is_cancelled(each.body["id"]):
+                    self._cancelled(found.pop(owner).body)
+                else:
+                    self._leases.take(each.body["id"])
+            return [*found.values()]
+
+        return self._tables.transaction(work) if self.unfinished() else []
+
+    def begin(self, body: Body) -> None:
+        """Replace a batch that is run. Raises LeaseLostError."""
+
+        def work() -> None:
+            self._check_lease(body["id"])
+            self._replace(body, ended=False)
+
+        self._tables.transaction(work)
+
+    def end(self, owner: str, body: Body, written: Iterable[str]) -> None:
+        """Replace a batch that has been run, and set the `bytes` of the files that it wrote. Raises
+        LeaseLostError."""
+        written = list(written)
+
+        def work() -> None:
+            self._check_lease(body["id"])
+            self._measure(owner, written)
+            self._replace(body, ended=True)
+            self._leases.release(body["id"])
+
+        self._tables.transaction(work)
+
+    def give_up(self, id: str) -> None:
+        """Let another server run a batch."""
+
+        def work() -> None:
+            if self._leases.is_cancelled(id):
+                self.end_cancelled(id)
+            self._leases.release(id)
+
+        self._tables.transaction(work)
+
+    def cancel(self, owner: str, id: str) -> Body | None:
+        """Cancel a batch that this server does not run: one that another runs is to be stopped by
+        it. Returns it as it is then; None if there is none. Raises RequestError if it has ended."""
+
+        def work() -> Body | None:
+            body = self.find("batch", owner, id)
+            if body is None:
+                return None
+            if body["status"] in ENDED:
+                raise RequestError(
+                    f"the batch {id} is {body['status']}",
+                    "Only one that has not ended can be cancelled.",
+                    param="id",
+                )
+            if self._leases.is_held(id) and not self._leases.has(id):
+                self._leases.cancel(id)
+                enter(body, "cancelling")
+                return body
+            self._cancelled(body)
+            return body
+
+        return self._tables.transaction(work)
+
+    def end_cancelled(self, id: str) -> None:
+        """Let a batch be cancelled whose server is gone. Called in a transaction."""
+        row = self._tables.one("SELECT body FROM files WHERE id = ? AND ended = 0", id)
+        if row is not None:
+            self._cancelled(_decode(row[0]))
+
+    def _cancelled(self, body: Body) -> None:
+        enter(body, "cancelled")
+        self._replace(body, ended=True)
+        self._leases.release(body["id"])
+
+    def _check_lease(self, id: str) -> None:
+        if not self._leases.has(id):
+            raise LeaseLostError
+
+    def _replace(self, body: Body, *, ended: bool) -> None:
+        query = "UPDATE files SET body = ?, ended = ? WHERE id = ?"
+        self._tables.run(query, _encode(body), int(ended), body["id"])
 
     def _check_room(self, owner: str, size: int) -> None:
         quota = self.quota_of(owner).bytes
         if quota is not None and used(self._tables, owner) + size > quota:
             raise over_quota(size, quota)
-        query = "SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(bytes * (owner = ?)), 0) FROM files"
-        taken, own = self._tables.one(query, owner)
+        query = "SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(CASE WHEN owner = ? THEN bytes "
+        query += "ELSE 0 END), 0) FROM files"
+        taken, own = map(int, self._tables.one(query, owner))
         left = self._max_bytes - taken
         if size > left or (owner and own + size > PLACES * left):
             raise RequestError(

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
+from inferno.contracts import Tables
 from inferno.errors import RequestError
-from inferno.server.storage.connection import Connection
 
 SCHEMA = "CREATE INDEX records_by_owner ON records(owner, used, bytes);"
 PLACES = 8
@@ -30,7 +30,7 @@ QuotaOf = Callable[[str], Quota]
 """Returns an owner's."""
 
 
-def used(tables: Connection, owner: str) -> int:
+def used(tables: Tables, owner: str) -> int:
     """Return the bytes that an owner has stored."""
     query = (
         "SELECT (SELECT COALESCE(SUM(bytes), 0) FROM records WHERE owner = ?) "
@@ -39,7 +39,7 @@ def used(tables: Connection, owner: str) -> int:
     return int(tables.one(query, owner, owner)[0])
 
 
-def oldest(tables: Connection, owner: str, keep: str) -> Any:
+def oldest(tables: Tables, owner: str, keep: str) -> Any:
     """Return id and bytes of an owner's record that was used longest ago and has ended, but not of
     `keep`; None for none."""
     return tables.one(
@@ -50,7 +50,7 @@ def oldest(tables: Connection, owner: str, keep: str) -> Any:
     )
 
 
-def next_to_go(tables: Connection, keep: str) -> Any:
+def next_to_go(tables: Tables, keep: str) -> Any:
     """Return the same of the owner who has most: nobody's records make room for those of another
     who has more."""
     owners = tables.all("SELECT owner FROM records GROUP BY owner ORDER BY SUM(bytes) DESC")

@@ -13,7 +13,7 @@ from attrs import define
 SIZE = 2 * 2**20
 
 
-def is_full(error: BaseException) -> bool:
+def is_full(error: BaseException | None) -> bool:
     """Whether an error says that the disk is full."""
     return isinstance(error, sqlite3.OperationalError) and "full" in str(error)
 

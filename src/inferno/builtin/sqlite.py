@@ -1,16 +1,18 @@
-"""The SQLite database of a server: one connection, for one thread."""
+"""The store `sqlite`: a file, or a database in memory, of one server."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inferno.errors import OptionError
-from inferno.server.storage.reserve import Reserve, is_full
+from inferno.builtin.reserve import Reserve, is_full
+from inferno.errors import OptionError, StoreError
 
 T = TypeVar("T")
 
@@ -28,12 +30,14 @@ _SETTINGS = (
 )
 
 
-class Connection:
-    """A file, or a database in memory, with its tables."""
+class SqliteTables:
+    """`contracts.Tables` of a file, which is locked while it is open, or in memory."""
+
+    shared = False
 
     def __init__(self, path: Path | None, schemas: Sequence[str]) -> None:
-        """Create what is missing: `schemas` are the tables of each version of the file, in the
-        order in which versions added them. Raises OptionError."""
+        """Create what is missing. Raises OptionError."""
+        self._path = path
         try:
             self.raw = _open(path)
             self._prepare(schemas)
@@ -41,48 +45,87 @@ class Connection:
                 None if path is None else path.with_name(f"{path.name}-reserve")
             )
             self._reserve.fill()
-        except sqlite3.Error as error:
-            raise OptionError(*explained(path, error)) from error
+        except (sqlite3.Error, OSError) as error:
+            raise OptionError(*_explained(path, error)) from error
+
+    @classmethod
+    def open(cls, address: str | None, schemas: Sequence[str]) -> SqliteTables:
+        """Open a file by its path."""
+        return cls(None if address is None else Path(address), schemas)
 
     def one(self, query: str, *values: Any) -> Any:
-        """Return the first row; None for none."""
-        return self.raw.execute(query, values).fetchone()
+        try:
+            return self.raw.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise _failed(error) from error
 
     def all(self, query: str, *values: Any) -> list[Any]:
-        return self.raw.execute(query, values).fetchall()
-
-    def delete(self, work: Callable[[], T]) -> T:
-        """Do what deletes in a transaction, and return what it returns. On a full disk, it has the
-        room that is reserved for this."""
         try:
-            with self.raw:
-                found = work()
-        except sqlite3.OperationalError as error:
-            if not is_full(error) or not self._reserve.release():
+            return self.raw.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+
+    def run(self, query: str, *values: Any) -> int:
+        try:
+            return self.raw.execute(query, values).rowcount
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+
+    def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        try:
+            self.raw.executemany(query, rows)
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+
+    def transaction(self, work: Callable[[], T], *, deletes: bool = False) -> T:
+        """On a full disk, what deletes has the room that is reserved for this."""
+        try:
+            found = self._whole(work)
+        except StoreError as error:
+            if not (deletes and is_full(error.__cause__) and self._reserve.release()):
                 raise
-            with self.raw:
-                found = work()
-        self.forget()
-        self._reserve.fill()
+            found = self._whole(work)
+        if deletes:
+            self._forget()
+            self._reserve.fill()
         return found
 
-    def forget(self) -> None:
+    def now(self) -> float:
+        return time.time()
+
+    def free_bytes(self) -> int | None:
+        if self._path is None:
+            return None
+        try:
+            return shutil.disk_usage(self._path.absolute().parent).free
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        self.raw.close()
+
+    def _whole(self, work: Callable[[], T]) -> T:
+        try:
+            with self.raw:
+                return work()
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+
+    def _forget(self) -> None:
         """Move deletions from the log into the database, where they overwrite what is deleted. On a
         full disk that is left for later."""
         try:
             self.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError as error:
             if not is_full(error):
-                raise
-
-    def close(self) -> None:
-        self.raw.close()
+                raise _failed(error) from error
 
     def _prepare(self, schemas: Sequence[str]) -> None:
         application, version = (
-            self.one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version")
+            self.raw.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("application_id", "user_version")
         )
-        tables = self.one("SELECT COUNT(*) FROM sqlite_master")[0]
+        tables = self.raw.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
         known = application == _APPLICATION and 0 < version <= len(schemas)
         if (tables or application) and not known:
             raise OptionError(
@@ -125,8 +168,20 @@ def _check_private(path: Path, found: os.stat_result) -> None:
         )
 
 
-def explained(path: Path | None, error: Exception) -> tuple[str, str]:
+def _explained(path: Path | None, error: Exception) -> tuple[str, str]:
     """Return the cause and the remedy of an error at opening a file."""
+    if isinstance(error, OSError):
+        return f"cannot open {path}: {error}", "Give the path of a file: --store PATH"
     if "locked" in str(error):
-        return f"another process uses {path}", "Stop it, or give each server its own --store."
+        return (
+            f"another process uses {path}",
+            "Stop it, give each server its own --store, or let them share a PostgreSQL database.",
+        )
     return f"cannot use {path} as the store: {error}", "Give the path of a new file: --store PATH"
+
+
+def _failed(error: sqlite3.Error) -> StoreError:
+    return StoreError(
+        f"the store cannot be used: {error}",
+        "Send the whole conversation with store: false, or see the server's disk.",
+    )
