@@ -1,4 +1,4 @@
-"""The store `postgresql` in a real server: what stores promise, and what happens when it is away."""
+"""The store `postgresql` in a real server: its promises, and what happens when it is away."""
 
 from __future__ import annotations
 
