@@ -255,6 +255,43 @@ def test_what_ends_by_itself_is_started_anew() -> None:
     assert yaml.safe_load(_read("compose.yaml"))["services"]["inferno"]["restart"] != "no"
 
 
+def store_variable() -> str:
+    [store] = [each for each in command.params if each.name == "store"]
+    assert isinstance(store.envvar, str)
+    return store.envvar
+
+
+def test_the_second_server_of_compose_is_as_the_first() -> None:
+    first = yaml.safe_load(_read("compose.yaml"))["services"]["inferno"]
+    services = yaml.safe_load(_read("replicas.yaml"))["services"]
+    second = services["inferno-2"]
+    for name in ("image", "command", "volumes", "stop_grace_period", "restart"):
+        assert second[name] == first[name], name
+    assert services["inferno"]["environment"] == second["environment"]
+    address = second["environment"][store_variable()]
+    assert address.startswith("postgresql://") and "@postgres/" in address
+    ports = {each.rpartition(":")[0] for each in (*first["ports"], *second["ports"])}
+    sites = re.findall(r"server (127\.0\.0\.1:\d+)", _read("nginx.conf"))
+    assert ports == set(sites) and len(sites) == 2
+
+
+def test_two_pods_are_those_of_the_deployment() -> None:
+    """A strategic merge patch: lists of the deployment are merged by name."""
+    patch = yaml.safe_load(_read("kubernetes-replicas.yaml"))["spec"]
+    [deployment] = [each for each in manifests() if each["kind"] == "Deployment"]
+    spec, changed = (each["template"]["spec"] for each in (deployment["spec"], patch))
+    deployment["spec"] |= {name: patch[name] for name in ("replicas", "strategy")}
+    assert patch["replicas"] > 1
+    for kind in ("containers", "volumes"):
+        known = {each["name"]: each for each in spec[kind]}
+        for each in changed[kind]:
+            env = [*known[each["name"]].get("env", ()), *each.get("env", ())]
+            known[each["name"]] |= each | ({"env": env} if env else {})
+    assert store_variable() in [each["name"] for each in spec["containers"][0]["env"]]
+    kubernetes = library("kubernetes_validate")
+    assert kubernetes.validate(deployment, "1.32", strict=True)
+
+
 def test_kubernetes_accepts_the_manifests() -> None:
     kubernetes = library("kubernetes_validate")
     for manifest in manifests():

@@ -263,7 +263,7 @@ class Crowd:
         body = {
             "messages": [{"role": "user", "content": f"client {number}"}],
             "stream": True,
-            "max_tokens": 60,
+            "max_tokens": 300,
             "ignore_eos": True,
         }
         while not self.stop:
@@ -319,6 +319,9 @@ def test_a_rolling_restart_is_noticed_by_none_of_200_streams(
 
     asyncio.run(crowd.run(restart))
     assert not crowd.errors, (len(crowd.errors), crowd.errors[:3])
+    for each in servers:
+        [running] = re.findall(r"shutting down: (\d+) running", each.log.read_text())
+        assert int(running) > STREAMS // 10, "it had streams when it was told to stop"
     assert crowd.whole > STREAMS and counts[0] < counts[1] < counts[2], counts
 
 
