@@ -54,6 +54,13 @@ def refused(text: str, *args: str) -> str:
     return str(caught.value)
 
 
+def test_the_password_of_a_store_is_not_shown() -> None:
+    shown = printed("", INFERNO_STORE="postgresql://me:sk-secret@host/db")
+    assert "store" not in shown
+    assert "store" not in printed('store = "postgresql://me:sk-secret@host/db"')
+    assert printed("", "--store", "a/file.sqlite")["store"] == "a/file.sqlite"
+
+
 def test_the_file_is_beaten_by_the_environment_and_that_by_the_command_line() -> None:
     assert printed("")["port"] == 8000
     assert printed(FILE)["port"] == 1234

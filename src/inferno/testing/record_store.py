@@ -15,6 +15,7 @@ from inferno.contracts import RecordStore, Tables
 from inferno.errors import OptionError, StoreError
 from inferno.hookspecs import ENDPOINTS
 from inferno.server.storage.opening import open_tables
+from inferno.testing.served_records import ServedRecordTests
 
 SCHEMA = """
 CREATE TABLE things (id TEXT PRIMARY KEY, number INTEGER, size REAL, body BLOB);
@@ -41,7 +42,7 @@ TEXTS = (
 """Each is another text than all others."""
 
 
-class RecordStoreTests:
+class RecordStoreTests(ServedRecordTests):
     """Set `store` to its registered name, and implement the fixture `address`: that of a store that
     is empty at the beginning of each test, and deleted after it."""
 

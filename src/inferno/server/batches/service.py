@@ -195,7 +195,8 @@ class Batches:
             counts = body["request_counts"]
             if counts["completed"] + counts["failed"] < counts["total"]:
                 if not run.is_late:  # the server shuts down: to be resumed, by it or by another
-                    await self._store.run(lambda db: db.files.give_up(body["id"]))
+                    with contextlib.suppress(StoreError):  # else once the server has ended
+                        await self._store.run(lambda db: db.files.give_up(body["id"]))
                     return
                 status = "expired"
         except LeaseLostError:

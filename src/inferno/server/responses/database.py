@@ -17,13 +17,16 @@ from inferno.server.responses.items import Item
 from inferno.server.responses.stored import OVERHEAD, Kind, Page, Stored, size_of
 from inferno.server.storage import files, leases, room
 
+# Owners are compared after a record was found by its id: before, a database without statistics may
+# look for all records of the owner instead.
 _CHAIN = """
-WITH RECURSIVE chain(id, previous, depth) AS (
-  SELECT id, previous, 0 FROM records WHERE id = ? AND owner = ? AND kind = 'response'
+WITH RECURSIVE links(id, previous, owner, kind, depth) AS (
+  SELECT id, previous, owner, kind, 0 FROM records WHERE id = ?
   UNION ALL
-  SELECT r.id, r.previous, depth + 1 FROM chain c JOIN records r ON r.id = c.previous
-  WHERE r.owner = ? AND r.kind = 'response'
-)
+  SELECT r.id, r.previous, r.owner, r.kind, depth + 1 FROM links l
+  JOIN records r ON r.id = l.previous WHERE l.owner = ? AND l.kind = 'response'
+),
+chain AS (SELECT id, previous, depth FROM links WHERE owner = ? AND kind = 'response')
 """
 _STOPPED = {"code": "server_error", "message": "the server stopped before it was complete"}
 
