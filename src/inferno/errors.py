@@ -289,6 +289,13 @@ class CheckerBusyError(InfernoError):
         super().__init__(cause, remedy or "Send the request again.", detail=detail)
 
 
+class ImagesBusyError(CheckerBusyError):
+    """Images cannot be decoded now: too many are, or the process that decodes them gets no
+    processor time. It says nothing of the image."""
+
+    code = "image_reader_busy"
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (

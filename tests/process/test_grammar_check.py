@@ -37,7 +37,7 @@ def checking(
             await checker.close()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("inferno.process.grammar_check.PATIENCE", patience)
+        patched.setattr("inferno.process.bounded.PATIENCE", patience)
         asyncio.run(run())
 
 

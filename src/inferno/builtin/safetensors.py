@@ -164,6 +164,7 @@ class SafetensorsCheckpoint:
             tokenizer_config=tokenizer_config,
             chat_template=self._chat_template(tokenizer_config),
             generation_config=_read_json(self.folder / "generation_config.json") or {},
+            image_processor=_image_processor(self.folder),
             modules=_modules(self.folder),
             **_prompts(self.folder),
             max_seq_length=_max_seq_length(self.folder),
@@ -179,6 +180,15 @@ class SafetensorsCheckpoint:
                     else (_read_json(file) or {}).get("chat_template")
                 )
         return tokenizer_config.get("chat_template")
+
+
+def _image_processor(folder: Path) -> Mapping[str, Any]:
+    """Return how images are prepared, from the older file or the newer one."""
+    whole = _read_json(folder / "processor_config.json") or {}
+    inner = whole.get("image_processor")
+    return _read_json(folder / "preprocessor_config.json") or (
+        inner if isinstance(inner, dict) else {}
+    )
 
 
 def _stored_in(path: Path) -> dict[str, _Stored]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from inferno.cli import DEBUG
+from inferno.cli.images import IMAGE_OPTIONS
 from inferno.cli.link_options import LINK_OPTIONS, fold_roles
 from inferno.cli.rank_options import RANK_OPTIONS, fold_ranks
 from inferno.cli.sandbox import SANDBOX_OPTIONS
@@ -316,6 +317,7 @@ engine_options = together(
             metavar="SIZE",
             help="Limit of that folder; files used longest ago make room. [default: 32GiB]",
         ),
+        *IMAGE_OPTIONS,
         *SANDBOX_OPTIONS,
         source_options,
         plugin_options,

@@ -11,6 +11,8 @@ import rich_click as click
 
 from inferno import __version__, host
 from inferno.cli import tiers
+from inferno.cli.adapters import adapter_rows
+from inferno.cli.images import image_rows
 from inferno.cli.lines import width_of, wrapped
 from inferno.cli.sandbox import sandbox_rows
 from inferno.cli.shares import rank_rows
@@ -50,7 +52,8 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
             _origin(plan, "attention"),
         ),
         *_speculation_rows(plan),
-        *_adapter_rows(plan),
+        *image_rows(plan, _origin(plan, "architecture")),
+        *adapter_rows(plan, _origin),
         ("cache", cached, _origin(plan, "cache policy")),
         *sandbox_rows(plan, _origin(plan, "sandbox")),
         ("memory", items, ""),
@@ -114,7 +117,8 @@ def _decisions(plan: Plan) -> list[Row]:
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
         *_speculation_rows(plan),
-        *_adapter_rows(plan),
+        *image_rows(plan, _origin(plan, "architecture")),
+        *adapter_rows(plan, _origin),
         *_capture_rows(plan),
         *_step_rows(plan),
         *_packed_rows(plan),
@@ -313,14 +317,6 @@ def _speculation_rows(plan: Plan) -> Iterable[Row]:
     if (draft := speculation.draft) is not None:
         text += f", from {draft.ref} ({draft.architecture}, {draft.dtype})"
     yield "speculation", text, _origin(plan, "proposer")
-
-
-def _adapter_rows(plan: Plan) -> Iterable[Row]:
-    if (room := plan.adapters) is not None:
-        yield "adapters", f"{room.slots} at once, of rank {room.rank} at most", ""
-        for use in room.loaded:
-            what = f"rank {use.rank}, {use.count} matrices, {use.adapter.digest[:8]}: {use.ref}"
-            yield f"  {use.adapter.name}", what, _origin(plan, "adapter format", use.adapter.format)
 
 
 def _output_rows(plan: Plan) -> Iterable[Row]:

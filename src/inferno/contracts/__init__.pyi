@@ -104,6 +104,7 @@ from inferno.contracts.kernels import (
 from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout, fp8_layout
 from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
+from inferno.contracts.media import Grid, ImageModelConfig, ImageProcessor, Pixels
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -143,6 +144,7 @@ from inferno.contracts.stores import (
 )
 from inferno.contracts.text_parts import (
     TEXT_PART_OF,
+    SeeingPart,
     TextPart,
     encoder_of,
     text_config,
@@ -175,6 +177,7 @@ __all__ = [
     "AttentionSpec",
     "BareDecoder",
     "BlockStore",
+    "BlocksByKey",
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",
@@ -183,7 +186,6 @@ __all__ = [
     "COMPUTE_DTYPES",
     "CacheDType",
     "CacheEvent",
-    "BlocksByKey",
     "CachePolicy",
     "CacheTensor",
     "Capture",
@@ -193,7 +195,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
-    "RenamedView",
     "Command",
     "Communicator",
     "Confinement",
@@ -226,8 +227,11 @@ __all__ = [
     "GrammarKind",
     "GrammarProvider",
     "GrammarSpec",
+    "Grid",
     "HeldMatrix",
     "Hint",
+    "ImageModelConfig",
+    "ImageProcessor",
     "IntLayout",
     "JSONType",
     "KernelNeed",
@@ -257,6 +261,7 @@ __all__ = [
     "PackedPlace",
     "Packing",
     "Piece",
+    "Pixels",
     "Placed",
     "PrefixCache",
     "Processor",
@@ -278,6 +283,7 @@ __all__ = [
     "RecordStore",
     "Recording",
     "Refused",
+    "RenamedView",
     "RequestField",
     "Reranker",
     "RowJoin",
@@ -286,6 +292,7 @@ __all__ = [
     "RowsView",
     "Sandbox",
     "Scaling",
+    "SeeingPart",
     "Seen",
     "SessionHint",
     "SessionKeeper",

@@ -11,6 +11,7 @@ from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
+from inferno.contracts.media import ImageProcessor
 from inferno.contracts.ranks import Divided
 from inferno.contracts.states import StateSpec
 
@@ -157,6 +158,13 @@ class Architecture:
     """What its matrices are divided by if several ranks compute a step, by the last part of their
     module's path; a matrix that is not named is held whole by every rank. For models of the layers
     of `inferno.nn` with the usual names: `DECODER`. Empty: it cannot be divided."""
+    images: Callable[[Any, Mapping[str, Any], int], ImageProcessor] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """images(config, fields, most) -> what prepares images for a model that sees them, whose config
+    is an `ImageModelConfig`: with the checkpoint's `preprocessor_config.json`, and so that no image
+    takes more than `most` positions. Called in a process that needs no torch; imports Pillow. None:
+    the model reads text only."""
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1

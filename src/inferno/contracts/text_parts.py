@@ -110,11 +110,46 @@ class TextPart(RenamedView):
         return {n: info for n, info in self.checkpoint.tensors.items() if n not in read}
 
 
+@frozen(eq=False)
+class SeeingPart(TextPart):
+    """The same with the modules of its image encoder."""
+
+    modules: Mapping[str, tuple[str, ...]] = field(kw_only=True)
+    """The path of each module of the encoder, and where checkpoints keep it."""
+    names: Mapping[str, str] = field(init=False)
+
+    @names.default
+    def _with_encoder(self) -> dict[str, str]:
+        stored, found = self.checkpoint.tensors, TextPart._find(self)
+        for path, places in self.modules.items():
+            place = next((each for each in places if _holds(stored, each)), None)
+            if place is None:
+                raise CheckpointError(
+                    f"the checkpoint has no image encoder: there is nothing under {places[0]}",
+                    "Check that all files of the model are here.",
+                )
+            # What follows counts: the decoder itself may be kept under the first part of a path.
+            found = {name: theirs for name, theirs in found.items() if not _in(theirs, place)}
+            inside = (name for name in stored if _in(name, place))
+            found |= {f"{path}{name.removeprefix(place)}": name for name in inside}
+        return found
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        whole, text = self.checkpoint.config, TextPart.config.fget(self)  # type: ignore[attr-defined]
+        fields = {k: v for k, v in whole.items() if k not in _TEXT}
+        return {**fields, **{k: v for k, v in text.items() if k != TEXT_PART_OF}}
+
+
 _EMBEDDINGS = ("embed_tokens.weight", "embed_tokens.qweight", "wte.weight")
 
 
 def _holds(stored: Mapping[str, TensorInfo], module: str) -> bool:
-    return any(name.startswith(f"{module}.") for name in stored)
+    return any(_in(name, module) for name in stored)
+
+
+def _in(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.")
 
 
 def text_part(checkpoint: Checkpoint) -> TextPart:

@@ -15,10 +15,12 @@ from attrs import evolve
 
 from inferno.contracts import RequestField
 from inferno.errors import GrammarError, RequestError
+from inferno.images.pixels import Picture
 from inferno.llm.adapters import reading
 from inferno.llm.client import Client, Tokens
 from inferno.llm.controls import Controls
 from inferno.llm.grammars import refused_grammar
+from inferno.llm.images import no_images, read_elsewhere
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
@@ -281,6 +283,7 @@ class AsyncLLM(Controls):
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
     ) -> RequestOutput:
         """Return the whole answer to a conversation."""
+        messages = await read_elsewhere(messages, self._preprocessor.images, self.see)
         prompt = self._preprocessor.encode_chat(messages, **template_kwargs)
         return await self.generate(prompt, self._preprocessor.chat_params(params, prompt))
 
@@ -344,6 +347,14 @@ class AsyncLLM(Controls):
                 await self._client.check(spec)
             except GrammarError as error:
                 raise refused_grammar(spec, error) from error
+
+    async def see(self, data: bytes, param: str = "image") -> Picture:
+        """Decode and prepare an image's file, in a process of its own within limits of time and
+        memory: it may stand for the image in a conversation. Raises RequestError for one that
+        cannot be used."""
+        if self._preprocessor.images is None:
+            raise no_images(self.model_id, param)
+        return await self._client.see(data, param)
 
     async def _run(
         self, request_id: str, builders: Sequence[OutputBuilder]

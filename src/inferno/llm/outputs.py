@@ -118,9 +118,12 @@ class OutputBuilder:
     """Builds the output of one engine request: tokens in, deltas out. Only here are tokens
     detokenized."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, request: Request, index: int, tokenizer: Tokenizer | None, kept: object = None
+    ) -> None:
+        """`kept` is what the request needs as long as it runs: its images' files."""
         params = request.params
-        self.request, self.index = request, index
+        self.request, self.index, self.kept = request, index, kept
         self.ended = False
         """Whether the engine has sent the request's last token."""
         self.error: InfernoError | None = None

@@ -13,7 +13,6 @@ import attrs
 from attrs import field, frozen
 
 from inferno.contracts import (
-    Checkpoint,
     LogitsProcessor,
     OutputFormat,
     ReasoningMarkers,
@@ -22,6 +21,15 @@ from inferno.contracts import (
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
 from inferno.llm.adapters import AdapterNames
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
+from inferno.llm.images import (
+    PromptImages,
+    SeeingTokens,
+    check_whole,
+    images_of,
+    pictures_beside,
+    read_all,
+    seeing,
+)
 from inferno.llm.outputs import OutputBuilder, ParentRequest
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, second_of, unwrapped
@@ -33,6 +41,7 @@ from inferno.request.sessions import SessionHint
 from inferno.text import (
     ChatTemplate,
     Tokenizer,
+    check_vocabulary,
     eos_token_ids,
     has_tool_turns,
     read_template,
@@ -79,6 +88,8 @@ class Preprocessor:
     """How prompts become embeddings."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     """Those that requests may name."""
+    images: PromptImages | None = None
+    """How prompts have images; None: the model reads text only."""
     adapters: AdapterNames = field(factory=AdapterNames)
     """Those that requests may name."""
     seeds: random.Random = field(factory=random.Random)
@@ -92,7 +103,7 @@ class Preprocessor:
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         for name, other in opened.vocabularies():
-            _check_vocabulary(name, other, tokenizer)
+            check_vocabulary(name, other, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
         template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
@@ -109,6 +120,7 @@ class Preprocessor:
                 assets, config, tokenizer, template, reranker, generates=not plan.whole_prompts
             ),
             logits_processors=opened.parts.logits_processors,
+            images=PromptImages.of(opened),
             adapters=AdapterNames.of(opened),
             seeds=random.Random(plan.seed),
         )
@@ -119,14 +131,18 @@ class Preprocessor:
         return self._checked_length(self._encoded(prompt), output)
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, SeeingTokens):
+            return prompt
+        pictures = pictures_beside(prompt, self.images)
         if isinstance(prompt, Mapping):
             prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
-            return tuple(self._tokenizer("prompt").encode(prompt))
-        ids = integers(prompt)
-        self.check_ids("prompt", ids)
-        return ids
+            ids = tuple(self._tokenizer("prompt").encode(prompt))
+        else:
+            ids = integers(prompt)
+            self.check_ids("prompt", ids)
+        return seeing(ids, pictures, self.images, "prompt")
 
     def check_characters(self, count: int, param: str, least: int = 0) -> None:
         """Raise RequestError for a string of so many characters that it exceeds the context
@@ -149,6 +165,7 @@ class Preprocessor:
         kept = params.truncate_prompt_tokens
         if kept is None:
             return token_ids
+        check_whole(token_ids)
         if kept < 0:
             kept = max(1, self.max_model_len - (params.max_tokens or 1))
         return token_ids[-kept:]
@@ -212,12 +229,12 @@ class Preprocessor:
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
     ) -> tuple[int, ...]:
         """Return the token ids of `render_chat`, checked like a prompt's. No special tokens are
-        added: the template writes them."""
+        added: the template writes them. Images are read in this process."""
+        messages, pictures = read_all(messages, self.images, "this model")
         text = self.render_chat(messages, **template_kwargs)
         self.check_characters(len(text), "messages")
-        return self._checked_length(
-            tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
-        )
+        ids = self._tokenizer("messages").encode(text, add_special_tokens=False)
+        return self._checked_length(seeing(ids, pictures, self.images))
 
     def prepare(
         self,
@@ -248,7 +265,8 @@ class Preprocessor:
         requests = [
             Request(
                 id=request_id if params.n == 1 else f"{request_id}#{i}",
-                token_ids=token_ids,
+                token_ids=tuple(token_ids),
+                images=images_of(token_ids),
                 params=_nth(params, i),
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
@@ -264,15 +282,16 @@ class Preprocessor:
             )
             for i in range(params.n)
         ]
-        builders = tuple(OutputBuilder(r, i, self.tokenizer) for i, r in enumerate(requests))
+        builders = tuple(
+            OutputBuilder(r, i, self.tokenizer, token_ids) for i, r in enumerate(requests)
+        )
         text = prompt if isinstance(prompt, str) else None
         return ParentRequest(request_id, text, builders, self.tokenizer)
 
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError(
-                "this model has no tokenizer", "Send token ids instead of a string.", param=param
-            )
+            remedy = "Send token ids instead of a string."
+            raise RequestError("this model has no tokenizer", remedy, param=param)
         return self.tokenizer
 
     def _checked_length(self, ids: tuple[int, ...], output: int = 1) -> tuple[int, ...]:
@@ -366,13 +385,6 @@ class Preprocessor:
         return attrs.evolve(
             params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room)
         )
-
-
-def _check_vocabulary(name: str, other: Checkpoint, tokenizer: Tokenizer | None) -> None:
-    """Raise OptionError if a checkpoint's tokenizer differs: its tokens would mean other text."""
-    theirs = Tokenizer.from_assets(other.text(), other.config)
-    if tokenizer and theirs and not tokenizer.same_vocabulary(theirs):
-        raise OptionError(f"{name} has another vocabulary", "Choose one with the same tokenizer.")
 
 
 def _nth(params: SamplingParams, index: int) -> SamplingParams:

@@ -15,6 +15,7 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}; the tokens of
 two texts have `SECOND` too: at which index the second begins."""
 SECOND = "second_text_at"
+IMAGES = "multi_modal_data"
 
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -30,7 +31,7 @@ Sessions: TypeAlias = str | Sequence[str | None] | None
 def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
     an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND})
+    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND, IMAGES})
     found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if unknown or found is None:
         raise RequestError(
@@ -39,6 +40,22 @@ def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
             param="prompt",
         )
     return found
+
+
+def images_beside(prompt: Prompt) -> list[Any]:
+    """Return the images of a vLLM prompt object: its `multi_modal_data` has one, or a list, under
+    "image". Raises RequestError."""
+    given = prompt.get(IMAGES) if isinstance(prompt, Mapping) else None
+    if given is None:
+        return []
+    if not isinstance(given, Mapping) or set(given) - {"image"}:
+        raise RequestError(
+            f"{IMAGES} has something else than images",
+            'Give {"image": image} or {"image": [image, ...]}.',
+            param=IMAGES,
+        )
+    found = given.get("image")
+    return list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
 
 
 def second_of(prompt: Prompt, length: int) -> int:

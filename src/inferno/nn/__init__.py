@@ -16,6 +16,7 @@ from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.fp8 import Fp8Blocks
 from inferno.nn.layer import Divisible, Finalize, Layer, Stack, divide, finalize
 from inferno.nn.linear import Linear, MergedLinear
+from inferno.nn.media import ImageEncoder, ImageInputs, MRope, SeeingDecoder, grid_positions
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing, sum_once
 from inferno.nn.mtp import MTPLayer, MTPLayers
@@ -40,6 +41,7 @@ from inferno.nn.w8a8 import W8A8
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
+    "W8A8",
     "Activation",
     "Attention",
     "ByStep",
@@ -56,11 +58,13 @@ __all__ = [
     "Fp8Blocks",
     "FusedGatedMLP",
     "GatedMLP",
+    "ImageEncoder",
     "IntGroups",
     "LMHead",
     "Layer",
     "LayerNorm",
     "Linear",
+    "MRope",
     "MTPLayer",
     "MTPLayers",
     "Mamba2Mixer",
@@ -79,6 +83,8 @@ __all__ = [
     "Router",
     "Routing",
     "SandwichDecoderLayer",
+    "SeeingDecoder",
+    "ImageInputs",
     "SelfAttention",
     "Stack",
     "State",
@@ -86,18 +92,18 @@ __all__ = [
     "TiedLMHead",
     "TokenTypes",
     "Unloaded",
-    "W8A8",
     "Weight",
     "Wrapper",
     "causal_conv",
     "column_order",
     "divide",
+    "finalize",
     "gated_delta",
+    "grid_positions",
     "packed_nibbles",
     "packed_words",
     "ssd",
     "stacked_inside",
     "sum_once",
     "unpacked_words",
-    "finalize",
 ]

@@ -200,6 +200,8 @@ class Decoder(Layer):
                 continue
             rope = self.rope
             rope = rope.kinds[attention.kind] if isinstance(rope, RopeByKind) else rope
+            if isinstance(rope, Rope) and not rope.by_index:
+                continue  # a constant part of the keys would turn by each token's own position
             pairs = Pairs(0, False)
             if isinstance(rope, Rope):
                 pairs = Pairs(rope.rotated // 2, rope.interleaved)

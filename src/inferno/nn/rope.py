@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from attrs import evolve, frozen
@@ -31,6 +32,8 @@ class Rope(Layer):
     never changes.
     """
 
+    by_index: ClassVar[bool] = True
+    """Whether a token turns by its index in its sequence."""
     inv_freq_E: Tensor
 
     def __init__(

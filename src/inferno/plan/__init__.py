@@ -11,8 +11,10 @@ from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.image_use import ImageUse
 from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
+from inferno.plan.measured_use import Measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
@@ -27,7 +29,6 @@ from inferno.plan.plan import (
     InSitu,
     InSituUse,
     KernelUse,
-    Measured,
     MemoryItem,
     OverrideUse,
     Plan,
@@ -51,6 +52,7 @@ __all__ = [
     "Chosen",
     "Gpu",
     "GrammarUse",
+    "ImageUse",
     "InSitu",
     "InSituUse",
     "KernelUse",

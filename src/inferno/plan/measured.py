@@ -8,7 +8,8 @@ from inferno import host
 from inferno.errors import OutOfMemoryError
 from inferno.plan.cache_groups import CacheGroupPlan
 from inferno.plan.cache_size import CacheSizes, describe
-from inferno.plan.plan import Measured, MemoryItem, Plan
+from inferno.plan.measured_use import Measured
+from inferno.plan.plan import MemoryItem, Plan
 
 
 def trial_lengths(plan: Plan) -> list[int]:

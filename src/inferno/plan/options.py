@@ -157,6 +157,11 @@ class Options:
     lora_targets: str = "auto"
     """What adapters may change. auto: linear layers, and of routed experts, embeddings and output
     heads what those of `loras` change; all: these too."""
+    max_image_tokens: int | None = None
+    """The most tokens of an image: larger ones are scaled down. None: 4096."""
+    image_cache_size: str = "256MiB"
+    """Limit of the embeddings that are kept of images, so that one that comes again, or goes on
+    after a preemption, need not be computed again; and of prepared pixels."""
     chat_format: str = "auto"
     """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
     shows; none: all output is content."""
@@ -187,6 +192,7 @@ class Options:
             "num_speculative_tokens",
             "max_loras",
             "max_lora_rank",
+            "max_image_tokens",
             "pd_min_tokens",
             "pd_min_uncached",
             "session_quota",

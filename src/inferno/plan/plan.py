@@ -17,6 +17,8 @@ from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.event_use import EventUse
+from inferno.plan.image_use import ImageUse
+from inferno.plan.measured_use import Measured
 from inferno.plan.rank_use import RankUse
 from inferno.plan.sandbox_use import SandboxUse
 from inferno.plan.session_use import SessionUse
@@ -209,18 +211,6 @@ class MemoryItem:
 
 
 @frozen(kw_only=True)
-class Measured:
-    """What loading measured on the device, in bytes."""
-
-    free: int
-    """Free before anything was loaded."""
-    used: int
-    """Taken by the weights and a step of the most tokens, the cache excepted."""
-    captured: int = 0
-    """Taken by the captured decode steps, estimated from the two largest."""
-
-
-@frozen(kw_only=True)
 class Plan:
     """Everything decided before the first token."""
 
@@ -268,6 +258,8 @@ class Plan:
     speculation: Speculation | None = None
     adapters: AdapterRoom | None = None
     """None: requests may name no adapter."""
+    images: ImageUse | None = None
+    """How prompts' images are seen; None: the model reads text only."""
     chat_format: ChatFormatUse = ChatFormatUse()
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""

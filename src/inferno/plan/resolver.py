@@ -15,6 +15,7 @@ from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
 from inferno.plan.encoders import check_options, is_encoder
 from inferno.plan.event_sinks import choose_sink
+from inferno.plan.images import choose_images, image_memory
 from inferno.plan.invariance import check_asked, choose_invariance
 from inferno.plan.names import model_name
 from inferno.plan.notes import notes_of_model, notes_of_positions
@@ -100,7 +101,10 @@ def _decide(given: stages.Given) -> Opened:
     serving = choose_serving(given, model)
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
-    cache = stages.choose_cache(given, model, compute, weights, attention, drafting)
+    dtype = compute.dtype.value
+    images = choose_images(given, model, dtype)
+    seen = image_memory(images.value, model.config, dtype)
+    cache = stages.choose_cache(given, model, compute, weights, attention, drafting, seen)
     policy, environ = attention.policy.value.name, (given.machine or Machine()).environ
     store = choose_store(given.catalog, given.options, policy, environ)
     events = choose_sink(given.catalog, given.options, policy)
@@ -138,6 +142,7 @@ def _decide(given: stages.Given) -> Opened:
         sessions=sessions.value if sessions is not None else None,
         sandbox=sandbox.value if sandbox is not None else None,
         adapters=weights.adapters.value,
+        images=images.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,
         vocab_size=model.config.vocab_size,

@@ -339,6 +339,7 @@ def choose_cache(
     weights: Weights,
     attention: Attention,
     drafting: Drafting | None,
+    beside: tuple[MemoryItem, ...] = (),
 ) -> Cache:
     """Raises OptionError, OutOfMemoryError."""
     options, dtype = given.options, compute.dtype.value
@@ -347,9 +348,8 @@ def choose_cache(
     limit = evolve(limit, value=limit.value // options.ranks_here)  # they share the memory
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
-    vocab_size = model.config.vocab_size
     room, held, whole = weights.adapters.value, weights.matrices, weights.whole
-    fixed += adapter_memory(room, held, whole, vocab_size, dtype)
+    fixed += beside + adapter_memory(room, held, whole, model.config.vocab_size, dtype)
     size = size_cache(
         options,
         model.config,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
 from inferno.plan.step_cost import StepCost, Work
-from inferno.request.requests import EngineStats
+from inferno.request.requests import EngineStats, ImagePart
 
 FIRST_TOKENS = 64
 """Tokens of prompts in a step beside streams, as long as nothing is known of such steps."""
@@ -49,12 +50,17 @@ class StepBudget:
     """What the step that is planned computes so far; None: nobody has asked yet."""
     _given: int = 0
     """Its tokens of prompts so far."""
+    max_images: int = sys.maxsize
+    """The most positions whose images an encoder may begin to compute in a step, but one image
+    always: streams wait for it."""
+    _images: int = 0
+    """Those of the step that is planned so far."""
     _limit: float = 0.0
     """Its limit in seconds; 0: none, because no stream waits."""
 
     def begin(self) -> int:
         """Begin to plan a step. Returns the most tokens that it may have."""
-        self._work, self._given = None, 0
+        self._work, self._given, self._images = None, 0, 0
         return self.max_tokens
 
     def fitting(self, most: int, start: int = 0) -> int:
@@ -81,11 +87,24 @@ class StepBudget:
         """Return how many tokens fit into twice the limit."""
         return self._mixed.tokens(2 * self._limit - used, start)
 
-    def give(self, most: int, start: int) -> int:
-        """Return what fits, and count it."""
+    def give(self, most: int, start: int, images: tuple[ImagePart, ...] = ()) -> int:
+        """Return what fits of a prompt with these images, and count it."""
         count = self.fitting(most, start)
+        if images:
+            count = self._seeing(images, start, count)
         if self._work is not None:
             self._work, self._given = self._work.plus(start, count), self._given + count
+        return count
+
+    def _seeing(self, images: Iterable[ImagePart], start: int, count: int) -> int:
+        """Return how many of a prompt's `count` tokens from `start` on the step may have, so that
+        it does not begin too many images."""
+        for image in images:
+            if not start <= image.start < start + count:
+                continue
+            if self._images and self._images + image.count > self.max_images:
+                return image.start - start
+            self._images += image.count
         return count
 
     def record(self, work: Work, seconds: float, *, alone: bool) -> None:

@@ -84,6 +84,7 @@ def main() -> None:
 def _confined(folder: str, scratch: str) -> Exception | None:
     """Confine this process as the plan says. Returns the error if that fails: it is reported over a
     socket, which has threads."""
+    from inferno.images.pixels import folder_of
     from inferno.plan import plan_from_json
     from inferno.process.confined import confine
     from inferno.process.launch import PLAN
@@ -92,7 +93,8 @@ def _confined(folder: str, scratch: str) -> Exception | None:
         with open(os.path.join(folder, PLAN), "rb") as file:
             plan = plan_from_json(file.read())
         assert plan.sandbox is not None, "`launch` sees to it"
-        confine(plan, reads=[folder], writes=[scratch, *plan.sandbox.writes])
+        reads = [folder] if plan.images is None else [folder, str(folder_of(os.getppid()))]
+        confine(plan, reads=reads, writes=[scratch, *plan.sandbox.writes])
     except Exception as error:
         return error
     return None

@@ -12,11 +12,13 @@ from attrs import define, evolve, field
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import AsleepError, EngineDeadError, InfernoError
+from inferno.images.pixels import Picture, PixelFiles
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
 from inferno.process.health import Health
 from inferno.process.heartbeat import BEAT_SECONDS
+from inferno.process.image_reader import ImageReader
 from inferno.process.launch import EngineProcess
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import ENGINE_TIMEOUT
@@ -105,6 +107,10 @@ class EngineClient:
             on_lost=self._give_up,
         )
         self._checker = GrammarChecker(plan)
+        self._images: ImageReader | None = None
+        if plan.images is not None:
+            # Now: a confined engine process may read no folder that is made after its start.
+            self._images = ImageReader(plan, PixelFiles(plan.images.cache_bytes))
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
@@ -200,6 +206,8 @@ class EngineClient:
             await asyncio.gather(self._preparing, return_exceptions=True)
         await self._checker.close()
         await self._engine.close(patient=patient)
+        if self._images is not None:
+            await self._images.close()
 
     async def revive(self) -> None:
         """Start the process now if it ended, or has stalled. Raises the error with which that
@@ -217,6 +225,13 @@ class EngineClient:
             hint = await asyncio.to_thread(hint_for, self.plan, spec.kind)
             raise uncompiled(spec.kind, hint)
         await self._checker.check(spec)
+
+    async def see(self, data: bytes, param: str) -> Picture:
+        """Decode and prepare an image's file, in another process than the engine's. Raises
+        RequestError for one that cannot be used, ImagesBusyError."""
+        self._check_caller()
+        assert self._images is not None, "only a model that sees images is given any"
+        return await self._images.read(data, param)
 
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
         """Send a request to the engine. `news` is the stream's event, if several share one. Raises

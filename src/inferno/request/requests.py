@@ -66,6 +66,36 @@ class AdapterRef:
     """The adapter format that reads it."""
 
 
+@frozen
+class ImagePart:
+    """Positions of a prompt that an encoder's embeddings of an image are at."""
+
+    start: int
+    count: int
+    digest: bytes
+    """Of the image as the model sees it: its identity."""
+    grid: tuple[int, int, int]
+    """`contracts.Grid` of its patches."""
+    path: str
+    """The file with its pixels, float32, which is there until the request has ended."""
+    first: int = 0
+    """Which of the image's embeddings is at `start`: others may be elsewhere."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+def images_within(images: tuple[ImagePart, ...], begin: int, end: int) -> bytes:
+    """Return what tells images apart whose tokens are at these positions of a prompt: nothing where
+    there are none."""
+    inside = (each for each in images if each.start < end and begin < each.stop)
+    return b"".join(
+        each.digest + (each.first + max(0, begin - each.start)).to_bytes(4, "big")
+        for each in inside
+    )
+
+
 @frozen(kw_only=True)
 class Request:
     """What a caller wants, in tokens. Never changes."""
@@ -83,6 +113,8 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: AdapterRef | None = None
     """What it is computed with besides the model."""
+    images: tuple[ImagePart, ...] = ()
+    """Where it has images, in order."""
     session: SessionHint | None = None
     """Whose blocks are kept, where anything keeps sessions. It decides nothing that is computed."""
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -64,8 +64,11 @@ class Decoding(Linked):
 
     def _is_worth(self, sequence: Sequence_, match: Match) -> bool:
         cached, length = match.num_cached * self.groups.block_size, len(sequence.token_ids)
-        return length >= self.terms.min_tokens and (
-            not cached or length - cached >= self.terms.min_uncached
+        # The other end has no pixels.
+        return (
+            not sequence.request.images
+            and length >= self.terms.min_tokens
+            and (not cached or length - cached >= self.terms.min_uncached)
         )
 
     def _ask(self, sequence: Sequence_, match: Match) -> bool:

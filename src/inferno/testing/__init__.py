@@ -35,6 +35,7 @@ from inferno.testing.executor import ExecutorTests, MachineExecutorTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
+from inferno.testing.images import ImageTests, picture_file
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.link_store import LinkTests
 from inferno.testing.mtp import MTPTests, proposals
@@ -105,6 +106,7 @@ __all__ = [
     "ExecutorTests",
     "FakeRunner",
     "GrammarProviderTests",
+    "ImageTests",
     "KVCache",
     "KernelProviderTests",
     "LinkTests",
@@ -144,6 +146,7 @@ __all__ = [
     "load_toy",
     "plan_of",
     "proposals",
+    "picture_file",
     "ragged_prompts",
     "random_tensors",
     "randomize",

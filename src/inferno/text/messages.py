@@ -180,8 +180,11 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         content = plain.get("content")
         if isinstance(content, Sequence) and not isinstance(content, str):
             # Most templates take strings only. Parts are joined by line breaks, as in vLLM and
-            # llama.cpp.
-            plain["content"] = "\n".join(_part(p) for p in content)
+            # llama.cpp. Beside an image they stay apart: the template writes its place.
+            if any(map(is_image, content)):
+                plain["content"] = [p if is_image(p) else _parts(_part(p))[0] for p in content]
+            else:
+                plain["content"] = "\n".join(_part(p) for p in content)
         elif content is None:
             plain["content"] = ""
         found.append(plain)
@@ -245,13 +248,22 @@ def _without_system(messages: list[Message]) -> list[Message]:
     first = next((i for i, m in enumerate(rest) if m["role"] == "user"), None)
     if not texts or first is None:
         return messages
-    joined = "\n\n".join([*texts, rest[first]["content"]])
+    joined = rest[first]["content"]
+    if isinstance(joined, str):
+        joined = "\n\n".join([*texts, joined])
+    else:  # parts, beside an image
+        joined = [*_parts("\n\n".join(texts) + "\n\n"), *joined]
     return [*rest[:first], {**rest[first], "content": joined}, *rest[first + 1 :]]
 
 
 def _with_parts(message: Message) -> Message:
     content = message["content"]
     return {**message, "content": _parts(content)} if isinstance(content, str) else message
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part stands for an image, which has been read."""
+    return isinstance(part, Mapping) and dict(part) == {"type": "image"}
 
 
 def _part(part: Any) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from inferno.contracts import TextAssets
-from inferno.errors import CheckpointError, RequestError
+from inferno.contracts import Checkpoint, TextAssets
+from inferno.errors import CheckpointError, OptionError, RequestError
 
 if TYPE_CHECKING:  # the engine process has no tokenizer until a grammar needs one
     import tokenizers
@@ -259,3 +259,10 @@ def _from_directory(path: str) -> tokenizers.Tokenizer:
         raise CheckpointError(
             f"the tokenizer in {path} cannot be read: {error}", "Fetch the checkpoint again."
         ) from error
+
+
+def check_vocabulary(name: str, other: Checkpoint, tokenizer: Tokenizer | None) -> None:
+    """Raise OptionError if a checkpoint's tokenizer differs: its tokens would mean other text."""
+    theirs = Tokenizer.from_assets(other.text(), other.config)
+    if tokenizer and theirs and not tokenizer.same_vocabulary(theirs):
+        raise OptionError(f"{name} has another vocabulary", "Choose one with the same tokenizer.")

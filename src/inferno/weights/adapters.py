@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from inferno.contracts import AdapterBase, AdapterFormat, LowRank
 from inferno.errors import CheckpointError, RequestError
-from inferno.nn import Embedding, Experts, Linear, LMHead, MergedLinear, TiedLMHead, Weight
+from inferno.nn import (
+    Embedding,
+    Experts,
+    ImageEncoder,
+    Linear,
+    LMHead,
+    MergedLinear,
+    TiedLMHead,
+    Weight,
+)
 from inferno.nn.cut import Share
 from inferno.nn.lora import Adapted, Pairs, Place, StepSlots
 from inferno.nn.moe import GroupedLinear
@@ -188,7 +197,8 @@ class _Attaching:
     places: Places = field(factory=Places)
 
     def run(self, model: nn.Module) -> Places:
-        modules = list(model.named_modules())
+        seeing = {m for e in model.modules() if isinstance(e, ImageEncoder) for m in e.modules()}
+        modules = [(path, each) for path, each in model.named_modules() if each not in seeing]
         score = getattr(model, "score", None)
         tied = {id(each.embedding) for _, each in modules if isinstance(each, TiedLMHead)}
         for path, module in modules:

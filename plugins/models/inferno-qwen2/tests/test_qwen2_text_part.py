@@ -1,4 +1,4 @@
-"""The text part of Qwen2-VL, Qwen2.5-VL and InternVL."""
+"""The text part of Qwen2-VL and InternVL, whose images are not seen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10_00
 """A part of each head turns by an image's rows, another by its columns."""
 
 
-class TestQwen25VL(TextPartTests):
+class TestQwen2VL(TextPartTests):
     computed_by = "Qwen2ForCausalLM"
     config = {
-        "model_type": "qwen2_5_vl",
+        "model_type": "qwen2_vl",
         "text_config": {**TINY_TEXT, "rope_parameters": MROPE},
-        "vision_config": {"out_hidden_size": 64, "fullatt_block_indexes": [0]},
+        "vision_config": {"hidden_size": 64, "embed_dim": 32},
         **IDS,
     }
 

@@ -253,8 +253,9 @@ class CacheGroups:
             self._evicted(self.prefix.drop(block_ids))
 
     def _extend_keys(self, sequence: Sequence) -> None:
-        adapter, salt = sequence.request.content
-        extend_keys(sequence.keys, sequence.token_ids, self.block_size, salt, adapter)
+        request, (adapter, salt) = sequence.request, sequence.request.content
+        given = self.block_size, salt, adapter, request.images
+        extend_keys(sequence.keys, sequence.token_ids, *given)
 
     def _is_cached(self, block: int) -> bool:
         return self.prefix is not None and self.prefix.contains(block)

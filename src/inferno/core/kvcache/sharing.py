@@ -49,6 +49,7 @@ def fork_of(
             and other.block_ids[: len(block_ids)] == block_ids
             and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)
             and other.request.content == request.content
+            and other.request.images == request.images
             and has_places(other.block_ids[len(block_ids)])
         ):
             return other.block_ids[len(block_ids)]

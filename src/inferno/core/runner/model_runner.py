@@ -28,6 +28,7 @@ from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import Sampled, Step
 from inferno.device import device_errors
+from inferno.images.seeing import Seeing
 from inferno.nn.batch import Batch
 from inferno.ops.reference import TORCH, Ops
 from inferno.plan import Plan
@@ -97,6 +98,7 @@ class ModelRunner:
         device, made = plan.device.torch_name, (self.drafting, self.adapting)
         own: list[StepPart] = [part for part in made if part is not None]
         own += Pairs.of(model, plan.max_num_seqs, plan.max_num_batched_tokens, device)
+        own += Seeing.of(model, plan)
         self._parts = (*own, prompt_logprobs(model, self.adapting), pooling(model), *parts)
 
     def _drafting(self, drafter: Drafter, capture: Capture | None) -> Drafting:

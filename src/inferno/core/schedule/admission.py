@@ -146,7 +146,8 @@ class Admission:
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""
         groups, start, pending = self.rows.groups, sequence.num_computed, sequence.num_pending
-        most = max(1, self.steps.give(min(pending, budget), start))
+        images = sequence.request.images
+        most = max(1, self.steps.give(min(pending, budget), start, images))
         count = groups.slice_tokens(sequence, start, most)
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
         self.rows.updates += groups.acquire(sequence, missing)

@@ -26,7 +26,7 @@ def scheduler_of(
     if (speculation := plan.speculation) is not None:
         drafts = DraftCost(most=speculation.num_drafts, propose=speculation.propose_cost)
         drafts = drafts if verify is None else evolve(drafts, verify=verify)
-    return Scheduler(
+    scheduler = Scheduler(
         groups,
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
@@ -37,3 +37,6 @@ def scheduler_of(
         queue=queue,
         adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
     )
+    if plan.images is not None:
+        scheduler.budget.max_images = plan.images.most_tokens
+    return scheduler

@@ -161,17 +161,17 @@ class Scheduler:
                 continue  # a step in flight, or a move, decides how it goes on
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
-            if not (count := self.budget.give(min(pending, budget), start) if pending > 1 else 1):
+            images = sequence.request.images
+            count = self.budget.give(min(pending, budget), start, images) if pending > 1 else 1
+            if not count:
                 continue  # streams wait, and prompts before it take the time that they leave
-            if saves:
-                count = self._groups.slice_tokens(sequence, start, count)
+            count = self._groups.slice_tokens(sequence, start, count) if saves else count
             if start + count > len(sequence.block_ids) * block_size:
                 victim = self._preemption.extend(sequence, start + count)
                 preempted |= victim is not None
                 if victim is sequence:
                     continue
-            samples = count == pending and sequence.draws
-            drafts = 0
+            samples, drafts = count == pending and sequence.draws, 0
             if (proposes or sequence.suggested) and samples and not unknown:
                 drafts = speculation.slots(sequence, start + count, budget - count - later)
             slices.append(Slice(sequence.row, start, count, samples, drafts))

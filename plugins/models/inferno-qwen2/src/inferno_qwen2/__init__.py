@@ -1,5 +1,5 @@
-"""Qwen2 and Qwen2.5, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch until a model
-is built."""
+"""Qwen2 and Qwen2.5, Qwen2.5-VL, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch
+until a model is built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,24 @@ CAUSAL = Architecture(
     ),
 )
 
+SEEING = Architecture(
+    name="Qwen2_5_VLForConditionalGeneration",
+    config="inferno_qwen2.vision_config:Qwen25VLConfig.from_json",
+    build="inferno_qwen2.vision:Qwen25VLForConditionalGeneration",
+    adapt="inferno_qwen2.vision_config:seeing",
+    images="inferno_qwen2.images:processor",
+    divides=DECODER,
+    unquantized=("visual.*",),
+    stop_tokens=CAUSAL.stop_tokens,
+    checkpoints=(
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "Qwen/Qwen2.5-VL-32B-Instruct",
+        "Qwen/Qwen2.5-VL-72B-Instruct",
+    ),
+)
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL)]
+    return [CAUSAL, classifier_of(CAUSAL), SEEING]

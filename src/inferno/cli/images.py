@@ -1,0 +1,45 @@
+"""The options of images, and what `inferno explain` says of their encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from inferno import host
+
+if TYPE_CHECKING:
+    from inferno.plan import Plan
+
+_engine = partial(click.option, panel="Engine")
+
+IMAGE_OPTIONS = [
+    _engine(
+        "--max-image-tokens",
+        type=int,
+        help="Most tokens of an image; larger images are scaled down. [default: 4096]",
+    ),
+    _engine(
+        "--image-cache-size",
+        metavar="SIZE",
+        help="Limit of the embeddings, and of the pixels, that are kept for images that come "
+        "again. [default: 256MiB]",
+    ),
+]
+
+
+def image_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
+    """The encoder, what it takes, and how many tokens an image has."""
+    if (use := plan.images) is None:
+        return
+    working = next((item.nbytes for item in plan.memory if item.name == "image encoder"), 0)
+    yield (
+        "images",
+        f"{use.encoder}: {use.num_parameters / 1e6:,.1f}M parameters, "
+        f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes",
+        origin,
+    )
+    yield "", f"a token for {use.side} x {use.side} pixels, at most {use.most_tokens} an image", ""
+    yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of images that come again", ""

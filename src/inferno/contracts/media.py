@@ -1,0 +1,67 @@
+"""Images in prompts: what an architecture says that sees them. Imports no torch, and no Pillow.
+
+A prompt has a place for each image: consecutive positions whose embeddings an encoder computes of
+the image's pixels. The encoder is a module of the model (`nn.ImageEncoder`) and is loaded with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of the patches that an image is cut into. A picture has one frame."""
+
+
+@frozen(eq=False)
+class Pixels:
+    """What an encoder reads of an image."""
+
+    values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+    """(patches, numbers of a patch), in the order that the encoder expects."""
+    grid: Grid
+
+
+class ImageProcessor(Protocol):
+    """Scales and cuts images as in training."""
+
+    def __call__(self, image: Image) -> Pixels:
+        """Return what the encoder reads of an image in RGB. Raises ValueError for one that the
+        model cannot see: its sides are too unequal."""
+        ...
+
+
+@runtime_checkable
+class ImageModelConfig(Protocol):
+    """What the config of a model that sees images has besides `ModelConfig`."""
+
+    @property
+    def image_token_id(self) -> int:
+        """The token that stands for an image in a rendered conversation, and, repeated, at its
+        positions."""
+        ...
+
+    @property
+    def image_encoder(self) -> str:
+        """The path of the encoder's module."""
+        ...
+
+    @property
+    def image_patch(self) -> tuple[int, int]:
+        """Pixels of a token's side, and the numbers that are sent to the encoder for a token."""
+        ...
+
+    @property
+    def image_widths(self) -> int:
+        """Numbers that the encoder has at once for each token of an image, in the compute dtype:
+        what its memory is planned by."""
+        ...
+
+    def image_tokens(self, grid: Grid) -> int:
+        """Return how many positions an image takes."""
+        ...

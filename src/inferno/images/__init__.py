@@ -1,0 +1,1 @@
+"""Images in prompts: read, prepared, kept, and computed beside steps. Imports nothing by itself."""

@@ -1,0 +1,186 @@
+"""What steps need of images: their embeddings, computed once and kept, and tokens' positions.
+
+Suffixes: T tokens of the step, N tokens of it that are given, M tokens of an image, P patches,
+W numbers of a patch, D hidden, R rows, 3 the temporal, the vertical and the horizontal position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+
+from inferno.nn import ImageEncoder, ImageInputs
+from inferno.plan import Plan
+from inferno.request.requests import ImagePart, Request
+
+log = logging.getLogger("inferno.runner")
+R = TypeVar("R")
+Array = np.ndarray[Any, Any]
+
+
+class Admitted(Protocol):
+    """A sequence that takes a row: `core.types.NewSequence`."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def request(self) -> Request: ...
+
+
+class Arrays(Protocol):
+    """A step: `core.runner.StepArrays`."""
+
+    positions: Array
+    query_starts: list[int]
+    rows: Array
+
+
+@define(eq=False)
+class Embeddings:
+    """Of the images that were computed last, by digest, up to so many bytes."""
+
+    max_bytes: int
+    nbytes: int = 0
+    _held: OrderedDict[bytes, Tensor] = field(factory=OrderedDict)
+
+    def get(self, digest: bytes) -> Tensor | None:
+        if (found := self._held.get(digest)) is not None:
+            self._held.move_to_end(digest)
+        return found
+
+    def keep(self, digest: bytes, embeddings_MD: Tensor) -> None:
+        self._held[digest] = embeddings_MD
+        self.nbytes += embeddings_MD.nbytes
+        while self.nbytes > self.max_bytes:
+            self.nbytes -= self._held.popitem(last=False)[1].nbytes
+
+
+@define(eq=False)
+class Seeing:
+    """Computes images and writes what layers read of them. A part of steps
+    (`core.runner.StepPart`). Text costs one addition for each token's position."""
+
+    encoder: ImageEncoder
+    inputs: ImageInputs
+    num_rows: int
+    num_tokens: int
+    """The most of a step, captured ones included."""
+    width: int
+    """D of the decoder."""
+    device: str
+    embeddings: Embeddings
+    computed: int = 0
+    """How many images the encoder has computed."""
+    images: dict[int, tuple[ImagePart, ...]] = field(factory=dict)
+    """Of rows whose prompts have any."""
+    _positions: dict[int, Array] = field(factory=dict)
+    """(3, prompt) of the same rows."""
+    _delta_R: Array = field(init=False)
+    """What is added to the index of each row's later tokens."""
+    _is_given: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._delta_R = np.zeros(self.num_rows, np.int64)
+        if self.inputs.positions is not None:
+            shape = 3, self.num_tokens
+            self.inputs.positions_3T = torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: Plan) -> list[Seeing]:
+        """Return the part of a model that sees images; none for others."""
+        encoders = [module for module in model.modules() if isinstance(module, ImageEncoder)]
+        if plan.images is None or not encoders:
+            return []
+        [inputs] = [module for module in model.modules() if isinstance(module, ImageInputs)]
+        captured = max(plan.capture.sizes, default=0) if plan.capture is not None else 0
+        most = max(plan.max_num_batched_tokens, captured)
+        kept = Embeddings(plan.images.cache_bytes)
+        sizes, device = (plan.max_num_seqs, most, inputs.width), plan.device.torch_name
+        return [cls(encoders[0], inputs, *sizes, device, kept)]
+
+    def admit(self, new: Admitted) -> None:
+        row, images = new.row, new.request.images
+        self.images.pop(row, None)
+        self._positions.pop(row, None)
+        self._delta_R[row] = 0
+        if images:
+            self.images[row] = images
+            if self.inputs.positions is not None:
+                # Of the prompt's beginning up to the last image, and one token more.
+                known_3T = self.inputs.positions(images, length := images[-1].stop + 1)
+                self._positions[row] = known_3T
+                self._delta_R[row] = known_3T[0, -1] + 1 - length
+
+    def before(self, arrays: Arrays) -> None:
+        rows_T = np.repeat(arrays.rows, np.diff(arrays.query_starts))
+        count = len(rows_T)
+        own = [row for row in self.images if row in arrays.rows] if self.images else []
+        if self.inputs.positions is not None:
+            found_3T = np.empty((3, count), np.int64)
+            found_3T[:] = arrays.positions + self._delta_R[rows_T]
+            for row in own:
+                known_3T = self._positions[row]
+                at_N = np.flatnonzero((rows_T == row) & (arrays.positions < known_3T.shape[1]))
+                found_3T[:, at_N] = known_3T[:, arrays.positions[at_N]]
+            self.inputs.positions_3T[:, :count].copy_(torch.from_numpy(found_3T))
+        self.inputs.given = self._given(arrays.positions, rows_T, own) if own else None
+        self._is_given = self.inputs.given is not None
+
+    def _given(self, positions_T: Array, rows_T: Array, own: list[int]) -> Any:
+        """Return the step's tokens that are images', and their embeddings; None without any."""
+        at, rows = list[Array](), list[Tensor]()
+        for row in own:
+            mine_N = np.flatnonzero(rows_T == row)
+            places_N = positions_T[mine_N]
+            for image in self.images[row]:
+                inside = (places_N >= image.start) & (places_N < image.stop)
+                if inside.any():
+                    index_N = torch.from_numpy(places_N[inside] - image.start + image.first)
+                    at.append(mine_N[inside])
+                    known_MD = self._embeddings_of(image)[index_N.to(self.device)]
+                    rows.append(known_MD.expand(-1, self.width))
+        if not at:
+            return None
+        return torch.from_numpy(np.concatenate(at)).to(self.device), torch.cat(rows)
+
+    def _embeddings_of(self, image: ImagePart) -> Tensor:
+        """Return an image's embeddings, (M, D), which are computed unless they are kept."""
+        if (kept := self.embeddings.get(image.digest)) is not None:
+            return kept
+        if (pixels_PW := read_pixels(image)) is None:
+            # The request fails, if anybody still wants it, and what it has cached is forgotten: its
+            # numbers are not finite.
+            log.warning("the pixels of an image are gone")
+            return torch.full((image.first + image.count, 1), torch.nan, device=self.device)
+        known: Tensor = self.encoder(pixels_PW.to(self.device), image.grid)
+        self.computed += 1
+        self.embeddings.keep(image.digest, known)
+        return known
+
+    def refuses_replay(self, arrays: object) -> bool:
+        return self._is_given
+
+    def replays(self, usual: R) -> R:
+        return usual
+
+    def after(self, step: object, arrays: object, hidden_TD: object, results: object) -> None:
+        return None
+
+
+def read_pixels(image: ImagePart) -> Tensor | None:
+    """Return what the encoder reads of an image, (P, W); None if its file is gone, as it may be
+    once nobody wants the request."""
+    patches = image.grid[0] * image.grid[1] * image.grid[2]
+    try:
+        values = np.fromfile(Path(image.path), np.float32)
+    except OSError:
+        return None
+    whole = patches and len(values) and not len(values) % patches
+    return torch.from_numpy(values.reshape(patches, -1)) if whole else None

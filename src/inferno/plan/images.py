@@ -1,0 +1,59 @@
+"""Images: how large they may be, and the memory that they take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inferno import host
+from inferno.contracts import DTYPE_BYTES, ImageModelConfig
+from inferno.errors import UnsupportedError
+from inferno.plan.decided import Decided
+from inferno.plan.image_use import ImageUse
+from inferno.plan.plan import MemoryItem
+from inferno.plan.stages import Given, ModelFacts
+
+MOST_TOKENS = 4096
+"""Positions of an image, unless the user says otherwise: of Qwen2.5-VL 3.2 megapixels. Its own
+limit, 16384, takes four times as much memory beside the weights, and 16 times as long in layers
+that attend to all of it."""
+
+
+def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageUse | None]:
+    """Return how a model sees images; None if it reads text only. Raises UnsupportedError,
+    OptionError."""
+    options, config, offered = given.options, model.config, model.architecture.value
+    if offered.images is None:
+        return Decided(None)
+    if not isinstance(config, ImageModelConfig):
+        raise UnsupportedError(
+            f"{offered.name}: its config lacks attributes of contracts.ImageModelConfig",
+            "Upgrade the plugin.",
+        )
+    within = f"{config.image_encoder}."
+    stored = model.checkpoint.tensors.items()
+    count = sum(math.prod(info.shape) for name, info in stored if name.startswith(within))
+    [(_, offer)] = model.architecture.offers
+    longest = options.max_model_len or config.max_position_embeddings
+    return Decided(
+        ImageUse(
+            encoder=config.image_encoder,
+            num_parameters=count,
+            nbytes=count * DTYPE_BYTES[dtype],
+            most_tokens=min(options.max_image_tokens or MOST_TOKENS, longest),
+            side=config.image_patch[0],
+            cache_bytes=host.parse_size(options.image_cache_size, "--image-cache-size"),
+            distribution=offer.distribution,
+        )
+    )
+
+
+def image_memory(use: ImageUse | None, config: Any, dtype: str) -> tuple[MemoryItem, ...]:
+    """Return the memory of the encoder, its weights left out."""
+    if use is None:
+        return ()
+    size, pixels = DTYPE_BYTES[dtype], config.image_patch[1]
+    inside = use.most_tokens * (config.image_widths * size + pixels * (4 + size))
+    why = f"an image of {use.most_tokens} tokens"
+    kept = "embeddings of images that come again"
+    return (MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, kept))

@@ -1,0 +1,125 @@
+"""Decodes and prepares images before their requests are admitted, in a process of its own
+(`BoundedProcess`): decoders are native code, and images come from strangers."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+import msgspec
+from attrs import frozen
+
+from inferno.errors import ImagesBusyError, InfernoError, RequestError
+from inferno.images.decoding import decoded, refused
+from inferno.images.pixels import Picture, PixelFiles, Prepared
+from inferno.plan import Plan, plan_from_json
+from inferno.process.bounded import BoundedProcess, begin, serve
+
+SECONDS = 10.0
+"""Processor time for one image: the largest that is read takes two."""
+_REMEMBERED = 1024
+"""Files whose images are known."""
+
+
+@frozen
+class Asked:
+    """An image's file."""
+
+    data: bytes
+    param: str
+
+
+@frozen
+class Answer:
+    """The prepared image, or why there is none."""
+
+    prepared: Prepared | None = None
+    cause: str = ""
+    remedy: str = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_asked = msgspec.msgpack.Decoder(Asked).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class ImageReader(BoundedProcess):
+    """Reads images for a plan, one at a time. A file that was read before is not read again while
+    its pixels are kept."""
+
+    module, does, noun = "inferno.process.image_reader", "reads images", "images"
+    busy = ImagesBusyError
+    variables = MappingProxyType(
+        {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    )  # that torch is missing
+
+    def __init__(self, plan: Plan, files: PixelFiles, *, seconds: float = SECONDS) -> None:
+        super().__init__(plan, seconds=seconds)
+        self._files, self._arguments = files, (str(files.folder),)
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        """By the digest of a file's bytes, the image's."""
+
+    async def read(self, data: bytes, param: str) -> Picture:
+        """Return an image, prepared. Raises RequestError for one that cannot be used, and
+        ImagesBusyError if that cannot be told now."""
+        key = blake2b(data, digest_size=16).digest()
+        for _ in range(3):
+            if key in self._known and (found := self._files.find(self._known[key])) is not None:
+                self._known.move_to_end(key)
+                return found
+            async with self._turn():
+                answer = _decode_answer(await self._ask(_encode(Asked(data, param))))
+            if answer.prepared is None:
+                raise refused(answer.cause, param, answer.remedy)
+            if (picture := self._files.adopt(answer.prepared)) is not None:
+                self._known[key] = picture.digest
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+                return picture
+        raise ImagesBusyError("pixels are removed as fast as they come")
+
+    async def close(self) -> None:
+        await super().close()
+        self._files.close()
+
+    def exceeded(self, limit: str, cause: BaseException) -> NoReturn:
+        how = f"more than {self._seconds:g} s" if limit == "time" else "too much memory"
+        remedy = "Send a smaller image."
+        raise RequestError(
+            f"an image takes {how} to decode", remedy, code="invalid_image"
+        ) from cause
+
+
+def main() -> None:
+    """Answer each image's file with what it is once it is prepared."""
+    from inferno.process.confined import confine
+
+    begin()
+    plan, folder = plan_from_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[3])
+    confine(plan, writes=[str(folder)])  # before anything of the model is read
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # processors would import it
+    from inferno.images.preparing import Preparer
+    from inferno.plan import reopen
+
+    with reopen(plan) as opened:
+        preparer = Preparer.of(opened)
+
+    def answer(body: bytes) -> bytes:
+        asked: Asked = _decode_asked(body)
+        try:
+            image = decoded(asked.data, asked.param)
+            return _encode(Answer(preparer.prepare(image, folder, asked.param)))
+        except MemoryError:
+            return _encode(Answer(None, f"{asked.param} takes too much memory", "Scale it down."))
+        except InfernoError as error:
+            return _encode(Answer(None, error.cause, error.remedy))
+
+    serve(answer, _encode(Answer()), float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

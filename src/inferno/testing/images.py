@@ -1,0 +1,285 @@
+"""Tests that every architecture must pass that sees images.
+
+Suffixes: P patches, W numbers of a patch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from inferno.core.engine import Engine
+from inferno.images.decoding import decoded
+from inferno.images.pixels import Picture, PixelFiles
+from inferno.images.preparing import Preparer
+from inferno.images.seeing import Seeing
+from inferno.llm.images import SeeingTokens, images_of
+from inferno.plan import Opened, Options, open_model
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
+from inferno.testing.tiny import installed, randomize, torch_only
+from inferno.testing.trained_weights import like_trained
+
+LENGTH = 12
+"""Tokens of an answer."""
+NATIVE = ("captured", "drafts")
+"""Runs with the installed kernels, which capture steps."""
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "whole": {"max_num_batched_tokens": 512},
+    "chunks": {"max_num_batched_tokens": 16},
+    "odd chunks": {"max_num_batched_tokens": 23, "block_size": 16},
+    "captured": {"max_num_batched_tokens": 512},
+    "drafts": {"speculative": "ngram"},
+    "no embeddings kept": {"max_num_batched_tokens": 16, "image_cache_size": "1KiB"},
+    "one image a step": {"max_image_tokens": 24},
+}
+
+
+def picture_file(seed: int, size: tuple[int, int], format: str = "PNG") -> bytes:
+    """Return the file of an image of smooth colours and some noise, as photographs have."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 4, 3), np.uint8)
+    image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+    noise = rng.integers(-12, 13, (*image.size[::-1], 3))
+    pixels = (np.asarray(image).astype(int) + noise).clip(0, 255).astype(np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, format)
+    return written.getvalue()
+
+
+@attrs.frozen(eq=False)
+class Asked:
+    """A prompt with images, and what the reference makes of it."""
+
+    ids: tuple[int, ...]
+    wanted: list[int]
+
+
+class ImageTests:
+    """Set `config` to a toy `config.json` of a whole model with its `text_config` and
+    `vision_config`. Prompts have token ids below 140. Override `inputs_of`: what the reference is
+    given for images. Weights are like trained ones."""
+
+    config: ClassVar[Mapping[str, Any]]
+    sizes: ClassVar[Sequence[tuple[int, int]]] = ((112, 112), (84, 168), (56, 64))
+    """Pixels of the images, width and height."""
+
+    def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
+        """Return the arguments of the reference for images of Pillow, by transformers' own
+        processor."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> Any:
+        import transformers
+
+        auto: Any = transformers
+        fields = {k: v for k, v in cls.config.items() if k not in ("model_type", "architectures")}
+        read = auto.AutoConfig.for_model(cls.config["model_type"], **json.loads(json.dumps(fields)))
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            model: nn.Module = auto.AutoModelForImageTextToText.from_config(
+                read, dtype=torch.float32
+            )
+        randomize(model)
+        like_trained(model)
+        return model.eval()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("seeing")
+        reference.save_pretrained(path)
+        return path
+
+    def opened(self, checkpoint: Path, native: bool = False, **more: Any) -> Opened:
+        given: dict[str, Any] = {
+            "dtype": "float32",
+            "max_num_seqs": 8,
+            "max_model_len": 256,
+            "device": "cpu",
+            "threads": 1,
+            "memory": "2GiB",
+        }
+        catalog = installed() if native else torch_only()
+        return open_model(str(checkpoint), Options(**{**given, **more}), catalog)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pictures(cls, checkpoint: Path) -> Any:
+        """The prepared images, and a second one of the first one's size."""
+        with cls().opened(checkpoint) as opened:
+            preparer, files = Preparer.of(opened), PixelFiles(2**30)
+            sizes, found = [*cls.sizes, cls.sizes[0]], []
+            for seed, size in enumerate(sizes):
+                image = decoded(picture_file(seed, size))
+                picture = files.adopt(preparer.prepare(image, files.folder))
+                assert picture is not None, "it was just written"
+                found.append((image, picture))
+        yield found
+        files.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def asked(cls, reference: Any, pictures: Any) -> list[Asked]:
+        """One image, another of the same size, several with text before, between and after, one
+        near the end, and text alone."""
+        token, drawn = int(cls.config["image_token_id"]), random.Random(3)
+        found = []
+        one, two, three, other = pictures
+
+        def text(count: int) -> list[Any]:
+            return [drawn.randrange(5, 140) for _ in range(count)]
+
+        common, question = text(20), text(9)
+        layouts = (
+            [*common, one, *question],
+            [*common, other, *question],
+            [*common, one, *text(5), two, *text(3), three, *text(21)],
+            # One token: after none, transformers' cached generation loses the positions.
+            [*text(7), three, *text(1)],
+            text(40),
+        )
+        for layout in layouts:
+            seen = [part for part in layout if isinstance(part, tuple)]
+            ids = [token if isinstance(part, tuple) else part for part in layout]
+            placed = SeeingTokens.of(ids, token, [picture for _, picture in seen], "test")
+            wanted = cls()._wanted(reference, placed, [image for image, _ in seen])
+            found.append(Asked(placed, wanted))
+        assert found[0].wanted != found[1].wanted, "the reference must look at its images"
+        return found
+
+    def _wanted(self, reference: Any, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
+        with torch.no_grad():
+            written = reference.generate(
+                torch.tensor([list(ids)]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                max_new_tokens=LENGTH,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                **(self.inputs_of(images, ids) if images else {}),
+            )
+        return written[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+
+    @pytest.mark.parametrize("run", RUNS)
+    def test_tokens_are_the_reference_s(
+        self, run: str, checkpoint: Path, asked: Sequence[Asked]
+    ) -> None:
+        with self.opened(checkpoint, run in NATIVE, **RUNS[run]) as opened:
+            engine = Engine.load(opened)
+        first, cached = generated(engine, asked)
+        assert first == [each.wanted for each in asked]
+        again, cached = generated(engine, asked)
+        assert again == first
+        whole = [(len(each.ids) - 1) // 16 * 16 for each in asked]
+        assert all(count >= least for count, least in zip(cached, whole, strict=True))
+        runner: Any = engine._runner
+        if run == "captured":
+            assert runner.replays.shapes, "its decode steps must have been replayed"
+        if run == "no embeddings kept":
+            assert seeing_of(engine).computed > len(self.sizes) + 1
+
+    def test_two_images_of_a_size_share_no_blocks(
+        self, checkpoint: Path, asked: Sequence[Asked]
+    ) -> None:
+        with self.opened(checkpoint) as opened:
+            engine = Engine.load(opened)
+        assert asked[0].ids == asked[1].ids
+        [one], _ = generated(engine, asked[:1])
+        [other], [cached] = generated(engine, asked[1:2])
+        assert (one, other) == (asked[0].wanted, asked[1].wanted)
+        assert cached == 16, "what is before the image"
+        [several], [cached] = generated(engine, asked[2:3])
+        assert several == asked[2].wanted and cached >= 32, "the same image, whatever follows"
+
+    def test_preempted_sequences_go_on(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
+        with self.opened(checkpoint, max_num_batched_tokens=32) as opened:
+            longest = max(len(each.ids) for each in asked) + LENGTH
+            small = attrs.evolve(opened.plan.groups[0], num_blocks=longest // 16 + 3)
+            plan = attrs.evolve(opened.plan, groups=(small,), max_model_len=longest + 1)
+            engine = Engine.load(attrs.evolve(opened, plan=plan))
+        for _ in range(2):
+            found, _ = generated(engine, asked)
+            assert found == [each.wanted for each in asked]
+        assert engine.stats().preemptions > 0
+
+    def test_an_image_is_computed_once(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
+        with self.opened(checkpoint, max_num_batched_tokens=16) as opened:
+            engine = Engine.load(opened)
+        generated(engine, asked)
+        assert seeing_of(engine).computed == len(self.sizes) + 1
+
+    def test_a_request_whose_pixels_are_gone_fails_alone(
+        self, checkpoint: Path, asked: Sequence[Asked], tmp_path: Path
+    ) -> None:
+        with self.opened(checkpoint) as opened:
+            engine = Engine.load(opened)
+        lost = SeeingTokens(asked[1].ids)
+        lost.images = tuple(
+            attrs.evolve(image, path=str(tmp_path / "none")) for image in images_of(asked[1].ids)
+        )
+        outputs = run(engine, [lost, asked[0].ids, asked[4].ids])
+        assert outputs[0][-1].error_kind == "NonFiniteError"
+        assert [o.token_id for o in outputs[1]] == asked[0].wanted
+        assert [o.token_id for o in outputs[2]] == asked[4].wanted
+        [found], [cached] = generated(engine, asked[1:2])
+        assert found == asked[1].wanted and cached <= 16, "what is before the image may be left"
+
+    def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
+        with self.opened(checkpoint, max_image_tokens=30) as opened:
+            plan = opened.plan
+        assert plan.images is not None and plan.images.most_tokens == 30
+        assert plan.images.num_parameters > 0
+        assert {"image encoder", "images"} <= {item.name for item in plan.memory}
+        assert not any("images are off" in note for note in plan.notes)
+
+
+def seeing_of(engine: Engine) -> Seeing:
+    """Return the engine's part of steps that computes images."""
+    runner: Any = engine._runner
+    found: Seeing = next(part for part in runner._parts if isinstance(part, Seeing))
+    return found
+
+
+def run(engine: Engine, prompts: Sequence[Any]) -> list[list[Any]]:
+    """Return the outputs of greedy answers to all prompts at once."""
+    outputs: dict[str, list[Any]] = {str(i): [] for i in range(len(prompts))}
+    for i, ids in enumerate(prompts):
+        engine.submit(
+            Request(
+                id=str(i),
+                token_ids=tuple(ids),
+                images=images_of(ids),
+                params=SamplingParams(temperature=0, max_tokens=LENGTH),
+            )
+        )
+    while engine.busy:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.check()
+    return list(outputs.values())
+
+
+def generated(engine: Engine, asked: Sequence[Asked]) -> tuple[list[list[int]], list[int]]:
+    """Return the tokens of the answers, and how many of each prompt were cached."""
+    outputs = run(engine, [each.ids for each in asked])
+    return [[o.token_id for o in each] for each in outputs], [
+        each[0].num_cached for each in outputs
+    ]
+
+
+__all__ = ["ImageTests", "Picture", "picture_file"]
