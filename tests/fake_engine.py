@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import EngineDeadError
+from inferno.images.pixels import Picture
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
@@ -179,6 +180,9 @@ class FakeClient:
         self, owner: str, name: str | None = None, *, limit: int = 1, ends: bool = False
     ) -> list[SessionView]:
         return []
+
+    async def see(self, data: bytes, param: str) -> Picture:
+        raise AssertionError("the models of these tests read text")
 
     def dies(self) -> None:
         self.engine._running.clear()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from inferno.plan import Plan
 
 _engine = partial(click.option, panel="Engine")
+_network = partial(click.option, panel="Network")
+_limits = partial(click.option, panel="Limits")
 
 IMAGE_OPTIONS = [
     _engine(
@@ -26,6 +28,28 @@ IMAGE_OPTIONS = [
         metavar="SIZE",
         help="Limit of the embeddings, and of the pixels, that are kept for images that come "
         "again. [default: 256MiB]",
+    ),
+]
+
+IMAGE_LIMITS = [
+    _network(
+        "--allow-image-urls",
+        multiple=True,
+        metavar="HOST",
+        help="Host that images may be fetched from; *.example.org for any below it, * for any. "
+        "Never from addresses inside of a network. May be repeated. [default: none]",
+    ),
+    _limits(
+        "--max-images",
+        type=click.IntRange(1),
+        default=16,
+        help="Most images of a request.",
+    ),
+    _limits(
+        "--max-image-bytes",
+        type=click.IntRange(1),
+        default=20 * 2**20,
+        help="Largest image, as it is sent or fetched.",
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import rich_click as click
 from attrs import frozen
 
+from inferno.cli.images import IMAGE_LIMITS
 from inferno.cli.options import FiniteRange, together
 
 _network = partial(click.option, panel="Network")
@@ -88,6 +89,7 @@ network_options = together(
             help="Starts of an engine that fail one after another before the server ends with "
             "code 1, for others to start it anew. [default: it goes on trying]",
         ),
+        *IMAGE_LIMITS,
     ]
 )
 
@@ -105,11 +107,15 @@ class Network:
     @classmethod
     def taken(cls, values: dict[str, Any]) -> Network:
         """Take the options out of a command's values."""
+        from inferno.images.limits import ImageLimits
+
         values["uds_mode"] = int(values["uds_mode"], 8)
         server = ("uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "max_failed_starts")
         app = ("cors_origins", "max_waiting", "max_wait", "max_body_bytes", "request_timeout")
         hosts = values.pop("allowed_hosts")
-        named = {"allowed_hosts": hosts} if hosts else {}
+        named: dict[str, Any] = {"allowed_hosts": hosts} if hosts else {}
+        images = values.pop("allow_image_urls"), values.pop("max_image_bytes")
+        named["images"] = ImageLimits(*images, values.pop("max_images"))
         return cls(
             {name: values.pop(name) for name in server},
             {name: values.pop(name) for name in app} | named,

@@ -21,7 +21,7 @@ MOST_PIXELS = 50_000_000
 MOST_BYTES = 20 * 2**20
 """Of an image as it is sent, unless the server is told otherwise."""
 _LONGEST_SIDE = 65_500
-_DATA = re.compile(r"data:(?P<type>[\w.+-]*/?[\w.+-]*)(?P<more>(;[^,;]*)*),", re.ASCII)
+_DATA = re.compile(r"(?ai)data:(?P<type>[\w.+-]*/?[\w.+-]*)(?P<more>(;[^,;]*)*),")
 _KINDS = "a PNG, JPEG, WebP, GIF or BMP file of one frame"
 
 

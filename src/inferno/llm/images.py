@@ -110,7 +110,7 @@ def separated(
         for j, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in IMAGE_PARTS:
-                param = f"messages[{i}].content[{j}]"
+                param = str(part.get("param", f"messages[{i}].content[{j}]"))[:200]
                 found.append((source_of(part, param), param))
                 part = {"type": "image"}
             parts.append(part)
@@ -229,7 +229,8 @@ def with_pictures(
 def no_images(model: str, param: str) -> RequestError:
     """Return the error of an image for a model that reads text."""
     remedy = "Send text only, or use a model that sees images."
-    return RequestError(f"{param} is an image, and {reads_text(model)}", remedy, param=param)
+    cause, code = f"{param} is an image, and {reads_text(model)}", "unsupported_parameter"
+    return RequestError(cause, remedy, param=param, code=code)
 
 
 def opened_image(source: Any, param: str) -> Image:

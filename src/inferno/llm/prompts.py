@@ -48,14 +48,14 @@ def images_beside(prompt: Prompt) -> list[Any]:
     given = prompt.get(IMAGES) if isinstance(prompt, Mapping) else None
     if given is None:
         return []
-    if not isinstance(given, Mapping) or set(given) - {"image"}:
+    if not isinstance(given, Mapping) or set(given) != {"image"} or given["image"] is None:
         raise RequestError(
-            f"{IMAGES} has something else than images",
+            f"{IMAGES} has no image, or something else",
             'Give {"image": image} or {"image": [image, ...]}.',
-            param=IMAGES,
+            param="prompt",
         )
-    found = given.get("image")
-    return list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+    found = given["image"]
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 def second_of(prompt: Prompt, length: int) -> int:

@@ -14,8 +14,10 @@ from inferno.server.access.keys import admin_only
 from inferno.server.chat.conversation import Conversation, ParsedChoice, arguments_object
 from inferno.server.chat.translate import (
     Translation,
+    base64_image,
     function_call,
     function_tool,
+    image_part,
     named_function,
     session_of,
     text_of,
@@ -73,6 +75,7 @@ __all__ = [
     "admin_only",
     "arguments_object",
     "blaming",
+    "base64_image",
     "current_record",
     "encode",
     "encode_inputs",
@@ -80,6 +83,7 @@ __all__ = [
     "function_call",
     "function_tool",
     "honoured",
+    "image_part",
     "in_time",
     "log",
     "logprobs",

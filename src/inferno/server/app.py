@@ -146,7 +146,8 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
             options.request_timeout,
             Memory(options.prompt_history),
         )
-        return ServedModel(pipeline, names, REASONING_FIELDS[options.reasoning])
+        fields = REASONING_FIELDS[options.reasoning]
+        return ServedModel(pipeline, names, fields, options.images)
 
     shown_keys = (lambda: options.api_keys.all) if options.key_metrics else None
     metrics = Metrics(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from inferno.images.limits import DEFAULT_LIMITS, ImageLimits
 from inferno.server.access.keys import Keys
 from inferno.server.generate.pipeline import PING_SECONDS
 from inferno.server.observe.prompt_history import LIMIT as PROMPT_HISTORY
@@ -58,6 +59,8 @@ class ServerOptions:
     """The field of a message for reasoning: clients disagree on its name."""
     max_body_bytes: int = MAX_BODY_BYTES
     """A larger body gets a 413."""
+    images: ImageLimits = DEFAULT_LIMITS
+    """What is accepted of images, by models that see them."""
     max_waiting: int | None = MAX_WAITING
     """Outputs that may wait beyond those that run; more get a 429."""
     max_wait: float | None = None

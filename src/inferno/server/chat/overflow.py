@@ -10,6 +10,7 @@ import msgspec
 from attrs import asdict, evolve
 
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
+from inferno.llm.images import separated
 from inferno.llm.overflow import room, windows
 from inferno.server.fields.schema import ChatRequest
 from inferno.server.hosting.served_model import ChatPrompt, ServedModel
@@ -62,7 +63,8 @@ async def _attempt(
 
 def _sizes(body: ChatRequest, model: ServedModel) -> list[int]:
     encode = model.needed_tokenizer("messages").encode
-    texts = (msgspec.json.encode(asdict(m, filter=_is_given)).decode() for m in body.messages)
+    plain, _ = separated([asdict(m, filter=_is_given) for m in body.messages])
+    texts = (msgspec.json.encode(message).decode() for message in plain)
     return [len(encode(text, add_special_tokens=False)) for text in texts]
 
 

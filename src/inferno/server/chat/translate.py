@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 
 from inferno.errors import RequestError
 from inferno.server.chat.conversation import Conversation, prepare
+from inferno.server.chat.images import is_image_part
 from inferno.server.fields.schema import ChatRequest, GenerationRequest
 from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.parsing import Parsed, read
@@ -106,13 +107,34 @@ def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 
 def _merged(run: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    if any(map(is_image_part, (part for each in run for part in _listed(each["content"])))):
+        return {**run[-1], "content": [part for each in run for part in _listed(each["content"])]}
     text = "\n\n".join(joined(message["content"] or "") for message in run)
     return {**run[-1], "content": text}
+
+
+def _listed(content: str | Sequence[Any] | None) -> Sequence[Any]:
+    """Return content as parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
 
 
 def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
     """Return the text of a chat message's content."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def image_part(url: Any, param: str, detail: Any = None) -> dict[str, Any]:
+    """Make a chat message's part of an image. `param` is the body's name for it."""
+    given = {"url": url} | ({} if detail is None else {"detail": detail})
+    return {"type": "image_url", "image_url": given, "param": param}
+
+
+def base64_image(data: Any, param: str) -> dict[str, Any]:
+    """The same for an image in base64. Raises RequestError."""
+    if not isinstance(data, str):
+        remedy = "Give the file's bytes in base64."
+        raise RequestError(f"{param} is not a string", remedy, param=param)
+    return image_part(f"data:image/png;base64,{data}", param)  # what it is, its bytes say
 
 
 def function_tool(
@@ -143,7 +165,7 @@ def text_of(part: Any, param: str, kinds: Sequence[str]) -> str:
         raise RequestError(f"{param} has no text", "Give it a string in text.", param=param)
     shown = str(kind)[:40]
     raise RequestError(
-        f"{param} has the type {shown!r}, but models here read text only",
+        f"{param} has the unsupported type {shown!r}",
         f"Send parts of the type {' or '.join(kinds[:2])}.",
         param=param,
         code="unsupported_parameter",

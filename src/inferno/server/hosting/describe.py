@@ -11,7 +11,14 @@ from inferno.plan import SandboxUse
 from inferno.server.hosting.served_model import ServedModel
 
 Capability = Literal[
-    "chat", "completion", "tools", "reasoning", "structured", "embeddings", "rerank"
+    "chat",
+    "completion",
+    "tools",
+    "reasoning",
+    "structured",
+    "embeddings",
+    "rerank",
+    "vision",
 ]
 
 
@@ -80,6 +87,8 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     generates = pooling.generates
     if generates and preprocessor.template.exists and model.tokenizer is not None:
         names.append("chat")
+        if preprocessor.images is not None:
+            names.append("vision")
         if model.output_format is not None and model.output_format.has_tools:
             names.append("tools")
         if model.output_format is not None and model.output_format.reasoning is not None:

@@ -13,6 +13,9 @@ import msgspec
 from attrs import asdict, frozen
 
 from inferno.errors import RequestError
+from inferno.images.limits import DEFAULT_LIMITS, ImageLimits
+from inferno.llm.images import seeing
+from inferno.server.chat.images import is_image_part, read_images
 from inferno.server.chat.rendered import Rendered
 from inferno.server.chat.thinking import Thinking
 from inferno.server.fields.schema import ChatRequest, Message, TokenizeRequest
@@ -55,7 +58,11 @@ class ServedModel:
     inspect it.)"""
 
     def __init__(
-        self, pipeline: Pipeline, served_names: Sequence[str], reasoning_fields: Sequence[str]
+        self,
+        pipeline: Pipeline,
+        served_names: Sequence[str],
+        reasoning_fields: Sequence[str],
+        images: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
         self.pipeline = pipeline
         """Generates its answers."""
@@ -67,6 +74,8 @@ class ServedModel:
         self.output_format: OutputFormat | None = None
         """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
+        self.images = images
+        """What is accepted of images, if the model sees any."""
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -103,7 +112,8 @@ class ServedModel:
     ) -> ChatPrompt:
         """Render the conversation with the model's chat template. Raises RequestError, but not for
         a length of up to `least` characters."""
-        messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
+        given = [_message(m, i) for i, m in enumerate(data.messages or ())]
+        messages, pictures = await read_images(given, self.llm, self.images)
         tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
         source = preprocessor.template.source(tools=bool(tools))
         variables = _variables(data.chat_template_kwargs or {})
@@ -127,9 +137,11 @@ class ServedModel:
             preprocessor.check_characters(len(text), "messages", least)
             rendered = Rendered.of(text, messages)
             if isinstance(data, TokenizeRequest):
-                return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
-            turns, whole = self.pipeline.memory.turns, record.cache_salt(salt) if record else salt
-            return rendered, tuple(turns.encode(tokenizer, text, whole))
+                ids = tokenizer.encode(text, add_special_tokens=special)
+            else:
+                whole = record.cache_salt(salt) if record else salt
+                ids = self.pipeline.memory.turns.encode(tokenizer, text, whole)
+            return rendered, seeing(ids, pictures, preprocessor.images)
 
         try:
             brief = None if characters > _LONG else _BRIEF_SECONDS
@@ -173,12 +185,14 @@ def _message(message: Message, i: int) -> dict[str, Any]:
         )
     plain = {name: value for name, value in asdict(message).items() if value is not None}
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if is_image_part(part):
+            continue
         if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(
             part.get("text"), str
         ):
             raise RequestError(
                 f"messages[{i}].content[{j}] has unsupported type {str(part.get('type'))[:40]!r}",
-                "Send text parts only.",
+                "Send parts of the type text or image_url.",
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )

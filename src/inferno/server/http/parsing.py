@@ -175,7 +175,7 @@ def _harmless(value: Any, row: Field) -> bool:
 def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
     if "messages" not in fields_dict(cls):
         return []
-    known = fields_dict(Message)
+    known = {*fields_dict(Message), *getattr(cls, "message_fields", ())}
     unknown = {
         k: None
         for m in raw.get("messages") or ()

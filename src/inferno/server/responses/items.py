@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from inferno.errors import RequestError
-from inferno.server.chat.translate import function_call, joined, text_of
+from inferno.server.chat.translate import function_call, image_part, joined, text_of
 from inferno.server.http.errors import shorten
 
 Item: TypeAlias = dict[str, Any]
@@ -51,6 +51,7 @@ _WITHOUT_EFFECT = (
 _MAY_BE_EMPTY = ("arguments", "input")
 _MAX_ID, _MAX_ITEMS = 128, 10_000
 _TEXT = ("input_text", "output_text", "text")
+_IMAGE = "input_image"
 _SEALED = "inferno1:"
 """Begins `encrypted_content`, which is the reasoning in base64: clients send back what they cannot
 read, and some send nothing else."""
@@ -86,11 +87,11 @@ def to_messages(items: Iterable[Item], instructions: str | None = None) -> list[
     """
     turns = _Turns()
     if instructions:
-        turns.say("system", [instructions])
+        turns.say("system", [{"type": "text", "text": instructions}])
     for item in items:
         kind = item["type"]
         if kind == "message":
-            turns.say(item["role"], _texts(item["content"]))
+            turns.say(item["role"], _said(item["content"]))
         elif kind == "reasoning":
             turns.think(reasoning_of(item))
         elif kind in ("function_call", "custom_tool_call"):
@@ -131,15 +132,15 @@ class _Turns:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
-    def say(self, role: str, texts: list[str]) -> None:
+    def say(self, role: str, parts: list[Item]) -> None:
         last = self.messages[-1] if self.messages else {}
         if role == "assistant":
             turn = self._turn("content")
-            turn["content"] = _content(texts)
+            turn["content"] = _content(parts)
         elif role in ("system", "developer") and len(self.messages) == 1 and _is_system(last):
-            last["content"] = "\n\n".join([joined(last["content"]), "\n".join(texts)])
+            last["content"] = "\n\n".join([joined(last["content"]), joined(_content(parts))])
         else:
-            self.messages.append({"role": role, "content": _content(texts)})
+            self.messages.append({"role": role, "content": _content(parts)})
 
     def think(self, text: str) -> None:
         if text:
@@ -152,7 +153,7 @@ class _Turns:
 
     def result(self, item: Item) -> None:
         output = item["output"]
-        content = output if isinstance(output, str) else _content(_texts(output))
+        content = output if isinstance(output, str) else _content(_said(output))
         self.messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _turn(self, *taken: str) -> dict[str, Any]:
@@ -168,14 +169,18 @@ def _is_system(message: dict[str, Any]) -> bool:
     return message.get("role") in ("system", "developer")
 
 
-def _texts(content: Sequence[Item]) -> list[str]:
-    return [str(part["text"]) for part in content]
+def _said(content: Sequence[Item]) -> list[Item]:
+    """Return the parts of a chat message's content."""
+    return [
+        image_part(part.get("image_url"), part["param"], part.get("detail"))
+        if part["type"] == _IMAGE
+        else {"type": "text", "text": str(part["text"])}
+        for part in content
+    ]
 
 
-def _content(texts: Sequence[str]) -> str | list[dict[str, Any]]:
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+def _content(parts: list[Item]) -> str | list[Item]:
+    return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def _item(raw: Any, param: str) -> Item:
     elif kind in ("function_call_output", "custom_tool_call_output"):
         _string(item, "call_id", param)
         if not isinstance(item.get("output"), str):
-            item["output"] = _parts(item.get("output"), f"{param}.output", _TEXT)
+            item["output"] = _parts(item.get("output"), f"{param}.output", _TEXT, images=True)
     elif kind not in _WITHOUT_EFFECT:
         raise RequestError(
             f"{param} has the unsupported type {shorten(str(kind), 40)!r}",
@@ -231,7 +236,7 @@ def _message(item: Item, param: str) -> Item:
         content = [{"type": kind, "text": content}]
     if role == "assistant":
         content = [_refusal(part) for part in content] if isinstance(content, list) else content
-    parts = _parts(content, f"{param}.content", _TEXT)
+    parts = _parts(content, f"{param}.content", _TEXT, images=role == "user")
     for part in parts:
         if part["type"] == "text":
             part["type"] = kind
@@ -247,13 +252,22 @@ def _refusal(part: Any) -> Any:
     return part
 
 
-def _parts(value: Any, param: str, kinds: Sequence[str]) -> list[Item]:
+def _parts(value: Any, param: str, kinds: Sequence[str], *, images: bool = False) -> list[Item]:
     if not isinstance(value, list):
         raise RequestError(
             f"{param} is neither a string nor a list", "Send a string or text parts.", param=param
         )
+    return [_part(part, f"{param}[{i}]", kinds, images) for i, part in enumerate(value)]
+
+
+def _part(part: Any, param: str, kinds: Sequence[str], images: bool) -> Item:
+    if images and isinstance(part, dict) and part.get("type") == _IMAGE:
+        if not isinstance(part.get("image_url"), str):
+            cause = f"{param} has no image_url"
+            raise RequestError(cause, "Give it a data: URL: files are not kept.", param=param)
+        return {**part, "param": param}
     # The text first: it checks that the part is an object.
-    return [{"text": text_of(part, f"{param}[{i}]", kinds), **part} for i, part in enumerate(value)]
+    return {"text": text_of(part, param, kinds), **part}
 
 
 def _string(item: Item, name: str, param: str) -> None:

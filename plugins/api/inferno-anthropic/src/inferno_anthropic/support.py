@@ -12,8 +12,8 @@ _CACHE = "Shared prefixes are cached without marks."
 _CONTENT = (
     *honoured(
         messages="Roles user, assistant and system; content is a string, or blocks `text`, "
-        "`thinking`, `tool_use`, `tool_result`, and `document` with text. `redacted_thinking` and "
-        "blocks of Anthropic's own tools are listed in `x_inferno.ignored`; images get a 400. "
+        "`image` (base64 or url), `thinking`, `tool_use`, `tool_result`, and `document` with text. "
+        "`redacted_thinking` and blocks of Anthropic's own tools are in `x_inferno.ignored`. "
         "`cache_control` as in the field of that name.",
         model="A served name; the served model when left out.",
         system="A string, or text blocks.",

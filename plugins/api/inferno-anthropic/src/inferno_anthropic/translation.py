@@ -12,8 +12,10 @@ from inferno.server.api import (
     Parsed,
     ServedModel,
     Translation,
+    base64_image,
     function_call,
     function_tool,
+    image_part,
     named_function,
     shorten,
     text_of,
@@ -117,8 +119,8 @@ def _user(role: str, content: list[Any], param: str, ignored: list[str]) -> list
         where = f"{param}[{i}]"
         if _kind(block) == "tool_result":
             results.append(_result(block, where, ignored))
-        elif (text := _block(block, where, ignored)) is not None:
-            texts.append(text)
+        elif (part := _part(block, where, ignored)) is not None:
+            texts.append(part)
     said = [{"role": role, "content": _joined(texts)}] if texts or not results else []
     return [*results, *said]
 
@@ -141,7 +143,7 @@ def _assistant(content: list[Any], param: str, ignored: list[str]) -> dict[str, 
             id, name = (_string(block, key, where) for key in ("id", "name"))
             calls.append(function_call(id, name, arguments))
         elif (text := _block(block, where, ignored)) is not None:
-            texts.append(text)
+            texts.append({"type": "text", "text": text})
     message: dict[str, Any] = {"role": "assistant"}
     if texts or not calls:
         message["content"] = _joined(texts)
@@ -152,12 +154,14 @@ def _assistant(content: list[Any], param: str, ignored: list[str]) -> dict[str, 
 
 def _result(block: dict[str, Any], param: str, ignored: list[str]) -> dict[str, Any]:
     content = block.get("content")
-    text: Any = "" if content is None else _text(content, f"{param}.content", ignored)
+    text: Any = "" if content is None else _text(content, f"{param}.content", ignored, images=True)
     id = _string(block, "tool_use_id", param)
     return {"role": "tool", "tool_call_id": id, "content": text}
 
 
-def _text(content: Any, param: str, ignored: list[str]) -> str | list[dict[str, Any]]:
+def _text(
+    content: Any, param: str, ignored: list[str], *, images: bool = False
+) -> str | list[dict[str, Any]]:
     """Return a string or blocks as chat content."""
     if isinstance(content, str):
         return content
@@ -165,8 +169,29 @@ def _text(content: Any, param: str, ignored: list[str]) -> str | list[dict[str, 
         raise RequestError(
             f"{param} is neither a string nor a list", "Send a string or text blocks.", param=param
         )
-    found = [_block(block, f"{param}[{i}]", ignored) for i, block in enumerate(content)]
-    return _joined([text for text in found if text is not None])
+    found = [_part(b, f"{param}[{i}]", ignored, images=images) for i, b in enumerate(content)]
+    return _joined([part for part in found if part is not None])
+
+
+def _part(
+    block: Any, param: str, ignored: list[str], *, images: bool = True
+) -> dict[str, Any] | None:
+    """Return a block as a part of chat content; None for a block without effect."""
+    if not images or _kind(block) != "image":
+        text = _block(block, param, ignored)
+        return None if text is None else {"type": "text", "text": text}
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    where = f"{param}.source"
+    if kind == "base64":
+        return base64_image(source.get("data"), where)
+    if kind == "url":
+        return image_part(_string(source, "url", where), where)
+    raise RequestError(
+        f"{where} has the unsupported type {shorten(str(kind), 40)!r}",
+        "Use base64, with media_type and data, or url.",
+        param=where,
+    )
 
 
 def _block(block: Any, param: str, ignored: list[str]) -> str | None:
@@ -187,10 +212,8 @@ def _kind(block: Any) -> str:
     return str(block.get("type")) if isinstance(block, dict) else ""
 
 
-def _joined(texts: Sequence[str]) -> str | list[dict[str, Any]]:
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
 
 
 def _string(block: dict[str, Any], name: str, param: str, *, empty: bool = False) -> str:

@@ -65,8 +65,8 @@ async def generate(
 async def _raw(parsed: Parsed[OllamaGenerateRequest], model: ServedModel) -> Prepared:
     """Prepare a prompt that is continued as it is. Raises RequestError."""
     body = parsed.body
-    if body.system or body.think:
-        name = "system" if body.system else "think"
+    given = {"system": body.system, "think": body.think, "images": body.images}
+    if name := next((name for name, value in given.items() if value), None):
         raise RequestError(
             f"{name} needs the chat template, which raw leaves out",
             f"Leave {name} or raw out.",

@@ -17,7 +17,12 @@ from inferno_ollama.schema import OllamaNameRequest, OllamaPullRequest
 from inferno_ollama.shape import timestamp
 from inferno_ollama.translation import find, plain_name
 
-_CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
+_CAPABILITIES = {
+    "tools": "tools",
+    "reasoning": "thinking",
+    "embeddings": "embedding",
+    "vision": "vision",
+}
 _DENSE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model without `keep_alive` is unloaded, as Ollama reports it."""

@@ -49,6 +49,8 @@ class OllamaChatRequest(Generating):
 
     path: ClassVar[str] = "/api/chat"
     rows: ClassVar[tuple[Field, ...]] = support.CHAT
+    message_fields: ClassVar[tuple[str, ...]] = ("images", "thinking", "tool_name")
+    """Of a message, besides those of a chat request's."""
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -62,6 +64,7 @@ class OllamaGenerateRequest(Generating):
     rows: ClassVar[tuple[Field, ...]] = support.GENERATE
 
     prompt: str | None = None
+    images: list[str] | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -68,7 +68,7 @@ _GENERATING = (
 CHAT = (
     *honoured(
         messages="Roles system, user, assistant, tool; with `thinking`, `tool_calls` whose "
-        "arguments are objects, and `tool_name`. `images` get a 400. None loads the model.",
+        "arguments are objects, and `tool_name`. `images` in base64. None loads the model.",
         tools="Function tools.",
     ),
     *_GENERATING,
@@ -77,6 +77,7 @@ CHAT = (
 GENERATE = (
     *honoured(
         prompt="The user's message, or with `raw` the whole prompt. None loads the model.",
+        images="Of the user's message, in base64.",
         system="A system message.",
         raw="Continue the prompt without the chat template.",
     ),
@@ -84,7 +85,6 @@ GENERATE = (
     Field("suffix", "refused", "Use POST /infill, or send the model's own prompt with raw."),
     Field("template", "refused", "Give the server one when it starts: --chat-template."),
     Field("context", "refused", "Send the conversation to /api/chat.", harmless=([],)),
-    Field("images", "refused", "Leave it out: input is text only.", harmless=([],)),
     Field("width", "refused", "Leave it out: output is text only.", harmless=(0,)),
     Field("height", "refused", "Leave it out: output is text only.", harmless=(0,)),
     Field("steps", "refused", "Leave it out: output is text only.", harmless=(0,)),

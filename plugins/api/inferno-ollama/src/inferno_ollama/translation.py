@@ -14,6 +14,7 @@ from inferno.server.api import (
     Parsed,
     ServedModel,
     Translation,
+    base64_image,
     function_call,
     read,
     shorten,
@@ -61,7 +62,7 @@ def translate_prompt(parsed: Parsed[OllamaGenerateRequest], model: ServedModel) 
     """Make a chat request from a prompt. Raises RequestError."""
     body = parsed.body
     messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": body.prompt or ""})
+    messages.append({"role": "user", "content": _seeing(body.prompt or "", body.images)})
     return _translation(parsed, model, messages)
 
 
@@ -142,16 +143,10 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     open_calls: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
-        if message.get("images"):
-            raise RequestError(
-                f"{param} has images, but models here read text only",
-                "Leave them out.",
-                param=f"{param}.images",
-                code="unsupported_parameter",
-            )
         known = ("role", "content", "thinking", "images", "tool_calls", "tool_name", "tool_call_id")
         new = {key: value for key, value in message.items() if key not in known}
-        new |= {"role": message.get("role"), "content": message.get("content", "")}
+        content = _seeing(message.get("content", ""), message.get("images"), param)
+        new |= {"role": message.get("role"), "content": content}
         if message.get("thinking"):
             new["reasoning"] = message["thinking"]
         if message.get("tool_calls"):
@@ -164,6 +159,17 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             new |= {"tool_call_id": id} if id else {}
         found.append(new)
     return found
+
+
+def _seeing(content: Any, images: Any, param: str = "") -> Any:
+    """Return a message's content with its images, which come first. Raises RequestError."""
+    if not images:
+        return content
+    where = f"{param}.images".lstrip(".")
+    if not isinstance(images, list) or not isinstance(content, str):
+        raise RequestError(f"{where} is no list", "Give images in base64.", param=where)
+    parts = [base64_image(image, f"{where}[{i}]") for i, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": content}]
 
 
 def _calls(calls: Any, i: int, param: str) -> list[dict[str, Any]]:

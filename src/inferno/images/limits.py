@@ -1,0 +1,39 @@
+"""What a server accepts of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import field, frozen
+
+from inferno.images.decoding import MOST_BYTES
+
+
+def _names(hosts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(hosts)
+
+
+@frozen
+class ImageLimits:
+    """Where images may come from, and how large and how many they may be."""
+
+    hosts: tuple[str, ...] = field(default=(), converter=_names)
+    """Hosts that images are fetched from; `*.example.org` is any below it, `*` any at all. None:
+    nothing is fetched."""
+    max_bytes: int = MOST_BYTES
+    """Of an image as it is sent or fetched."""
+    max_images: int = 16
+    """Of a request."""
+
+    def allows(self, host: str) -> bool:
+        """Whether images may be fetched from a host."""
+        host = host.lower().rstrip(".")
+        return any(
+            name == "*"
+            or name.lower() == host
+            or (name.startswith("*.") and host.endswith(name[1:].lower()))
+            for name in self.hosts
+        )
+
+
+DEFAULT_LIMITS = ImageLimits()

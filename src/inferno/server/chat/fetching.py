@@ -1,0 +1,174 @@
+"""Fetches images from the network, for the hosts that the operator allows.
+
+A name is resolved once, every address that it has must be public, and the connection goes to the
+address that was checked: a second look-up might give another. Each redirect is checked alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from inferno.errors import RequestError
+from inferno.images.decoding import check_size, refused
+from inferno.images.limits import ImageLimits
+
+SECONDS = 10.0
+"""For an image, with its redirects."""
+_REDIRECTS = 4
+_CHUNK = 2**16
+_PORTS = {"http": 80, "https": 443}
+_REMEDY = "Send the image itself: data:image/png;base64,..."
+_MOVED = (301, 302, 303, 307, 308)
+
+
+_threads = ThreadPoolExecutor(4, "inferno fetch")
+
+
+async def fetched(url: str, limits: ImageLimits, param: str) -> bytes:
+    """Return what is at an address. Raises RequestError."""
+    if not limits.hosts:
+        raise refused(
+            f"{param} is an address in the network, and this server fetches none",
+            param,
+            f"{_REMEDY} Or start it with --allow-image-urls HOST.",
+        )
+    loop, end = asyncio.get_running_loop(), time.monotonic() + SECONDS
+    fetching = loop.run_in_executor(_threads, _fetch, url, limits, param, end)
+    try:
+        return await asyncio.wait_for(fetching, SECONDS)
+    except TimeoutError as error:
+        raise _too_slow(param) from error
+
+
+def _fetch(url: str, limits: ImageLimits, param: str, end: float) -> bytes:
+    for _ in range(1 + _REDIRECTS):
+        parts = _checked(url, limits, param)
+        try:
+            with _connected(parts, param, end) as connection:
+                target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+                connection.putrequest("GET", target, skip_accept_encoding=True)
+                connection.putheader("Accept", "image/*")
+                connection.putheader("User-Agent", "inferno")
+                connection.endheaders()
+                answer = connection.getresponse()
+                if answer.status in _MOVED and (location := answer.headers.get("Location")):
+                    url = urljoin(url, location)
+                    continue
+                if answer.status != http.client.OK:
+                    cause = f"{param}: {parts.hostname} answered {answer.status}"
+                    raise refused(cause, param, _REMEDY)
+                check_size(int(answer.headers.get("Content-Length") or 0), param, limits.max_bytes)
+                body = _body(answer, limits, param)
+                if time.monotonic() >= end:  # cut off: what came is not all
+                    raise TimeoutError
+                return body
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if time.monotonic() >= end or isinstance(error, TimeoutError):
+                raise _too_slow(param) from error
+            what = str(error)[:120] or type(error).__name__
+            cause = f"{param} cannot be fetched from {parts.hostname}: {what}"
+            raise refused(cause, param, _REMEDY) from error
+    raise refused(f"{param} is redirected more than {_REDIRECTS} times", param, _REMEDY)
+
+
+def _checked(url: str, limits: ImageLimits, param: str) -> SplitResult:
+    """Return the parts of an address that may be fetched. Raises RequestError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise refused(f"{param} is no valid URL", param, _REMEDY) from error
+    if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None:
+        shown = parts.scheme[:20] or "no scheme"
+        raise refused(f"{param} has {shown}, or no host alone", param, "Give an https:// address.")
+    if port not in (None, *_PORTS.values()) or not limits.allows(parts.hostname):
+        raise refused(
+            f"{param}: images are not fetched from {parts.netloc[:100]}",
+            param,
+            f"{_REMEDY} Or start the server with --allow-image-urls {parts.hostname[:100]}.",
+        )
+    if any(ord(char) <= 32 or ord(char) == 127 for char in url):
+        raise refused(f"{param} has blanks or control characters", param, "Encode them.")
+    return parts
+
+
+@contextlib.contextmanager
+def _connected(parts: SplitResult, param: str, end: float) -> Iterator[http.client.HTTPConnection]:
+    """Connect to the address that was checked, until the end of the time."""
+    host = parts.hostname or ""
+    port = parts.port or _PORTS[parts.scheme]
+    address = public_address(host, port, param)
+    if (left := end - time.monotonic()) <= 0:
+        raise TimeoutError
+    plain = socket.create_connection((address, port), timeout=left)
+    # However slowly bytes drip: each restarts the socket's own timeout.
+    watch = Timer(left, _shut, [plain])
+    watch.daemon = True
+    watch.start()
+    try:
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = plain
+        if parts.scheme == "https":
+            secure = ssl.create_default_context()
+            connection.sock = secure.wrap_socket(plain, server_hostname=host)
+            connection.default_port = _PORTS["https"]  # for the Host header
+        yield connection
+        connection.close()
+    finally:
+        watch.cancel()
+        plain.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _body(answer: http.client.HTTPResponse, limits: ImageLimits, param: str) -> bytes:
+    body = bytearray()
+    while chunk := answer.read(_CHUNK):
+        body += chunk
+        check_size(len(body), param, limits.max_bytes)
+    return bytes(body)
+
+
+def public_address(host: str, port: int, param: str) -> str:
+    """Return an address of a host, all of whose addresses are public. Raises RequestError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise refused(f"{param}: {host[:100]} is not found", param, _REMEDY) from error
+    addresses = [str(each[4][0]) for each in found]
+    if not addresses or not all(map(is_public, addresses)):
+        raise refused(f"{param}: {host[:100]} is an address inside of a network", param, _REMEDY)
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the whole internet, and not to this machine or its network,
+    in whatever way it is written."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if ip in _TRANSLATED:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast
+
+
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def _too_slow(param: str) -> RequestError:
+    return refused(f"{param} took more than {SECONDS:g} s to fetch", param, _REMEDY)
