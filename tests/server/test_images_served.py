@@ -16,6 +16,7 @@ from tests.seeing_model import IMAGE, write_seeing_model
 from tests.server.server_fakes import FakeLLM
 
 from inferno import LLM, AsyncLLM, SamplingParams
+from inferno.errors import UnsupportedError
 from inferno.images.limits import ImageLimits
 from inferno.images.pixels import folder_of
 from inferno.server import ServerOptions, create_app
@@ -215,3 +216,36 @@ def test_a_reader_that_is_killed_is_replaced(http: Any, llm: AsyncLLM) -> None:
     said(chat(http, TEXT, part(picture_file(8, (60, 60)))))
     os.kill(client._images._process.pid, signal.SIGKILL)
     assert said(chat(http, TEXT, part(picture_file(9, (60, 60)))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"tp": 2}, {"sandbox": True}, {"speculative": "ngram"}])
+def test_ranks_sandboxes_and_drafts_see_the_same(
+    options: dict[str, Any], http: Any, checkpoint: Path
+) -> None:
+    wanted = said(chat(http, TEXT, part(ONE), part(OTHER)))
+    try:
+        llm = AsyncLLM(str(checkpoint), **{**OPTIONS, **options})
+    except UnsupportedError as error:
+        pytest.skip(f"not here: {error.cause}")
+    with TestClient(create_app(llm), raise_server_exceptions=False) as other:
+        for _ in range(2):
+            assert said(chat(other, TEXT, part(ONE), part(OTHER))) == wanted
+
+
+@pytest.mark.slow
+def test_blocks_of_images_come_back_from_a_store(
+    http: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    wanted = said(chat(http, TEXT, part(ONE), part(OTHER)))
+    for restarted in (False, True):
+        llm = AsyncLLM(str(checkpoint), **OPTIONS, kv_store=str(tmp_path / "store"))
+        with TestClient(create_app(llm), raise_server_exceptions=False) as other:
+            answer = chat(other, TEXT, part(ONE), part(OTHER))
+            assert said(answer) == wanted
+            cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert (cached > 32) == restarted
+            swapped = chat(other, TEXT, part(OTHER), part(ONE))
+            assert swapped.json()["usage"]["prompt_tokens_details"]["cached_tokens"] <= (
+                64 if restarted else 16
+            )

@@ -25,8 +25,6 @@ from inferno.process.environment import environment
 PATIENCE = 5
 """How many times as long a message may wait for its turn, and then for its answer."""
 _START_SECONDS = 60.0
-MEMORY = 4 * 2**30
-"""Bytes that the process may allocate."""
 
 
 class BoundedProcess:
@@ -172,12 +170,13 @@ def begin() -> None:
         signal.signal(stop, signal.SIG_IGN)
 
 
-def serve(answer: Callable[[bytes], bytes], ready: bytes, seconds: float) -> None:
+def serve(answer: Callable[[bytes], bytes], ready: bytes, seconds: float, memory: int) -> None:
     """Answer each message, until the pipe is closed. The first answer says that the process is
-    ready. To be called in the process, once it has loaded what it needs."""
+    ready. It may allocate so many bytes of `memory`. To be called in the process, once it has
+    loaded what it needs."""
     assert sys.__stdout__ is not None, "it is a pipe"
     answers: Any = sys.__stdout__.buffer
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     _write(answers, ready)
     while head := sys.stdin.buffer.read(4):
         body = sys.stdin.buffer.read(int.from_bytes(head, "big"))

@@ -19,6 +19,8 @@ from inferno.process.bounded import BoundedProcess, begin, serve
 
 SECONDS = 2.0
 """Processor time for one grammar. Most take milliseconds."""
+MEMORY = 4 * 2**30
+"""Bytes that the process may allocate."""
 _REMEMBERED = 1024
 """Verdicts that are kept: clients send the same schema again and again."""
 
@@ -92,7 +94,7 @@ def main() -> None:
             return _encode(Verdict(error.cause, error.remedy))
         return _encode(Verdict())
 
-    serve(answer, _encode(Verdict()), float(sys.argv[2]))
+    serve(answer, _encode(Verdict()), float(sys.argv[2]), MEMORY)
 
 
 if __name__ == "__main__":

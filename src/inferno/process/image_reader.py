@@ -21,6 +21,8 @@ from inferno.process.bounded import BoundedProcess, begin, serve
 
 SECONDS = 10.0
 """Processor time for one image: the largest that is read takes two."""
+MEMORY = 2 * 2**30
+"""Bytes that the process may allocate: the largest image that is read takes half."""
 _REMEMBERED = 1024
 """Files whose images are known."""
 
@@ -118,7 +120,7 @@ def main() -> None:
         except InfernoError as error:
             return _encode(Answer(None, error.cause, error.remedy))
 
-    serve(answer, _encode(Answer()), float(sys.argv[2]))
+    serve(answer, _encode(Answer()), float(sys.argv[2]), MEMORY)
 
 
 if __name__ == "__main__":

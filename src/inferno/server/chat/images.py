@@ -16,6 +16,9 @@ from inferno.server.chat.fetching import fetched
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
+_LARGE = 2**21
+"""Characters whose decoding, of a millisecond a million, would delay every stream. A thread that
+has to be waited for takes longer than fewer."""
 DETAILS = ("auto", "low", "high", "original")
 """Values of `detail`, which change nothing: the server's limit of tokens holds for all."""
 
@@ -54,7 +57,9 @@ async def _read(source: Any, param: str, llm: AsyncLLM, limits: ImageLimits) -> 
         cause = f"{param} has no address of an image"
         raise refused(cause, param, 'Give "image_url": {"url": "data:image/png;base64,..."}.')
     if source[:5].lower() == "data:":
-        data = await asyncio.to_thread(data_of, source, param, limits.max_bytes)
+        taken = source, param, limits.max_bytes
+        large = len(source) > _LARGE
+        data = await asyncio.to_thread(data_of, *taken) if large else data_of(*taken)
     elif source[:8].lower().startswith(("http://", "https://")):
         data = await fetched(source, limits, param)
     else:
