@@ -8,6 +8,7 @@ import pytest
 
 from inferno.plan.step_budget import FIRST_TOKENS, LEAST_TOKENS, StepBudget, max_step_time
 from inferno.plan.step_cost import StepCost, Work
+from inferno.request.requests import ImagePart
 
 
 def seconds_of(work: Work) -> float:
@@ -186,3 +187,20 @@ def test_a_constant_is_found_though_steps_begin_small() -> None:
         steps.record(work, 0.15 + 0.001 * work.tokens, alone=False)
         assert 0.15 + 0.001 * work.tokens <= 0.42
     assert min(given[60:]) > 4 * LEAST_TOKENS
+
+
+def test_a_step_begins_no_more_images_than_it_may_but_always_one() -> None:
+    def image(start: int, count: int) -> ImagePart:
+        return ImagePart(start, count, bytes(16), (1, 2, 2 * count), "")
+
+    images = image(10, 100), image(120, 100), image(230, 500)
+    steps = StepBudget(2048, max_images=150)
+    steps.begin()
+    assert steps.give(400, 0, images) == 120, "the second would be too many"
+    assert steps.give(300, 0, (image(5, 60),)) == 5, "and so would another prompt's"
+    steps.begin()
+    assert steps.give(400, 120, images) == 110
+    steps.begin()
+    assert steps.give(400, 230, images) == 400, "one is begun, however large"
+    steps.begin()
+    assert steps.give(50, 300, images) == 50, "it has begun before"

@@ -33,6 +33,9 @@ class BlocksStored(NamedTuple):
     """Name of the adapter that they were computed with."""
     salt: str = ""
     """The requests' `cache_salt`."""
+    images: tuple[str, ...] = ()
+    """For each block, the digests of the images that its tokens are of, in hexadecimal and joined
+    by commas; empty if no block has any."""
 
 
 class BlocksRemoved(NamedTuple):

@@ -91,9 +91,17 @@ def images_within(images: tuple[ImagePart, ...], begin: int, end: int) -> bytes:
     there are none."""
     inside = (each for each in images if each.start < end and begin < each.stop)
     return b"".join(
-        each.digest + (each.first + max(0, begin - each.start)).to_bytes(4, "big")
+        each.digest
+        + (each.first + max(0, begin - each.start)).to_bytes(4, "big")
+        + max(0, each.start - begin).to_bytes(4, "big")
         for each in inside
     )
+
+
+def digests_within(images: tuple[ImagePart, ...], begin: int, end: int) -> str:
+    """Return the digests of the images at these positions, in hexadecimal, joined by commas."""
+    inside = (each for each in images if each.start < end and begin < each.stop)
+    return ",".join(each.digest.hex() for each in inside)
 
 
 @frozen(kw_only=True)

@@ -16,7 +16,7 @@ from inferno.contracts import (
     EventPublisher,
     Tier,
 )
-from inferno.request.requests import EngineStats
+from inferno.request.requests import EngineStats, digests_within
 
 if TYPE_CHECKING:
     from inferno.core.types import Sequence as Sequence_
@@ -31,6 +31,7 @@ class _Content(NamedTuple):
     token_ids: array[int]
     adapter: str
     salt: str
+    images: str
 
 
 class NoPresence:
@@ -108,6 +109,7 @@ class Presence(NoPresence):
             array("i", sequence.token_ids[index * size : (index + 1) * size]),
             "" if request.adapter is None else request.adapter.name,
             request.cache_salt,
+            digests_within(request.images, index * size, (index + 1) * size),
         )
         if any(key in told for told in self._told.values()):
             self._again.add(key)
@@ -190,9 +192,9 @@ class Presence(NoPresence):
             for run in self._runs(key for key in keys if key in self._contents):
                 first = self._contents[run[0]]
                 tokens = tuple(t for key in run for t in self._contents[key].token_ids)
-                yield BlocksStored(
-                    tuple(run), first.parent, tokens, tier, group, first.adapter, first.salt
-                )
+                images = tuple(self._contents[key].images for key in run)
+                with_what = first.adapter, first.salt, images if any(images) else ()
+                yield BlocksStored(tuple(run), first.parent, tokens, tier, group, *with_what)
 
     def _runs(self, keys: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Divide blocks into runs of continuations, each after the run that it continues."""

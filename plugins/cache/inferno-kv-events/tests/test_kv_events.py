@@ -132,6 +132,11 @@ class TestFile(EventSinkTests):
             + [[["tenant"], None], 0, "full_attention"],
         ),
         (
+            BlocksStored(KEYS, None, (1,) * 6, "memory", 0, "a", "", ("", "1f,2e", "2e")),
+            ["BlockStored", [1, 2, 3], None, [1] * 6, 2, None, "GPU", "a"]
+            + [[["a"], ["a", "1f", "2e"], ["a", "2e"]], 0, "full_attention"],
+        ),
+        (
             BlocksStored(KEYS, None, (), "disk", 0),
             ["BlockStored", [1, 2, 3], None, [], 2, None, "DISK", None, None, 0, "full_attention"],
         ),

@@ -52,9 +52,13 @@ def _stored(event: BlocksStored, block_size: int, group: EventGroup) -> list[Any
 
 
 def _extra_keys(event: BlocksStored) -> list[list[str] | None] | None:
-    """What blocks depend on besides tokens: the adapter, and the salt in a prompt's first block."""
+    """What blocks depend on besides tokens: the adapter, their images, and the salt in a prompt's
+    first block."""
     adapter = [event.adapter] if event.adapter else []
-    if not event.token_ids or not (adapter or event.salt):
+    if not event.token_ids or not (adapter or event.salt or event.images):
         return None
-    first = [*adapter, event.salt] if event.salt and event.parent is None else adapter
-    return [first or None, *[adapter or None] * (len(event.keys) - 1)]
+    images = event.images or ("",) * len(event.keys)
+    each = [[*adapter, *filter(None, digests.split(","))] for digests in images]
+    if event.salt and event.parent is None:
+        each[0].append(event.salt)
+    return [found or None for found in each]
