@@ -36,6 +36,7 @@ class Limits:
     vocab_size: int = 10
     max_model_len: int = 10
     whole_prompts: bool = False
+    images: object = None
 
 
 def make_request(

@@ -22,6 +22,10 @@ class Limits(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def whole_prompts(self) -> bool: ...
+    @property
+    def images(self) -> object | None:
+        """None: the model sees none."""
+        ...
 
 
 def validate_request(request: Request, limits: Limits) -> None:
@@ -41,6 +45,7 @@ def validate_request(request: Request, limits: Limits) -> None:
             param="prompt",
             code=CONTEXT_LENGTH_EXCEEDED,
         )
+    _check_images(request, limits)
     for param, ids in (
         ("prompt", request.token_ids),
         ("stop_token_ids", params.stop_token_ids),
@@ -64,3 +69,19 @@ def validate_request(request: Request, limits: Limits) -> None:
                 "Use a finite number, or -inf to ban the token.",
                 param="logit_bias",
             )
+
+
+def _check_images(request: Request, limits: Limits) -> None:
+    """Raise RequestError for images of a model that sees none, and for places that are not one
+    after the other within the prompt."""
+    end, remedy = 0, "Make requests by `Preprocessor.prepare`."
+    if request.images and limits.images is None:
+        raise RequestError("this model sees no images", "Send text only.", param="prompt")
+    for image in request.images:
+        patches = image.grid[0] * image.grid[1] * image.grid[2]
+        inside = end <= image.start and image.stop <= len(request.token_ids)
+        if not inside or image.count < 1 or patches < 1 or len(image.digest) != 16:
+            raise RequestError(
+                "the places of the prompt's images are wrong", remedy, param="prompt"
+            )
+        end = image.stop

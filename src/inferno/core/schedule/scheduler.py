@@ -146,7 +146,7 @@ class Scheduler:
 
     def _continue(self, sequences: SequenceOf[Sequence]) -> tuple[list[Slice], int]:
         """Return running sequences' slices, and the tokens left: none after a preemption."""
-        budget = self.budget.begin()
+        budget, give = self.budget.begin(), self.budget.give
         slices: list[Slice] = []
         preempted, speculation, proposes = False, self._speculation, self._speculation.proposes
         block_size, saves = self._groups.block_size, self._groups.saves
@@ -161,9 +161,9 @@ class Scheduler:
                 continue  # a step in flight, or a move, decides how it goes on
             if unknown and (sequence.num_left <= 0 or speculation.pays_to_wait(sequence)):
                 continue
-            images = sequence.request.images
-            count = self.budget.give(min(pending, budget), start, images) if pending > 1 else 1
-            if not count:
+            if pending == 1:
+                count = 1
+            elif not (count := give(min(pending, budget), start, sequence.request.images)):
                 continue  # streams wait, and prompts before it take the time that they leave
             count = self._groups.slice_tokens(sequence, start, count) if saves else count
             if start + count > len(sequence.block_ids) * block_size:

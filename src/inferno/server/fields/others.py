@@ -3,9 +3,9 @@ learns why, instead of finding the field ignored. Extends the tables of `server.
 
 from __future__ import annotations
 
-from inferno.server.fields.support import Field
+from inferno.server.fields.support import IMAGES_AS_GIVEN, Field
 
-_TEXT_ONLY = "Leave it out: input and output are text only."
+_NO_SOUND = "Leave it out: there is no sound in prompts."
 _ONE_ENGINE = "A model has one engine."
 _EXPERTS = "Leave it out: the choice of experts is not reported."
 
@@ -20,7 +20,7 @@ _GENERATION = (
     Field("watermarking", "refused", "Leave it out: there is none.", harmless=(False,)),
     Field("return_token_offsets", "refused", "Use return_token_ids.", harmless=(False,)),
     Field("return_mm_kwargs", "accepted", "There are none.", harmless=(True,)),
-    Field("media_io_kwargs", "refused", _TEXT_ONLY, harmless=({},)),
+    Field("media_io_kwargs", "refused", IMAGES_AS_GIVEN, harmless=({},)),
     Field("ec_transfer_params", "refused", "Leave it out.", harmless=({},)),
     Field("vllm_xargs", "refused", "Leave it out: it is for vLLM's extensions.", harmless=({},)),
     Field("repetition_detection", "refused", "Use repetition_penalty, or max_tokens."),
@@ -41,7 +41,7 @@ _GENERATION = (
     Field("custom_logit_processor", "refused", "Install it on the server, as a plugin."),
     Field("custom_params", "refused", "Leave it out.", harmless=({},)),
     Field("custom_labels", "accepted", "Metrics have no labels of clients.", harmless=({},)),
-    Field("images_config", "refused", _TEXT_ONLY, harmless=({},)),
+    Field("images_config", "refused", IMAGES_AS_GIVEN, harmless=({},)),
     Field("rid", "accepted", "Use request_id."),
     Field("extra_key", "refused", "Use cache_salt."),
     Field("ngram_corpus_id", "refused", "Leave it out: drafts come from the request's own tokens."),
@@ -74,9 +74,9 @@ CHAT = (
     Field("stream_reasoning", "accepted", "Reasoning is always streamed.", harmless=(True,)),
     Field("reasoning", "refused", "Use reasoning_effort.", harmless=({},)),
     Field("input_ids", "refused", "Send token ids to /v1/completions."),
-    Field("max_dynamic_patch", "refused", _TEXT_ONLY),
-    Field("min_dynamic_patch", "refused", _TEXT_ONLY),
-    Field("use_audio_in_video", "refused", _TEXT_ONLY, harmless=(False,)),
+    Field("max_dynamic_patch", "refused", IMAGES_AS_GIVEN),
+    Field("min_dynamic_patch", "refused", IMAGES_AS_GIVEN),
+    Field("use_audio_in_video", "refused", _NO_SOUND, harmless=(False,)),
     # OpenAI
     Field("moderation", "refused", "Leave it out: answers are not moderated."),
     Field(

@@ -46,6 +46,7 @@ def _limits(parameter: Parameter) -> str:
     return f"{parameter.limits[:1].upper()}{parameter.limits[1:]}." if parameter.limits else ""
 
 
+IMAGES_AS_GIVEN = "Leave it out: images are prepared as the model says."
 SESSION_ID = (
     "Counts the request in `GET /v1/usage?session_id=...`; without it, `prompt_cache_key` does, or "
     "the header `session-id`. Where a plugin keeps sessions, the blocks of its latest prompt and "
@@ -104,13 +105,13 @@ _REFUSED = (
     Field("length_penalty", "refused", "Leave it out: it is for beam search.", harmless=(1, 0)),
     Field("spaces_between_special_tokens", "refused", "Leave it out.", harmless=(True,)),
     Field("kv_transfer_params", "refused", "Leave it out.", harmless=({},)),
-    Field("mm_processor_kwargs", "refused", "Leave it out: input is text only.", harmless=({},)),
+    Field("mm_processor_kwargs", "refused", IMAGES_AS_GIVEN, harmless=({},)),
 )
 
 CHAT = (
     *honoured(
-        messages="Roles system, developer, user, assistant, tool; content is text, text parts "
-        "or null. "
+        messages="Roles system, developer, user, assistant, tool; content is text, parts "
+        "`text` and, for models that see them, `image_url`, or null. "
         "`reasoning` and `reasoning_content` are accepted in the history.",
     ),
     *_GENERATION,

@@ -65,7 +65,7 @@ RESPONSES = (
     Field("safety_identifier", "accepted", "The end user's name is not used."),
     Field("prompt_cache_retention", "accepted", _SHARED),
     Field("prompt_cache_options", "accepted", _SHARED, harmless=({},)),
-    Field("image", "accepted", "Input is text only.", harmless=({},)),
+    Field("image", "accepted", "Images are parts of the input.", harmless=({},)),
     Field("access_programs", "accepted", "There are none.", harmless=({},)),
     Field("prompt", "refused", "Prompts are not stored here: send their text."),
     Field("moderation", "refused", "There is no moderation model."),
