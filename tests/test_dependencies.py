@@ -38,8 +38,13 @@ SERVER = {"httptools", "litestar", "prometheus-client", "uvicorn", "uvloop"}
 TESTING = {"hypothesis", "pytest", "safetensors"}
 OTHERS = {"cli": CLI, "server": SERVER, "testing": TESTING | {"litestar"}}
 """What rooms may import beside the kernel's."""
-NOT_DECLARED = {"server": {"opentelemetry"}, "testing": {"gguf"}}
-"""Imported where it is installed: traces are an extra, GGUF a plugin that brings the library."""
+NOT_DECLARED = {
+    "server": {"opentelemetry"},
+    "testing": {"gguf", "PIL"},
+    **dict.fromkeys(("contracts", "images", "llm"), {"PIL"}),
+}
+"""Imported where it is installed: traces and Pillow are extras, GGUF a plugin that brings the
+library. Above the images' own room, Pillow is imported for types only."""
 NOT_IMPORTED = {"inferno-index", "uvloop"}
 """A plugin, found by its entry point; uvicorn's loop, which it takes where it is installed."""
 MODULES = {"pyzmq": "zmq", "markdown-it-py": "markdown_it"}
