@@ -85,6 +85,13 @@ class Server:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         return False
 
+    def running(self) -> int:
+        """How many requests it generates for."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        found = re.search(r"^inferno_num_requests_running\S* (\d+)", text, re.MULTILINE)
+        assert found, text
+        return int(found[1])
+
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
@@ -263,7 +270,7 @@ class Crowd:
         body = {
             "messages": [{"role": "user", "content": f"client {number}"}],
             "stream": True,
-            "max_tokens": 300,
+            "max_tokens": 500,
             "ignore_eos": True,
         }
         while not self.stop:
@@ -312,6 +319,8 @@ def test_a_rolling_restart_is_noticed_by_none_of_200_streams(
             time.sleep(0.1)
         for each in servers:
             counts.append(crowd.whole)
+            while each.running() < STREAMS // 4 and time.monotonic() < end + 120:
+                time.sleep(0.02)
             each.stop()
             each.start()
             each.wait()
