@@ -95,7 +95,7 @@ class MachineExecutorTests(Installed):
         self, item: Executor, tmp_path: Path
     ) -> None:
         code = (
-            "import os, pathlib, sys; token = os.environ['INFERNO_RANK_TOKEN'];"
+            "import pathlib, sys; from os import environ; token = environ['INFERNO_RANK_TOKEN'];"
             "command = pathlib.Path('/proc/self/cmdline');"
             "shown = command.exists() and token.encode() in command.read_bytes();"
             "pathlib.Path(sys.argv[1]).write_text('shown' if shown else token)"
