@@ -235,7 +235,7 @@ def test_without_a_sandbox_that_works_here_it_is_refused(tmp_path: Path) -> None
     assert "it is a Mac" in caught.value.remedy
     with pytest.raises(UnsupportedError, match="ranks need the network"):
         resolve("demo", evolve(options, tp=2), without_kernels(catalog))
-    [started] = catalog.of("inferno_executors")
+    started = next(o for o in catalog.of("inferno_executors") if o.item.name == "processes")
     far = evolve(started, item=evolve(started.item, inherits=False))
     with pytest.raises(UnsupportedError, match="out of its reach"):
         elsewhere = evolve(catalog, offers={**catalog.offers, "inferno_executors": (far,)})

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from inferno import host
-from inferno.contracts import COLLECTIVES
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     """Return what each rank has, what every one has whole and why, and what they exchange. `origin`
     is the distribution that starts them."""
+    from inferno.contracts import COLLECTIVES  # no command's --help imports the contracts
+
     if (ranks := plan.ranks) is None:
         return
     weights = plan.memory[0].nbytes / max(1, ranks.weight_bytes)

@@ -30,8 +30,9 @@ PLAN = "plan.json"
 """The file in the ranks' folder with their plan."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
-_PATIENCE = 0.5
-"""Seconds to wait for the last words of a rank, once its end is felt."""
+_PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 3.0
+"""Seconds to wait for the last words of a rank, once its end is felt; and of one that ended by
+itself, which says why, over a network perhaps later than its machine tells the end."""
 _RESTARTED = "It is restarted with the engine; in a program, load the model again."
 
 log = logging.getLogger("inferno.process")
@@ -208,10 +209,12 @@ class Group:
         Returns the error to raise: what a rank has said, if that is the reason, else this one."""
         if self._over is not None:
             return self._over
-        until = time.monotonic() + _PATIENCE
+        felt = time.monotonic()
         while error is None or not isinstance(error, KeyboardInterrupt):
             said = self._listen(0.05)
             heard_all = self._machines is None and self._endings and not said
+            exited = any(" code " in ending for ending in [*self._endings.values()])
+            until = felt + (_PATIENCE_FOR_AN_EXIT if exited else _PATIENCE)
             if self._failures() or time.monotonic() > until or heard_all:
                 break
         told = self._reason()
