@@ -46,6 +46,20 @@ class TestInterpreted(InterpretedTests):
         """Plain attention."""
         yield next(super().grid())
 
+    # Interpreted, each of these takes seconds; other backends show in make test what they ask.
+
+    @pytest.mark.slow
+    def test_8_bit_caches_lose_little(self, item: Any, catalog: Catalog) -> None:
+        super().test_8_bit_caches_lose_little(item, catalog)
+
+    @pytest.mark.slow
+    def test_inputs_of_a_trained_model_are_as_exact(self, item: Any, catalog: Catalog) -> None:
+        super().test_inputs_of_a_trained_model_are_as_exact(item, catalog)
+
+    @pytest.mark.slow
+    def test_slot_minus_1_of_length_0_changes_nothing(self, item: Any, catalog: Catalog) -> None:
+        super().test_slot_minus_1_of_length_0_changes_nothing(item, catalog)
+
 
 @pytest.mark.slow
 class TestFeatures(InterpretedTests):
