@@ -45,6 +45,7 @@ PLAN: Any = SimpleNamespace(
     max_num_seqs=4096,
     max_model_len=100_000,
     nbytes=0,
+    images=None,
     memory=(),
     sessions=None,
     device=SimpleNamespace(torch_name="cpu"),
