@@ -242,14 +242,21 @@ class CausalLM(nn.Module):
     (`contracts.Model`)."""
 
     def __init__(
-        self, model: nn.Module, *, tied: bool, bias: bool = False, soft_cap: float | None = None
+        self,
+        model: nn.Module,
+        *,
+        tied: bool,
+        bias: bool = False,
+        soft_cap: float | None = None,
+        names: tuple[str, str] = ("model", "embed_tokens"),
     ) -> None:
-        """`model` has its embedding under `embed_tokens`. With a `soft_cap`, logits become cap ·
-        tanh(logit / cap)."""
+        """With a `soft_cap`, logits become cap · tanh(logit / cap). `names` are those of the
+        decoder and, in it, of its embedding in checkpoints."""
         super().__init__()
-        self.model = model
+        self.name, embedding_name = names
+        self.add_module(self.name, model)
         self.soft_cap = soft_cap
-        embedding = model.embed_tokens
+        embedding = getattr(model, embedding_name)
         assert isinstance(embedding, Embedding), "a decoder has an Embedding"
         vocab_size, hidden_size = embedding.weight.shape
         self.lm_head = TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
@@ -260,7 +267,7 @@ class CausalLM(nn.Module):
             self.lm_head.keep_tokens(shard)
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD: Tensor = self.model(batch)
+        x_TD: Tensor = getattr(self, self.name)(batch)
         return x_TD
 
     def logits(self, x_SD: Tensor) -> Tensor:

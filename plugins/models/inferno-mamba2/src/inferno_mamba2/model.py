@@ -1,14 +1,14 @@
 """Mamba-2: layers that keep a state of fixed size, and no attention.
 
 https://arxiv.org/abs/2405.21060; reference: transformers/models/mamba2. Suffixes: T packed tokens,
-D hidden, S sampled rows, V vocabulary.
+D hidden.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inferno.nn import Embedding, LMHead, Mamba2Mixer, RMSNorm, TiedLMHead
+from inferno.nn import CausalLM, Embedding, Mamba2Mixer, RMSNorm
 from inferno.nn.batch import Batch
 from inferno_mamba2.config import Mamba2Config
 
@@ -58,20 +58,7 @@ class Backbone(nn.Module):
         return y_TD
 
 
-class Mamba2ForCausalLM(nn.Module):
+class Mamba2ForCausalLM(CausalLM):
     def __init__(self, config: Mamba2Config) -> None:
-        super().__init__()
-        self.backbone = Backbone(config)
-        self.lm_head = (
-            TiedLMHead(self.backbone.embeddings)
-            if config.tie_word_embeddings
-            else LMHead(config.hidden_size, config.vocab_size)
-        )
-
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD: Tensor = self.backbone(batch)
-        return x_TD
-
-    def logits(self, x_SD: Tensor) -> Tensor:
-        y_SV: Tensor = self.lm_head(x_SD)
-        return y_SV
+        tied, names = config.tie_word_embeddings, ("backbone", "embeddings")
+        super().__init__(Backbone(config), tied=tied, names=names)

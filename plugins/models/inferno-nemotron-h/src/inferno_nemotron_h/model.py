@@ -2,7 +2,7 @@
 Nemotron 3 Nano, a mixture of experts. MLPs are squared ReLUs without a gate.
 
 https://arxiv.org/abs/2504.03624; reference: transformers/models/nemotron_h. Suffixes: T packed
-tokens, D hidden, L latent, I inner width, S sampled rows, V vocabulary.
+tokens, D hidden, L latent, I inner width.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 
 from inferno.configs import FULL
 from inferno.nn import (
+    CausalLM,
     Embedding,
     Experts,
     Linear,
-    LMHead,
     Mamba2Mixer,
     NoRope,
     RMSNorm,
     Router,
     Routing,
     SelfAttention,
-    TiedLMHead,
 )
 from inferno.nn.batch import Batch
 from inferno_nemotron_h.config import MAMBA, MOE, NemotronHConfig
@@ -138,20 +137,7 @@ class Backbone(nn.Module):
         return y_TD
 
 
-class NemotronHForCausalLM(nn.Module):
+class NemotronHForCausalLM(CausalLM):
     def __init__(self, config: NemotronHConfig) -> None:
-        super().__init__()
-        self.backbone = Backbone(config)
-        self.lm_head = (
-            TiedLMHead(self.backbone.embeddings)
-            if config.tie_word_embeddings
-            else LMHead(config.hidden_size, config.vocab_size)
-        )
-
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD: Tensor = self.backbone(batch)
-        return x_TD
-
-    def logits(self, x_SD: Tensor) -> Tensor:
-        y_SV: Tensor = self.lm_head(x_SD)
-        return y_SV
+        tied, names = config.tie_word_embeddings, ("backbone", "embeddings")
+        super().__init__(Backbone(config), tied=tied, names=names)
