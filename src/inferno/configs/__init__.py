@@ -12,7 +12,13 @@ from inferno.configs.decoder import (
     numbered_layers,
     typed_layers,
 )
-from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
+from inferno.configs.mamba import (
+    NO_LIMITS,
+    MambaConfig,
+    check_mamba2_heads,
+    mamba2_state,
+    time_step_limit,
+)
 from inferno.configs.patterns import PatternError, begins_with
 from inferno.configs.reader import (
     check_experts,
@@ -27,6 +33,7 @@ __all__ = [
     "DecoderConfig",
     "FULL",
     "MTPConfig",
+    "MambaConfig",
     "NO_LIMITS",
     "PatternError",
     "RopeConfig",

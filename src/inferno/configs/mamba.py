@@ -1,11 +1,16 @@
-"""What the configs of models with Mamba-2 layers share: the state and the limits of dt. Imports no
-torch."""
+"""What the configs of models with Mamba-2 layers share: fields, the state and the limits of dt.
+Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
+import attrs
+from attrs import frozen
+
+from inferno.configs.decoder import DecoderConfig
+from inferno.configs.reader import check_positive
 from inferno.contracts import CacheTensor, StateSpec
 from inferno.contracts.states import COMPUTE
 from inferno.errors import CheckpointError
@@ -57,3 +62,47 @@ def time_step_limit(config: Mapping[str, Any]) -> Limits:
             "It must be two numbers, the smaller first.",
         )
     return least, most
+
+
+@frozen(kw_only=True, slots=False)  # so that a config may have another base beside it
+class MambaConfig(DecoderConfig):
+    """A decoder with Mamba-2 layers, whose fields have the names that Bamba gave them."""
+
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int = 0
+    """Left out, or "auto": `mamba_inner` / mamba_n_heads."""
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    dt_limit: Limits = NO_LIMITS
+    """`time_step_limit`."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        head = config.get("mamba_d_head")
+        read = super().from_json({**config, "mamba_d_head": None if head == "auto" else head})
+        sizes = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
+        check_positive(**{name: getattr(read, name) for name in sizes})
+        inner, heads = read.mamba_inner, read.mamba_n_heads
+        width, groups = read.mamba_d_head or inner // heads, ("mamba_n_groups", read.mamba_n_groups)
+        check_mamba2_heads("mamba_n_heads", heads, width, inner, groups)
+        return attrs.evolve(read, mamba_d_head=width, dt_limit=time_step_limit(config))
+
+    @property
+    def mamba_inner(self) -> int:
+        """Inner width of a layer."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
+    def state_spec(self) -> StateSpec:
+        """What a Mamba layer keeps."""
+        return mamba2_state(
+            heads=self.mamba_n_heads,
+            width=self.mamba_d_head,
+            state_size=self.mamba_d_state,
+            groups=self.mamba_n_groups,
+            taps=self.mamba_d_conv,
+        )

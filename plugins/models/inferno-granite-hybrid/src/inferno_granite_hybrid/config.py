@@ -11,14 +11,11 @@ from attrs.validators import gt
 
 from inferno.configs import (
     FULL,
-    NO_LIMITS,
     DecoderConfig,
+    MambaConfig,
     check_experts,
     check_known,
-    check_mamba2_heads,
     check_positive,
-    mamba2_state,
-    time_step_limit,
 )
 from inferno.contracts import AttentionSpec, StateSpec
 from inferno.errors import CheckpointError
@@ -59,7 +56,7 @@ class GraniteConfig(DecoderConfig):
 
 
 @frozen(kw_only=True)
-class GraniteHybridConfig(GraniteConfig):
+class GraniteHybridConfig(MambaConfig, GraniteConfig):
     """Granite 4. Its `intermediate_size` is that of one expert."""
 
     position_embedding_type: str | None = None
@@ -69,42 +66,14 @@ class GraniteHybridConfig(GraniteConfig):
     """0: none beside the shared MLP."""
     num_experts_per_tok: int = 2
     shared_intermediate_size: int = 1024
-    mamba_n_heads: int = 128
-    mamba_n_groups: int = 1
-    mamba_d_state: int = 256
-    mamba_d_head: int = 0
-    """Left out, or "auto": mamba_expand · hidden_size / mamba_n_heads."""
-    mamba_d_conv: int = 4
-    mamba_expand: int = 2
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
-    dt_limit: tuple[float, float] = NO_LIMITS
-    """`time_step_limit`."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         types = config.get("layer_types") or config.get("layers_block_type") or ()
-        head = config.get("mamba_d_head")
-        read = super().from_json(
-            {**config, "layer_types": None, "mamba_d_head": 0 if head == "auto" else head}
-        )
-        sizes = (
-            "mamba_n_heads",
-            "mamba_n_groups",
-            "mamba_d_state",
-            "mamba_d_conv",
-            "mamba_expand",
-            "shared_intermediate_size",
-        )
-        check_positive(**{name: getattr(read, name) for name in sizes})
+        read = super().from_json({**config, "layer_types": None})
+        check_positive(shared_intermediate_size=read.shared_intermediate_size)
         if read.num_local_experts:
             check_experts(read.num_local_experts, read.num_experts_per_tok)
-        inner, groups = (
-            read.mamba_expand * read.hidden_size,
-            ("mamba_n_groups", read.mamba_n_groups),
-        )
-        head_dim = read.mamba_d_head or inner // read.mamba_n_heads
-        check_mamba2_heads("mamba_n_heads", read.mamba_n_heads, head_dim, inner, groups)
         known = tuple(_KINDS.get(kind, "") for kind in types) or (LINEAR,) * read.num_hidden_layers
         if len(known) != read.num_hidden_layers or "" in known:
             raise CheckpointError(
@@ -112,23 +81,11 @@ class GraniteHybridConfig(GraniteConfig):
                 f"{', '.join(sorted(map(str, set(types))))}",
                 f"It must have {read.num_hidden_layers}, each {' or '.join(_KINDS)}.",
             )
-        limits = time_step_limit(config)
-        return attrs.evolve(read, layer_types=known, mamba_d_head=head_dim, dt_limit=limits)
+        return attrs.evolve(read, layer_types=known)
 
     @property
     def num_experts(self) -> int:
         return self.num_local_experts
-
-    @property
-    def state_spec(self) -> StateSpec:
-        """What a Mamba layer keeps."""
-        return mamba2_state(
-            heads=self.mamba_n_heads,
-            width=self.mamba_d_head,
-            state_size=self.mamba_d_state,
-            groups=self.mamba_n_groups,
-            taps=self.mamba_d_conv,
-        )
 
     def cache_specs(self) -> list[AttentionSpec | StateSpec]:
         return [
