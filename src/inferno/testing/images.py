@@ -6,7 +6,6 @@ Suffixes: P patches, W numbers of a patch.
 from __future__ import annotations
 
 import io
-import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import torch
-from torch import nn
 
 from inferno.core.engine import Engine
 from inferno.images.decoding import decoded
@@ -26,7 +24,8 @@ from inferno.llm.images import SeeingTokens, images_of
 from inferno.plan import Opened, Options, open_model
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.tiny import installed, randomize, torch_only
+from inferno.testing.reference import transformers_model
+from inferno.testing.tiny import installed, torch_only
 from inferno.testing.trained_weights import like_trained
 
 LENGTH = 12
@@ -84,19 +83,9 @@ class ImageTests:
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> Any:
-        import transformers
-
-        auto: Any = transformers
-        fields = {k: v for k, v in cls.config.items() if k not in ("model_type", "architectures")}
-        read = auto.AutoConfig.for_model(cls.config["model_type"], **json.loads(json.dumps(fields)))
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
-            model: nn.Module = auto.AutoModelForImageTextToText.from_config(
-                read, dtype=torch.float32
-            )
-        randomize(model)
+        model = transformers_model(cls.config, "AutoModelForImageTextToText")
         like_trained(model)
-        return model.eval()
+        return model
 
     @pytest.fixture(scope="class")
     @classmethod

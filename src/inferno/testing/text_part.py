@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,8 @@ import torch
 from torch import nn
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.testing.tiny import generate, load_toy, ragged_prompts, randomize
+from inferno.testing.reference import transformers_model
+from inferno.testing.tiny import generate, load_toy, ragged_prompts
 from inferno.testing.trained_weights import like_trained
 
 TINY_TEXT: Mapping[str, Any] = {
@@ -63,23 +63,15 @@ class TextPartTests:
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> nn.Module:
-        import transformers
-
-        auto: Any = transformers
-        fields = {k: v for k, v in cls.config.items() if k not in ("model_type", "architectures")}
-        for name in ("vision_config", "audio_config"):
-            if name in fields:
-                fields[name] = {**_VISION, **fields[name]}
-        read = auto.AutoConfig.for_model(cls.config["model_type"], **json.loads(json.dumps(fields)))
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
-            model: nn.Module = auto.AutoModelForImageTextToText.from_config(
-                read, dtype=torch.float32
-            )
-        randomize(model)
+        encoders = {
+            name: {**_VISION, **cls.config[name]}
+            for name in ("vision_config", "audio_config")
+            if name in cls.config
+        }
+        model = transformers_model({**cls.config, **encoders}, "AutoModelForImageTextToText")
         if cls.plain_embedding:
             like_trained(model)
-        return model.eval()
+        return model
 
     @pytest.fixture(scope="class")
     @classmethod
