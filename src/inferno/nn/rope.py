@@ -142,34 +142,30 @@ class QueryScalingRope(Rope):
         max_position_embeddings: int,
         beta: float,
         length: int,
-        interleaved: bool = False,
     ) -> None:
-        self._scales_N1: Tensor | None = None
-        positions = max_position_embeddings
-        super().__init__(
-            head_dim, scaling, max_position_embeddings=positions, interleaved=interleaved
-        )
+        super().__init__(head_dim, scaling, max_position_embeddings=max_position_embeddings)
         self.beta, self.length = beta, length
 
     def serve(self, max_model_len: int) -> None:
-        self._scales_N1 = None
         super().serve(max_model_len)
+        self._scales_N1: Tensor | None = None
+        """The factors, filled with the other tables; None where all are 1."""
 
     def forward(self, batch: Batch) -> Rotation:
         rotation = super().forward(batch)
-        if self._longest <= self.length:  # all are 1
+        if self._scales_N1 is None:
             return rotation
-        assert self._scales_N1 is not None, "filled with the other tables"
         scale_T1 = self.ops.gather(self._scales_N1, batch.positions_T)
         return evolve(rotation, query_scale_T11=scale_T1[:, None])
 
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
         tables = super()._fill(last)
-        if self._scales_N1 is None:
-            self._scales_N1 = self.inv_freq_E.new_empty(len(tables[0]), 1)
-        positions_N = torch.arange(self._filled, device=self.inv_freq_E.device)
-        steps_N = torch.floor(positions_N / self.length)
-        self._scales_N1[: self._filled, 0] = 1 + self.beta * torch.log1p(steps_N)
+        if self._longest > self.length:
+            if self._scales_N1 is None:
+                self._scales_N1 = self.inv_freq_E.new_empty(len(tables[0]), 1)
+            positions_N = torch.arange(self._filled, device=self.inv_freq_E.device)
+            steps_N = torch.floor(positions_N / self.length)
+            self._scales_N1[: self._filled, 0] = 1 + self.beta * torch.log1p(steps_N)
         return tables
 
 
