@@ -29,7 +29,7 @@ from inferno.testing import (
     torch_only,
     write_gguf,
 )
-from inferno_deepseek.config import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
+from inferno_deepseek.config import DeepseekV2Config, DeepseekV3Config
 from inferno_deepseek.gguf import DEEPSEEK
 from inferno_deepseek.model import DeepseekV3ForCausalLM
 
@@ -127,36 +127,6 @@ class TestV3(ArchitectureTests):
     config = V3
     gguf_fields = gguf_fields(1.0)
     gguf_unsaid = frozenset({"num_nextn_predict_layers"})
-
-
-class TestGlm47Flash(ArchitectureTests):
-    """GLM-4.7-Flash: V3 without groups and without a stretch of the rotary embedding."""
-
-    rerouted = True
-    config = {
-        **{name: V3[name] for name in V3 if name not in ("moe_layer_freq", "scoring_func")},
-        "architectures": ["Glm4MoeLiteForCausalLM"],
-        "model_type": "glm4_moe_lite",
-        "n_group": 1,
-        "num_nextn_predict_layers": 0,
-        "rope_scaling": None,
-        "rope_theta": 1_000_000.0,
-        "routed_scaling_factor": 1.8,
-        "topk_group": 1,
-    }
-
-
-def test_the_dense_layers_of_glm_47_flash_are_counted_or_typed() -> None:
-    config = TestGlm47Flash.config
-    read = Glm4MoeLiteConfig.from_json(config)
-    assert read.first_k_dense_replace == 1
-    without = {name: value for name, value in config.items() if name != "first_k_dense_replace"}
-    assert Glm4MoeLiteConfig.from_json(without) == read
-    typed = {**without, "mlp_layer_types": ["dense", "sparse"]}
-    assert Glm4MoeLiteConfig.from_json(typed) == read
-    for types in (["sparse", "dense"], ["dense"], "dense", ["moe", "moe"]):
-        with pytest.raises(CheckpointError, match="mlp_layer_types"):
-            Glm4MoeLiteConfig.from_json({**without, "mlp_layer_types": types})
 
 
 class TestKimiK2(ArchitectureTests):
