@@ -47,7 +47,7 @@ class Asking:
         return taken, answer.raise_for_status().json()["usage"]
 
     def text_of(self, tokens: int, question: str) -> str:
-        """Return a text with which a prompt has so many tokens, or a few less."""
+        """Return a text with which a prompt has so many tokens, or slightly fewer."""
         words = [f"{i % 1000:03d} " for i in range(2 * tokens)]
         fewest, most = 1, len(words)
         while fewest < most - 1:

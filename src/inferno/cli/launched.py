@@ -108,7 +108,7 @@ def first_node(nodes: str) -> str:
     """Return the first of Slurm's nodes: of `gpu[03-05,9],login`, gpu03."""
     found = re.match(r"([^,\[\]]+)(?:\[(\w+))?([^,\[\]]*)", nodes.strip())
     if found is None:
-        raise OptionError(f"{nodes!r} is no list of nodes", "Set MASTER_ADDR.")
+        raise OptionError(f"{nodes!r} is not a list of nodes", "Set MASTER_ADDR.")
     first, number = found[1], found[2] or ""
     rest = nodes.partition("]")[2] if number else ""
     return first + number + re.split(r"[,\[]", rest)[0]

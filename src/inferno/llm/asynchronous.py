@@ -349,7 +349,7 @@ class AsyncLLM(Controls):
                 raise refused_grammar(spec, error) from error
 
     async def see(self, data: bytes, param: str = "image") -> Picture:
-        """Decode and prepare an image's file, in a process of its own within limits of time and
+        """Decode and prepare an image's file, in a separate process within limits of time and
         memory: it may stand for the image in a conversation. Raises RequestError for one that
         cannot be used."""
         if self._preprocessor.images is None:

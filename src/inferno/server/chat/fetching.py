@@ -87,7 +87,7 @@ def _checked(url: str, limits: ImageLimits, param: str) -> SplitResult:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise refused(f"{param} is no valid URL", param, _REMEDY) from error
+        raise refused(f"{param} is not a valid URL", param, _REMEDY) from error
     if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None:
         shown = parts.scheme[:20] or "no scheme"
         raise refused(f"{param} has {shown}, or no host alone", param, "Give an https:// address.")

@@ -167,7 +167,7 @@ def _seeing(content: Any, images: Any, param: str = "") -> Any:
         return content
     where = f"{param}.images".lstrip(".")
     if not isinstance(images, list) or not isinstance(content, str):
-        raise RequestError(f"{where} is no list", "Give images in base64.", param=where)
+        raise RequestError(f"{where} is not a list", "Give images in base64.", param=where)
     parts = [base64_image(image, f"{where}[{i}]") for i, image in enumerate(images)]
     return [*parts, {"type": "text", "text": content}]
 

@@ -59,7 +59,7 @@ class Lfm2Config(DecoderConfig):
     @classmethod
     def inner_width(cls, config: Mapping[str, Any]) -> object:
         """The MLP's: two thirds of what configs say, times a factor, rounded up to a multiple,
-        unless they say that it is to be taken as it is. What is no number is left to the reader."""
+        unless `block_auto_adjust_ff_dim` is false. The reader refuses what is not a number."""
         size = config.get("block_ff_dim", config.get("intermediate_size"))
         factor = config.get("block_ffn_dim_multiplier", 1.0)
         multiple = config.get("block_multiple_of", 256)

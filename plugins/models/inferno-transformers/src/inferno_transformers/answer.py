@@ -17,7 +17,7 @@ PATIENCE = 20.0
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what modelling code prints is no answer
+    os.dup2(2, 1)  # modelling code may print
     while select.select([0], [], [], PATIENCE)[0] and (line := sys.stdin.readline()):
         function, question = json.loads(line)
         try:

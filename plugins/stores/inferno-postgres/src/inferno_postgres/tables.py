@@ -74,7 +74,7 @@ class PostgresTables:
             parameters = conninfo_to_dict(address or "")
         except psycopg.Error:  # its text has the address, and so may have a password
             raise OptionError(
-                "the address of --store is no connection string",
+                "the address of --store is not a connection string",
                 "Write it as postgresql://USER@HOST:5432/DATABASE; %XX for special characters.",
             ) from None
         return cls(parameters, schemas)
