@@ -110,7 +110,7 @@ def test_redirects_among_allowed_hosts_are_followed(web: list[tuple[str, str]]) 
         ("http:///image", "no host alone"),
         ("ftp://images.example/image", "ftp"),
         ("http://images.example/a\r\nHost: x", "control characters"),
-        ("http://[::1/", "no valid URL"),
+        ("http://[::1/", "not a valid URL"),
         ("http://inside.example.org/image", "inside of a network"),
         ("http://images.example/to=http:||inside.example.org|image", "inside of a network"),
         ("http://images.example/to=http:||other.example|image", "not fetched from other.example"),
