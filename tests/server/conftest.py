@@ -3,14 +3,17 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import uvicorn
+from litestar._signature import SignatureModel
 from litestar.testing import TestClient
 from litestar.utils.signature import ParsedSignature
 from tests.server.server_fakes import FakeLLM
@@ -78,11 +81,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.fixture
-def live() -> Iterator[Callable[..., Live]]:
+def distributions() -> Sequence[str]:
+    """Those whose endpoints a server has. Half of all handlers are those of plugins, which test
+    their own."""
+    return ("inferno",)
+
+
+@pytest.fixture
+def live(distributions: Sequence[str]) -> Iterator[Callable[..., Live]]:
     with contextlib.ExitStack() as stack:
 
         def start(llm: FakeLLM | None = None, **options: Any) -> Live:
-            server = Live(llm or FakeLLM(), **options)
+            server = Live(llm or FakeLLM(), **{"only": distributions, **options})
             stack.callback(server.stop)
             return server
 
@@ -91,9 +101,12 @@ def live() -> Iterator[Callable[..., Live]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def handlers_are_read_once() -> Iterator[None]:
-    """Every test makes an app, and each app reads the types of the same functions again."""
+    """Every test makes an app, and each app reads the types of the same functions again. Likewise
+    every client the certificates of the machine."""
     read = ParsedSignature.from_fn.__func__  # type: ignore[attr-defined]
     known: dict[Any, ParsedSignature] = {}
+    make = SignatureModel.create.__func__  # type: ignore[attr-defined]
+    models: dict[Any, tuple[ParsedSignature, type[SignatureModel]]] = {}
 
     def from_fn(cls: type[ParsedSignature], fn: Any, namespace: dict[str, Any]) -> ParsedSignature:
         if fn.__defaults__ or fn.__kwdefaults__:  # perhaps of one app, as the function may be
@@ -101,17 +114,29 @@ def handlers_are_read_once() -> Iterator[None]:
         key = (fn.__code__, *fn.__annotations__.items(), *sorted(namespace))
         return known.get(key) or known.setdefault(key, read(cls, fn, namespace))
 
+    def create(cls: type[SignatureModel], /, **given: Any) -> type[SignatureModel]:
+        if given["fn"] is None or given["data_dto"] is not None or given["type_decoders"]:
+            return make(cls, **given)  # type: ignore[no-any-return]
+        signature = given["parsed_signature"]
+        key = (id(signature), *sorted(given["dependency_name_set"]))
+        if key not in models:
+            models[key] = signature, make(cls, **given)  # kept: no other gets its id
+        return models[key][1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ParsedSignature, "from_fn", classmethod(from_fn))
+        patch.setattr(SignatureModel, "create", classmethod(create))
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 
 
 @pytest.fixture
-def client() -> Iterator[Callable[..., TestClient[Any]]]:
+def client(distributions: Sequence[str]) -> Iterator[Callable[..., TestClient[Any]]]:
     """An in-process client for answers that come whole."""
     with contextlib.ExitStack() as stack:
 
         def start(llm: FakeLLM | None = None, **options: Any) -> TestClient[Any]:
+            options = {"only": distributions, **options}
             app = create_app(llm or FakeLLM(), ServerOptions(**options))  # type: ignore[arg-type]
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 

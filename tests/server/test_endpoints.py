@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,12 @@ from inferno.errors import PluginError
 from inferno.hookspecs import ENDPOINTS
 
 __all__ = ["site"]
+
+
+@pytest.fixture
+def distributions() -> Sequence[str]:
+    return ()
+
 
 MODULE = """
 from litestar import get, post
