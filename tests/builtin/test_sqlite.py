@@ -150,6 +150,11 @@ TOYS: dict[type[SqliteTables], str] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferno.builtin.sqlite.PATIENCE", 0.1)
+
+
 @pytest.mark.parametrize("kind", TOYS, ids=lambda kind: kind.__name__)
 def test_a_store_that_breaks_a_promise_fails_the_kit(
     kind: type[SqliteTables], tmp_path: Path

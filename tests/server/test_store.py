@@ -227,7 +227,10 @@ def test_deleted_content_is_gone_from_the_disk(database: Any, tmp_path: Path) ->
     assert b"secret-" not in on_disk()
 
 
-def test_a_second_server_is_refused(database: Any, tmp_path: Path) -> None:
+def test_a_second_server_is_refused(
+    database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferno.builtin.sqlite.PATIENCE", 0.1)
     database(tmp_path / "store.db").save("me", stored("r"))
     with pytest.raises(OptionError, match="another process uses"):
         Store(tmp_path / "store.db")

@@ -16,6 +16,8 @@ from inferno.errors import OptionError, StoreError
 
 T = TypeVar("T")
 
+PATIENCE = 1.0
+"""How long a file that another process has open is waited for, in seconds."""
 _APPLICATION = 0x696E6672
 """Marks the file as ours (`PRAGMA application_id`): "infr"."""
 # One process writes it: the sizes are counted in memory. Deleted content is overwritten.
@@ -149,7 +151,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
             _check_private(path, os.fstat(descriptor))
         finally:
             os.close(descriptor)
-    return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
+    return sqlite3.connect(path or ":memory:", timeout=PATIENCE, check_same_thread=False)
 
 
 def _check_private(path: Path, found: os.stat_result) -> None:

@@ -230,14 +230,14 @@ class StoreTests(Installed):
         if not self.keeps_files:
             pytest.skip("it keeps no files")
         filled = Filled(item.build(self.need_of(tmp_path, folder_limit=1000)))
-        keys = [bytes([i]) * 16 for i in range(24)]
-        for key in keys + keys[:12]:
+        keys = [bytes([i]) * 16 for i in range(12)]
+        for key in keys + keys[:6]:
             filled.save(key, 1, 2)
             filled.settle()
         assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 1000
         assert filled.index.usage.folder_bytes <= 1000
         kept = [key for key in keys if filled.index.groups_of(key)]
-        assert keys[11] in kept and len(kept) < len(keys)
+        assert keys[5] in kept and len(kept) < len(keys)
         filled.mover.close()
 
     def test_files_keep_to_their_limit_at_the_end(self, item: BlockStore, tmp_path: Path) -> None:

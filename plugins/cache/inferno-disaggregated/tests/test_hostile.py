@@ -235,8 +235,9 @@ def test_the_decoding_end_takes_no_parts(name: str, url: str, false: FalsePrefil
 
 
 def test_noise_from_the_prefilling_end_is_no_end_of_the_other(
-    url: str, false: FalsePrefiller
+    url: str, false: FalsePrefiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("inferno_disaggregated.client._AGAIN", 0.2)
     client = Client(parse(url), url, b"token", LAYOUT, SIZES)
     draw = random.Random(2)
     for _ in range(3):

@@ -147,7 +147,10 @@ def test_a_size_that_nothing_has_says_what_to_install(tmp_path: Path) -> None:
     assert "`pip install inferno-qwen3`" in result.reason
 
 
-def test_an_attempt_that_takes_too_long_is_interrupted_and_not_repeated(tmp_path: Path) -> None:
+def test_an_attempt_that_takes_too_long_is_interrupted_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferno_gpu_report.job._LEAST_ATTEMPT", 1.0)
     result = SectionResult("x", "X")
     job = job_in(tmp_path, result, seconds=1.0)
 
@@ -159,7 +162,7 @@ def test_an_attempt_that_takes_too_long_is_interrupted_and_not_repeated(tmp_path
     job.attempt("first", forever, "slow")
     job.attempt("second", forever, "slow")
     assert time.monotonic() - begin < 20
-    assert result.notes == ["first: interrupted after 4 s"]
+    assert result.notes == ["first: interrupted after 1 s"]
 
 
 def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path: Path) -> None:

@@ -231,6 +231,9 @@ def test_a_path_that_leads_out_of_the_model_is_refused_before_anything_is_writte
 def test_a_download_that_is_cut_short_goes_on_and_is_no_model_until_then(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        "modelscope_hub._download_control._DownloadControl.sleep", lambda control, seconds: None
+    )
     hub.damaged = {"model-00002-of-00002.safetensors"}
     with pytest.raises(InfernoError, match="failed") as caught:
         fetch()
