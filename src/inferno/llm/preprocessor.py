@@ -138,7 +138,7 @@ class Preprocessor:
             prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
-            ids = tuple(self._tokenizer("prompt").encode(prompt))
+            ids = tuple(self.needed_tokenizer("prompt").encode(prompt))
         else:
             ids = integers(prompt)
             self.check_ids("prompt", ids)
@@ -147,7 +147,7 @@ class Preprocessor:
     def check_characters(self, count: int, param: str, least: int = 0) -> None:
         """Raise RequestError for a string of so many characters that it exceeds the context
         whatever they are: encoding takes a second per million. `least` are always allowed."""
-        tokenizer = self._tokenizer(param)
+        tokenizer = self.needed_tokenizer(param)
         if count <= max(self.max_model_len, least):
             return
         longest = tokenizer.longest_token  # looks at the whole vocabulary
@@ -233,7 +233,7 @@ class Preprocessor:
         messages, pictures = read_all(messages, self.images, "this model")
         text = self.render_chat(messages, **template_kwargs)
         self.check_characters(len(text), "messages")
-        ids = self._tokenizer("messages").encode(text, add_special_tokens=False)
+        ids = self.needed_tokenizer("messages").encode(text, add_special_tokens=False)
         return self._checked_length(seeing(ids, pictures, self.images))
 
     def prepare(
@@ -288,7 +288,8 @@ class Preprocessor:
         text = prompt if isinstance(prompt, str) else None
         return ParentRequest(request_id, text, builders, self.tokenizer)
 
-    def _tokenizer(self, param: str) -> Tokenizer:
+    def needed_tokenizer(self, param: str) -> Tokenizer:
+        """Return the tokenizer. Raises RequestError if the model has none."""
         if self.tokenizer is None:
             remedy = "Send token ids instead of a string."
             raise RequestError("this model has no tokenizer", remedy, param=param)
@@ -362,7 +363,7 @@ class Preprocessor:
         vLLM."""
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
-            encode = self._tokenizer("bad_words").encode
+            encode = self.needed_tokenizer("bad_words").encode
             plain = tuple(encode(word.lstrip(), add_special_tokens=False))
             spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
             # A space of its own, as of a tokenizer without one in its tokens, bans nothing more.

@@ -10,13 +10,12 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
+from inferno.llm.pairs import MAX_PAIRS, PairScoring
 from inferno.server.hosting.models import Models
 from inferno.server.http.parsing import Parsed, post_body
-from inferno.server.pooling.pairs import PairScores, PairsShape, prepare_pairs
+from inferno.server.pooling.pairs import PairsShape, prepare_pairs
 from inferno.server.pooling.schema import RerankRequest
 from inferno.server.pooling.shape import blaming
-
-MAX_DOCUMENTS = 1024
 
 
 @post_body(RerankRequest, "/v1/rerank", "/rerank", "/v2/rerank")
@@ -30,7 +29,7 @@ async def rerank(
     model = await models.find(body.model)
     _check(body)
     texts = [_text(i, document) for i, document in enumerate(body.documents)]
-    ready, pairs = await prepare_pairs(
+    ready, scoring = await prepare_pairs(
         data,
         model,
         [(body.query, text) for text in texts],
@@ -38,7 +37,7 @@ async def rerank(
         max_tokens_per_doc=body.max_tokens_per_doc,
         asymmetric=True,
     )
-    shape = RerankShape(pairs, body, texts)
+    shape = RerankShape(scoring, body, texts)
     with blaming("documents"):
         return await model.pipeline.respond(ready, shape, request.receive)
 
@@ -46,10 +45,10 @@ async def rerank(
 def _check(body: RerankRequest) -> None:
     if not body.query:
         raise RequestError("query is empty", "Send a string.", param="query")
-    if not 0 < len(body.documents) <= MAX_DOCUMENTS:
+    if not 0 < len(body.documents) <= MAX_PAIRS:
         raise RequestError(
             f"there are {len(body.documents)} documents",
-            f"Send 1 to {MAX_DOCUMENTS}.",
+            f"Send 1 to {MAX_PAIRS}.",
             param="documents",
         )
     for name in ("top_n", "max_tokens_per_doc"):
@@ -71,12 +70,12 @@ def _text(i: int, document: str | dict[str, Any]) -> str:
 class RerankShape(PairsShape):
     """The answer of Jina's API, which Cohere's clients read too."""
 
-    def __init__(self, pairs: PairScores, body: RerankRequest, texts: Sequence[str]) -> None:
-        super().__init__(pairs)
+    def __init__(self, scoring: PairScoring, body: RerankRequest, texts: Sequence[str]) -> None:
+        super().__init__(scoring)
         self._body, self._texts = body, texts
 
     def body(self) -> dict[str, Any]:
-        scores = self.pairs.scores()
+        scores = self.scores()
         best = sorted(range(len(scores)), key=lambda i: -scores[i])[: self._body.top_n]
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
         if self._body.return_documents is not False:
