@@ -41,7 +41,7 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(tryfirst=True)  # before the cases are chosen by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     _mark_alike(items)
-    for item in items:
+    for item in items if _SKIPPED else ():
         if not item.path.is_relative_to(HERE):
             continue
         name = str(item.path.relative_to(HERE)) + item.nodeid[item.nodeid.index("::") :]
@@ -69,7 +69,7 @@ class Memory:
     modules = 0
 
     def pytest_collection_finish(self) -> None:
-        self._freeze()
+        gc.freeze()
         gc.enable()
 
     @pytest.hookimpl(trylast=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -61,51 +61,59 @@ def ticking(server: Live) -> Iterator[Ticking]:
     stream.stop()
 
 
-HOSTILE: dict[str, tuple[str, bytes]] = {
-    "10 MB to tokenize": ("/tokenize", b'{"prompt": "%b"}' % (b"word " * 2_000_000)),
-    "10 MB to count": ("/tokenize", b'{"content": "%b"}' % (b"word " * 2_000_000)),
-    "a prompt of 10 MB": (COMPLETIONS, b'{"prompt": "%b"}' % (b"word " * 2_000_000)),
+HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "10 MB to tokenize": ("/tokenize", lambda: b'{"prompt": "%b"}' % (b"word " * 2_000_000)),
+    "10 MB to count": ("/tokenize", lambda: b'{"content": "%b"}' % (b"word " * 2_000_000)),
+    "a prompt of 10 MB": (COMPLETIONS, lambda: b'{"prompt": "%b"}' % (b"word " * 2_000_000)),
     "a message of 10 MB": (
         CHAT,
-        b'{"messages": [{"role": "user", "content": "%b"}]}' % (b"word " * 2_000_000),
+        lambda: b'{"messages": [{"role": "user", "content": "%b"}]}' % (b"word " * 2_000_000),
     ),
     "100 000 messages": (
         CHAT,
-        b'{"messages": [%b]}' % b",".join([b'{"role":"user","content":"x"}'] * 100_000),
+        lambda: b'{"messages": [%b]}' % b",".join([b'{"role":"user","content":"x"}'] * 100_000),
     ),
     "a million messages": (
         CHAT,
-        b'{"messages": [%b]}' % b",".join([b'{"role":"user","content":"x"}'] * 1_000_000),
+        lambda: b'{"messages": [%b]}' % b",".join([b'{"role":"user","content":"x"}'] * 1_000_000),
     ),
     "50 000 parts": (
         CHAT,
-        b'{"messages": [{"role": "user", "content": [%b]}]}'
-        % b",".join([b'{"type":"text","text":"x"}'] * 50_000),
+        lambda: (
+            b'{"messages": [{"role": "user", "content": [%b]}]}'
+            % b",".join([b'{"type":"text","text":"x"}'] * 50_000)
+        ),
     ),
-    "8 million ids": ("/detokenize", b'{"tokens": [%b]}' % b",".join([b"65"] * 8_000_000)),
-    "900 000 ids": ("/detokenize", b'{"tokens": [%b]}' % b",".join([b"65"] * 900_000)),
-    "a prompt of 900 000 ids": (COMPLETIONS, b'{"prompt": [%b]}' % b",".join([b"65"] * 900_000)),
-    "900 000 prompts": (COMPLETIONS, b'{"prompt": [%b]}' % b",".join([b'"x"'] * 900_000)),
-    "90 000 prompts of ids": (COMPLETIONS, b'{"prompt": [%b]}' % b",".join([b"[65]"] * 90_000)),
+    "8 million ids": ("/detokenize", lambda: b'{"tokens": [%b]}' % b",".join([b"65"] * 8_000_000)),
+    "900 000 ids": ("/detokenize", lambda: b'{"tokens": [%b]}' % b",".join([b"65"] * 900_000)),
+    "a prompt of 900 000 ids": (
+        COMPLETIONS,
+        lambda: b'{"prompt": [%b]}' % b",".join([b"65"] * 900_000),
+    ),
+    "900 000 prompts": (COMPLETIONS, lambda: b'{"prompt": [%b]}' % b",".join([b'"x"'] * 900_000)),
+    "90 000 prompts of ids": (
+        COMPLETIONS,
+        lambda: b'{"prompt": [%b]}' % b",".join([b"[65]"] * 90_000),
+    ),
     "100 000 stop strings": (
         COMPLETIONS,
-        b'{"prompt": "x", "stop": [%b]}' % b",".join([b'"ab"'] * 100_000),
+        lambda: b'{"prompt": "x", "stop": [%b]}' % b",".join([b'"ab"'] * 100_000),
     ),
     "a stop string of a megabyte": (
         COMPLETIONS,
-        b'{"prompt": "x", "stop": "%b"}' % (b"x" * 1_000_000),
+        lambda: b'{"prompt": "x", "stop": "%b"}' % (b"x" * 1_000_000),
     ),
     "900 000 fields": (
         COMPLETIONS,
-        b'{"prompt": "x", %b}' % b",".join([b'"f%d":1' % i for i in range(900_000)]),
+        lambda: b'{"prompt": "x", %b}' % b",".join([b'"f%d":1' % i for i in range(900_000)]),
     ),
     "lists 900 deep": (
         "/tokenize",
-        b'{"messages": [], "chat_template_kwargs": {"x": %b%b}}' % (b"[" * 900, b"]" * 900),
+        lambda: b'{"messages": [], "chat_template_kwargs": {"x": %b%b}}' % (b"[" * 900, b"]" * 900),
     ),
-    "objects 100 000 deep": (COMPLETIONS, b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
-    "60 MB of one string": (COMPLETIONS, b'{"prompt": "%b"}' % (b"x" * 60_000_000)),
-    "100 MB": (COMPLETIONS, b'{"prompt": "%b"}' % (b"x" * 100_000_000)),
+    "objects 100 000 deep": (COMPLETIONS, lambda: b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
+    "60 MB of one string": (COMPLETIONS, lambda: b'{"prompt": "%b"}' % (b"x" * 60_000_000)),
+    "100 MB": (COMPLETIONS, lambda: b'{"prompt": "%b"}' % (b"x" * 100_000_000)),
 }
 
 
@@ -113,7 +121,8 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
 def test_a_hostile_body_is_refused_and_no_stream_waits(
     name: str, server: Live, ticking: Ticking
 ) -> None:
-    path, body = HOSTILE[name]
+    path, make = HOSTILE[name]
+    body = make()
     ticking.reset()
     headers = {"Content-Type": "application/json"}
     try:
