@@ -41,6 +41,8 @@ class RopeConfig:
     # longrope
     short_factor: tuple[float, ...] = field(default=(), validator=deep_iterable(gt(0)))
     long_factor: tuple[float, ...] = field(default=(), validator=deep_iterable(gt(0)))
+    # yarn of Ministral 3: queries are multiplied by a factor (`nn.QueryScalingRope`)
+    llama_4_scaling_beta: float = field(default=0.0, validator=ge(0))
 
     @rope_theta.validator
     def _above_1_for_yarn(self, attribute: object, theta: float) -> None:

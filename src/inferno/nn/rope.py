@@ -132,19 +132,13 @@ class Rotation:
 class QueryScalingRope(Rope):
     """A `Rope` that has queries multiplied by a factor that grows with their position in steps:
     1 + beta · ln(1 + floor(position / length)), so that attention stays sharp over long contexts
-    (https://ai.meta.com/blog/llama-4-multimodal-intelligence/)."""
+    (https://ai.meta.com/blog/llama-4-multimodal-intelligence/). `beta` is `llama_4_scaling_beta`,
+    `length` the original context."""
 
-    def __init__(
-        self,
-        head_dim: int,
-        scaling: RopeConfig,
-        *,
-        max_position_embeddings: int,
-        beta: float,
-        length: int,
-    ) -> None:
+    def __init__(self, head_dim: int, scaling: RopeConfig, *, max_position_embeddings: int) -> None:
         super().__init__(head_dim, scaling, max_position_embeddings=max_position_embeddings)
-        self.beta, self.length = beta, length
+        self.beta = scaling.llama_4_scaling_beta
+        self.length = scaling.original_max_position_embeddings or max_position_embeddings
 
     def serve(self, max_model_len: int) -> None:
         super().serve(max_model_len)

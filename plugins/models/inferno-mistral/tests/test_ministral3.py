@@ -7,6 +7,7 @@ import pytest
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
 from inferno_mistral.config import Ministral3Config
+from inferno_mistral.gguf import MINISTRAL3
 
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -50,6 +51,7 @@ class TestMinistral3(ArchitectureTests):
     """Ministral-3-3B: queries beyond the trained context are larger; a tied head."""
 
     config = MINISTRAL
+    gguf_fields = {"query_beta": 0.1, "yarn_log_multiplier": 1.0}
 
 
 class TestMuchLarger(ArchitectureTests):
@@ -61,6 +63,15 @@ class TestMuchLarger(ArchitectureTests):
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 2.0},
         "tie_word_embeddings": False,
     }
+    gguf_fields = {"query_beta": 2.0, "yarn_log_multiplier": 1.0}
+
+
+def test_a_gguf_file_without_a_factor_is_mistral_small_3() -> None:
+    """llama.cpp's converter has one name for both."""
+    assert MINISTRAL3.config is not None
+    read = MINISTRAL3.config({"rope_theta": 1e9, "num_attention_heads": 32})
+    assert read["architectures"] == ["MistralForCausalLM"]
+    assert read["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e9}
 
 
 @pytest.mark.parametrize(

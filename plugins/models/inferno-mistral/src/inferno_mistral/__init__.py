@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
-from inferno_mistral.gguf import MISTRAL, MIXTRAL
+from inferno_mistral.gguf import MINISTRAL3, MISTRAL, MIXTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
 _BUILD = "inferno_mistral.model:MistralForCausalLM"
@@ -55,6 +55,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_mistral.model:Ministral3ForCausalLM",
             divides=DECODER,
             adapt="inferno.contracts:with_head",
+            dialects={"gguf": MINISTRAL3},
             checkpoints=(
                 "mistralai/Ministral-3-3B-Instruct-2512",
                 "mistralai/Ministral-3-8B-Instruct-2512",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import attrs
 from attrs import frozen
 
 from inferno.configs import WindowedConfig, check_experts
@@ -35,23 +34,18 @@ class Ministral3Config(WindowedConfig):
 
     max_position_embeddings: int = 262_144
     rms_norm_eps: float = 1e-5
-    query_beta: float = 0.0
-    """`llama_4_scaling_beta` of `rope_parameters`."""
-    query_length: int = 0
-    """`original_max_position_embeddings` of `rope_parameters`: the factor is 1 up to it."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         read = super().from_json(config)
-        beta: Any = (config.get("rope_parameters") or {}).get("llama_4_scaling_beta")
-        length = read.rope.original_max_position_embeddings
-        if type(beta) not in (int, float) or beta < 0 or length is None:
-            raise CheckpointError(
-                f"config.json: llama_4_scaling_beta of rope_parameters is {beta!r}, and "
-                f"original_max_position_embeddings {length!r}",
-                "They must be a number that is not negative and a number of tokens.",
-            )
-        return attrs.evolve(read, query_beta=float(beta), query_length=length)
+        for name in ("llama_4_scaling_beta", "original_max_position_embeddings"):
+            if not getattr(read.rope, name):
+                raise CheckpointError(
+                    f"config.json: rope_parameters has no {name}",
+                    "Queries are multiplied by 1 + llama_4_scaling_beta * "
+                    "ln(1 + floor(position / original_max_position_embeddings)): add both.",
+                )
+        return read
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,5 @@
-"""The GGUF dialects of Mistral and Mixtral: Llama's. Imports no torch."""
+"""The GGUF dialects of Mistral and Mixtral, which are Llama's, and of Ministral 3. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -39,3 +40,39 @@ MISTRAL = Dialect(
     priority=-10,
 )
 MIXTRAL = attrs.evolve(MISTRAL, priority=-20)
+
+
+def _ministral3(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A file that does not scale queries is Mistral Small 3: llama.cpp has one name for both."""
+    config = dict(fields)
+    beta, mscale = config.pop("query_beta", None), config.pop("yarn_log_multiplier", None)
+    rope = {"rope_type": "default", **config.pop("rope_scaling", {})}
+    if mscale is not None:  # beside an `mscale` of 1, as llama.cpp computes it
+        rope |= {"mscale": 1.0, "mscale_all_dim": mscale}
+    config["rope_parameters"] = {**rope, "rope_theta": config["rope_theta"]}
+    if not beta:
+        return {**config, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config["rope_parameters"]["llama_4_scaling_beta"] = beta
+    return config
+
+
+def _scales(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    fields = {"query_beta": rope["llama_4_scaling_beta"]}
+    mscale = rope.get("mscale_all_dim")
+    return fields if mscale is None else {**fields, "yarn_log_multiplier": mscale}
+
+
+MINISTRAL3 = attrs.evolve(
+    MISTRAL,
+    architecture="mistral3",
+    constants={"model_type": "ministral3", "sliding_window": None},
+    fields={
+        "query_beta": "attention.temperature_scale",
+        "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
+    },
+    modules={},
+    config=_ministral3,
+    inverse=_scales,
+    priority=0,
+)

@@ -33,8 +33,6 @@ class Ministral3ForCausalLM(CausalLM):
             config.head_dim,
             config.rope,
             max_position_embeddings=config.max_position_embeddings,
-            beta=config.query_beta,
-            length=config.query_length,
         )
         decoder = Decoder.of(config, _layers(config), rope=rope)
         super().__init__(decoder, tied=config.tie_word_embeddings)
