@@ -179,7 +179,7 @@ def test_metrics_count_what_is_pinned(server: httpx.Client) -> None:
 @pytest.mark.slow
 def test_without_a_keeper_none_reaches_the_engine(client: Any) -> None:
     llm = FakeLLM()
-    start, keeps = client(llm), SimpleNamespace(**{**vars(llm.plan), "sessions": object()})
+    start, keeps = client(llm, only=()), SimpleNamespace(**{**vars(llm.plan), "sessions": object()})
     body = {"prompt": [1, 2], "session_id": "a", "session_ttl": 5}
     assert start.post("/v1/completions", json=body).status_code == 200
     assert start.get("/v1/sessions").json()["data"] == []
