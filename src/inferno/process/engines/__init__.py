@@ -1,0 +1,1 @@
+"""Several engines that share requests, each with the whole model (data parallelism)."""
