@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.process.client import TokenStream
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.server import create_app
 from inferno.text import ChatTemplate, Tokenizer
@@ -60,6 +60,7 @@ class Client:
         self.plan = PLAN
         self.alive, self.stalled, self.asleep, self.weight_version = True, False, False, "0"
         self.stats, self.health, self.failed_starts = EngineStats(), Health(), 0
+        self.engines: tuple[EngineView, ...] = ()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}
         self._task: asyncio.Task[None] | None = None
 

@@ -18,7 +18,7 @@ from inferno.images.pixels import Picture
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.request.sessions import SessionView
@@ -159,6 +159,7 @@ class FakeClient:
         self.alive = self.closed = self.stalled = False
         self.checked: list[GrammarSpec] = []
         self.stats, self.health, self.failed_starts = EngineStats(), Health(), 0
+        self.engines: tuple[EngineView, ...] = ()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100, sandbox=None))
         self.scratch: str | None = None
         self.asleep, self.paused, self.weight_version = False, False, "0"

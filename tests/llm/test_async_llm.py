@@ -237,7 +237,7 @@ class FakeCheckpoint:
 
 
 FAKE = Opened(
-    plan=cast(Plan, SimpleNamespace(model_id="fake", images=None)),
+    plan=cast(Plan, SimpleNamespace(model_id="fake", images=None, engines=None)),
     parts=cast(Any, None),
     config=cast(Any, None),
     checkpoint=cast(Any, FakeCheckpoint()),
@@ -249,7 +249,7 @@ def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
 ) -> None:
     async def body() -> None:
         client = FakeClient(FakeEngine(echoes))
-        monkeypatch.setattr("inferno.process.client.EngineClient", lambda *_, **__: client)
+        monkeypatch.setattr("inferno.process.engines.opening.EngineClient", lambda *_, **__: client)
         opened: list[bool] = []
 
         def fails(model: Opened, chat_template: str | None) -> Preprocessor:

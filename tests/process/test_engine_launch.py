@@ -237,6 +237,7 @@ def test_an_engine_that_ends_fails_the_wait() -> None:
     engine = BlockingClient(resolve("demo", Options(memory="2GiB")))
     engine.wait_until_ready()
     engine.submit(Request(id="a", token_ids=(5, 6), params=attrs.evolve(GREEDY, max_tokens=1500)))
+    assert isinstance(engine._client, EngineClient)
     pid = engine._client.pid
     assert pid is not None
     os.kill(pid, 9)

@@ -20,7 +20,7 @@ from inferno.llm import TextDelta
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.request.requests import EngineStats, Logprobs, Reduction
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint
@@ -131,6 +131,7 @@ class FakeLLM:
     stats: EngineStats = field(factory=EngineStats)
     health: Health = Health()
     failed_starts: int = 0
+    engines: tuple[EngineView, ...] = ()
     plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)

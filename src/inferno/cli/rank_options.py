@@ -1,4 +1,4 @@
-"""Options of ranks: how many processes share a model, and on which machines."""
+"""Options of ranks and engines: how many processes share a model, and on which machines."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ RANK_OPTIONS = [
         help="Tensor parallelism: processes that share each layer. [default: 1]",
     ),
     _engine(
+        "--dp",
+        "--data-parallel-size",
+        "dp",
+        type=int,
+        metavar="ENGINES",
+        help="Data parallelism: engines on this machine that share the requests, each with the "
+        "whole model. [default: 1]",
+    ),
+    _engine(
         "--nodes",
         "--nnodes",
         "nodes",
@@ -57,7 +66,7 @@ RANK_OPTIONS = [
         "--numa",
         metavar="auto|NODE,..",
         envvar="MAP_NUMA_NODE",
-        help="NUMA nodes to bind the ranks to, one after the other; auto: all. "
+        help="NUMA nodes to bind the ranks, or engines, to, one after the other; auto: all. "
         "[default: not bound]",
     ),
 ]

@@ -73,7 +73,8 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
 def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | None = None) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
     checkpoint is sampled by default too; with a `survey`, what its store's folder has."""
-    of_rank = "" if plan.ranks is None else " of a rank"
+    of_one = " of an engine" if plan.engines is not None else ""
+    of_one = " of a rank" if plan.ranks is not None else of_one
     sampling, columns = (
         [] if assets is None or plan.whole_prompts else _sampling_rows(assets),
         width_of(sys.stdout),
@@ -81,7 +82,7 @@ def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | Non
     parts = [
         _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
         _section(
-            f"Memory{of_rank}, of {host.format_bytes(plan.memory_limit)}",
+            f"Memory{of_one}, of {host.format_bytes(plan.memory_limit)}",
             _table(_memory_rows(plan), columns),
         ),
     ]

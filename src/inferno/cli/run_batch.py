@@ -77,7 +77,7 @@ def command(
         app = create_app(
             llm, ServerOptions(served_names=names, max_waiting=None, page=False, prompt_history=0)
         )
-        wanted = concurrency or 2 * opened.plan.max_num_seqs
+        wanted = concurrency or 2 * opened.plan.max_num_seqs * max(1, len(llm.engines))
 
         async def work() -> None:
             nonlocal start

@@ -204,7 +204,7 @@ def _one(
 ) -> _Served:
     from inferno.cli import lock
     from inferno.llm import AsyncLLM
-    from inferno.plan import open_model, reopen
+    from inferno.plan import open_model, plan_of_engine, reopen
 
     if serving.locked:
         opened = reopen(lock.read(ref, engine))
@@ -212,7 +212,7 @@ def _one(
         opened = open_model(chosen(ref), plan_options(engine))
     how_to_join(opened.plan)
     if process is not None:
-        process.begin(opened.plan)
+        process.begin(plan_of_engine(opened.plan, 0))
     llm = AsyncLLM.of_opened(
         opened,
         serving.chat_template,

@@ -55,7 +55,7 @@ def opened(
     with opened:
         engine, plan, preprocessor = (
             _in_this_process(opened, chat_template, clock)
-            if process is None
+            if process is None and opened.plan.engines is None
             else _in_own_process(opened, chat_template, clock, process)
         )
     with LLM.of(engine, preprocessor) as llm:
@@ -65,7 +65,7 @@ def opened(
 
 
 def _in_own_process(
-    opened: Opened, chat_template: str | None, clock: Clock, process: EngineProcess
+    opened: Opened, chat_template: str | None, clock: Clock, process: EngineProcess | None
 ) -> tuple[BlockingClient, Plan, Preprocessor]:
     """Start the engine in its process, which is importing torch, and meanwhile read the text
     side."""

@@ -1,4 +1,4 @@
-"""Rows of a plan about the ranks that share each layer."""
+"""Rows of a plan about the engines that share requests, and the ranks that share each layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from inferno import host
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
+    from inferno.plan.engine_use import EnginesUse
     from inferno.plan.rank_use import JoinUse, RankUse
 
 
@@ -17,6 +18,8 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     is the distribution that starts them."""
     from inferno.contracts import COLLECTIVES  # no command's --help imports the contracts
 
+    if plan.engines is not None:
+        yield from _engine_rows(plan, plan.engines)
     if (ranks := plan.ranks) is None:
         return
     weights = plan.memory[0].nbytes / max(1, ranks.weight_bytes)
@@ -28,7 +31,7 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     if ranks.shard.unit > 1:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
     yield "each has", shared, ""
-    if ranks.cores:
+    if ranks.cores and plan.engines is None:
         bound = "; ".join(f"rank {i}: {_spans(own)}" for i, own in enumerate(ranks.cores))
         yield "cores", bound, ""
     for whole in ranks.whole:
@@ -42,6 +45,17 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         yield "exchange", f"{exchanged}, through gloo{over}", ""
     else:
         yield "exchange", f"{exchanged}, through memory of {used.name}", used.distribution
+
+
+def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, str]]:
+    each = 1 if plan.ranks is None else plan.ranks.count
+    has = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
+    has += f" in each of {each} ranks" if each > 1 else ""
+    memory = host.format_bytes(each * plan.memory_limit)
+    yield "engines", f"{engines.count}, each with {has} and {memory}; sizes below are of one", ""
+    if engines.cores:
+        parts = ["; ".join(_spans(own) for own in ranks) for ranks in engines.cores]
+        yield "cores", " | ".join(f"engine {i}: {part}" for i, part in enumerate(parts)), ""
 
 
 def _machines(ranks: RankUse, join: JoinUse) -> str:

@@ -25,7 +25,7 @@ from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, Tex
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import AdapterUse, Opened, Plan
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.process.launch import EngineProcess
 from inferno.request.requests import EngineStats, Pooling, Reduction
 from inferno.request.sampling_params import SamplingParams
@@ -87,11 +87,11 @@ class AsyncLLM(Controls):
         expect_grammars: bool,
         early: EngineProcess | None = None,
     ) -> None:
-        from inferno.process.client import EngineClient
+        from inferno.process.engines.opening import client_for
         from inferno.process.watchdog import ENGINE_TIMEOUT
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
-        self._client: Client = EngineClient(
+        self._client: Client = client_for(
             opened.plan, timeout=timeout, expect_grammars=expect_grammars, early=early
         )
         self._opened: Opened | None = opened
@@ -181,6 +181,11 @@ class AsyncLLM(Controls):
     @property
     def stats(self) -> EngineStats:
         return self._client.stats
+
+    @property
+    def engines(self) -> tuple[EngineView, ...]:
+        """How each engine is, if there are several."""
+        return self._client.engines
 
     def stream(
         self,

@@ -8,7 +8,7 @@ from typing import Protocol
 from inferno.contracts import GrammarSpec
 from inferno.images.pixels import Picture
 from inferno.plan import Plan
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.request.sessions import SessionView
@@ -43,6 +43,8 @@ class Client(Protocol):
     def health(self) -> Health: ...
     @property
     def stalled(self) -> bool: ...
+    @property
+    def engines(self) -> tuple[EngineView, ...]: ...
     @property
     def stats(self) -> EngineStats: ...
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event, get_ident
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from inferno.errors import GrammarError, OptionError, RequestError
 from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.llm.adapters import reading
+from inferno.llm.engine import SleepingEngine, StepEngine, in_own_processes
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
@@ -28,43 +28,9 @@ from inferno.llm.prompts import (
 from inferno.llm.turns import Turns
 from inferno.llm.weights import Weights, unless_failed, weights_file, woken_wholly
 from inferno.process.prepare import prepared
-from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request, pause_mode
+from inferno.request.requests import EngineOutput, FinishReason, Pooling, pause_mode
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionView, hint_of, short_name
-
-
-class _Sessions(Protocol):
-    """What `LLM` needs of `inferno.stores.NoSessions`."""
-
-    def views(self, owner: str, name: str | None = None, limit: int = 1) -> list[SessionView]: ...
-    def end(self, owner: str, name: str) -> list[SessionView]: ...
-
-
-class _Engine(Protocol):
-    """What `LLM` needs of `inferno.core.engine.Engine`."""
-
-    def submit(self, request: Request) -> None: ...
-    def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[EngineOutput]: ...
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def sessions(self) -> _Sessions: ...
-    def close(self) -> None: ...
-
-
-class _Sleeper(_Engine, Protocol):
-    """An engine that can sleep."""
-
-    asleep: bool
-    weight_version: str
-    unfinished: list[str]
-
-    def sleep(self, level: int) -> None: ...
-    def wake_up(self, *, cache: bool) -> None: ...
-    def update_weights(
-        self, path: Path, version: str | None = None, *, temporary: bool = False
-    ) -> str: ...
 
 
 class LLM:
@@ -73,7 +39,7 @@ class LLM:
     `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are
     the fields of `inferno.plan.Options`; `chat_template` replaces the checkpoint's: a template
     or a file. Several threads may call it: each step computes tokens for all of them. A child of
-    fork may not.
+    fork may not. With `dp`, several engines compute in processes of their own.
 
     Without params, sampling follows the checkpoint's generation_config.json, for at most 256 tokens
     (or the file's `max_new_tokens`). With params, `max_tokens` defaults to 16, as in vLLM, and None
@@ -96,6 +62,8 @@ class LLM:
                 "Use AsyncLLM, or `inferno serve`.",
             )
         with open_for(ref or model, options) as opened, prepared(opened) as packed:
+            if opened.plan.engines is not None:
+                return self._begin(*in_own_processes(opened, chat_template))
             # The tokenizer takes half a second of another core while torch is imported.
             with ThreadPoolExecutor(1, "inferno text") as beside:
                 preprocessor = beside.submit(Preprocessor.open, opened, chat_template)
@@ -105,13 +73,13 @@ class LLM:
             self._begin(engine, preprocessor.result())
 
     @classmethod
-    def of(cls, engine: _Engine, preprocessor: Preprocessor) -> Self:
+    def of(cls, engine: StepEngine, preprocessor: Preprocessor) -> Self:
         """An LLM around an existing engine."""
         self = cls.__new__(cls)
         self._begin(engine, preprocessor)
         return self
 
-    def _begin(self, engine: _Engine, preprocessor: Preprocessor) -> None:
+    def _begin(self, engine: StepEngine, preprocessor: Preprocessor) -> None:
         self._engine, self._preprocessor = engine, preprocessor
         self._live: dict[str, OutputBuilder] = {}
         self._turns = Turns()
@@ -291,8 +259,8 @@ class LLM:
                     self._awake.clear()
 
     @property
-    def _weights(self) -> _Sleeper:
-        return cast(_Sleeper, self._engine)
+    def _weights(self) -> SleepingEngine:
+        return cast(SleepingEngine, self._engine)
 
     def _pause(self, mode: str) -> None:
         chosen = pause_mode(mode)

@@ -11,6 +11,8 @@ from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.engine_use import EnginesUse
+from inferno.plan.engines import plan_of_engine
 from inferno.plan.image_use import ImageUse
 from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
@@ -50,6 +52,7 @@ __all__ = [
     "CacheGroupPlan",
     "CaptureUse",
     "Chosen",
+    "EnginesUse",
     "Gpu",
     "GrammarUse",
     "ImageUse",
@@ -79,6 +82,7 @@ __all__ = [
     "mtp_tensors",
     "open_model",
     "plan_from_json",
+    "plan_of_engine",
     "plan_to_json",
     "quant_config_of",
     "quantizable",

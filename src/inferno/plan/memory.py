@@ -131,12 +131,13 @@ def size_cache(
         options.max_num_batched_tokens,
         room=max(0, limit - fixed),
     )
+    fewer = f"; or use fewer than {options.dp} engines: --dp." if options.dp > 1 else "."
     if sizes.state_bytes() > sizes.room:
         raise OutOfMemoryError(
             f"{host.format_bytes(fixed)} for weights and workspace leave "
             f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
             f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
-            "Lower --max-num-seqs, or raise --memory.",
+            "Lower --max-num-seqs, or raise --memory" + fewer,
         )
     groups = sizes.choose(wanted)
     tokens = groups[0].num_blocks * block_size
@@ -145,7 +146,8 @@ def size_cache(
             f"{host.format_bytes(fixed)} for weights and workspace leave room for {tokens} tokens "
             f"of {host.format_bytes(sizes.per_token())} in {host.format_bytes(limit)}; "
             f"{wanted} are needed",
-            "Raise --memory, or lower --max-model-len, --max-num-seqs or --max-num-batched-tokens.",
+            "Raise --memory, or lower --max-model-len, --max-num-seqs or --max-num-batched-tokens"
+            + fewer,
         )
     notes = prompt.notes
     if tokens < wanted:

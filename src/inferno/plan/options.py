@@ -98,6 +98,9 @@ class Options:
     tp: int = 1
     """Tensor parallelism: how many processes share each layer. `memory` is that of all on this
     machine, `threads` are those of each."""
+    dp: int = 1
+    """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
+    that of all of them, `max_num_seqs` is that of each."""
     nodes: int = 1
     """Machines that these processes are on, as many on each. The others join this one: `inferno
     rank --join`."""
@@ -112,8 +115,8 @@ class Options:
     """File with the secret that all machines know; None: `inferno/ranks.token` in the user's cache
     folder, which is made if it is missing."""
     numa: str | None = None
-    """NUMA nodes that the ranks are bound to, one after the other: `0,1`; auto: all nodes. None:
-    the system chooses the cores of each."""
+    """NUMA nodes that the ranks, or engines, are bound to, one after the other: `0,1`; auto: all
+    nodes. None: the system chooses the cores of each."""
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
@@ -176,8 +179,13 @@ class Options:
 
     @property
     def ranks_here(self) -> int:
-        """How many ranks share this machine."""
+        """How many ranks of an engine share this machine."""
         return self.tp // self.nodes
+
+    @property
+    def processes_here(self) -> int:
+        """How many processes that compute share this machine."""
+        return self.dp * self.ranks_here
 
     def __attrs_post_init__(self) -> None:
         for name in (
@@ -186,6 +194,7 @@ class Options:
             "max_num_batched_tokens",
             "block_size",
             "tp",
+            "dp",
             "nodes",
             "rank_port",
             "threads",
@@ -253,9 +262,10 @@ class Options:
             )
         if not 0 < self.rank_port < 1 << 16:
             raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")
-        if self.numa is not None and self.tp == 1:
+        if self.numa is not None and self.tp == self.dp == 1:
             raise OptionError(
-                "numa is set without tp", "Say how many ranks to bind: --tp 2 --numa auto."
+                "numa is set without tp or dp",
+                "Say how many ranks or engines to bind: --tp 2 --numa auto.",
             )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise OptionError(

@@ -16,6 +16,7 @@ from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.engine_use import EnginesUse
 from inferno.plan.event_use import EventUse
 from inferno.plan.image_use import ImageUse
 from inferno.plan.measured_use import Measured
@@ -238,6 +239,10 @@ class Plan:
     """Bytes of all files in it."""
     ranks: RankUse | None = None
     """The processes that share each layer; None: one process computes all."""
+    engines: EnginesUse | None = None
+    """Several engines, each with the whole model and this plan's sizes; None: there is one."""
+    cores: tuple[int, ...] = ()
+    """Those that an engine without ranks is bound to; none: the system chooses."""
     kernels: tuple[KernelUse, ...]
     """Torch computes the ops that are not listed."""
     products: Mapping[str, str]
@@ -324,8 +329,9 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is planned, of all ranks on this machine."""
+        """Bytes of all that is planned, of all ranks and engines on this machine."""
         count = 1 if self.ranks is None else self.ranks.here
+        count *= 1 if self.engines is None else self.engines.count
         return count * sum(item.nbytes for item in self.memory)
 
     @property

@@ -272,6 +272,7 @@ def choose_ranks(
     if launcher is not None:
         offers.append(("machines", launcher))
     if options.numa is not None:
-        own = rank_cores(options.numa, options.ranks_here, host.numa_nodes())
-        use = evolve(use, numa=options.numa, cores=own * options.nodes)
+        own = rank_cores(options.numa, options.processes_here, host.numa_nodes())
+        first = own[: options.ranks_here]  # of the first engine
+        use = evolve(use, numa=options.numa, cores=first * options.nodes)
     return Decided(use, tuple(offers), choice.refusals)

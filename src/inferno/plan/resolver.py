@@ -14,6 +14,7 @@ from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
 from inferno.plan.encoders import check_options, is_encoder
+from inferno.plan.engines import choose_engines
 from inferno.plan.event_sinks import choose_sink
 from inferno.plan.images import choose_images, image_memory
 from inferno.plan.invariance import check_asked, choose_invariance
@@ -93,6 +94,8 @@ def _decide(given: stages.Given) -> Opened:
     proposal = stages.choose_proposal(given, model)
     mtp = bool(proposal.mtp.tensors)
     check_ranks(given.options, compute.device, model.name, model.architecture.value, mtp=mtp)
+    elsewhere = given.machine is not None and given.machine.elsewhere
+    engines = choose_engines(given.options, compute.device, elsewhere=elsewhere)
     weights = stages.choose_weights(given, model, compute, proposal)
     attention = stages.choose_layers(given, model, compute, proposal, weights)
     invariance = choose_invariance(
@@ -120,7 +123,7 @@ def _decide(given: stages.Given) -> Opened:
             for each in (weights.isq, drafts, store, events, sessions, sandbox)
             if each is not None
         ),
-        *(weights.ranks, weights.adapters, weights.kernels, invariance, steps.capture),
+        *(weights.ranks, engines, weights.adapters, weights.kernels, invariance, steps.capture),
         *(serving.chat_format, cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
@@ -141,6 +144,7 @@ def _decide(given: stages.Given) -> Opened:
         events=events.value if events is not None else None,
         sessions=sessions.value if sessions is not None else None,
         sandbox=sandbox.value if sandbox is not None else None,
+        engines=engines.value,
         adapters=weights.adapters.value,
         images=images.value,
         chat_format=serving.chat_format.value,

@@ -50,6 +50,7 @@ from inferno.plan.dtypes import compute_dtype, on_device
 from inferno.plan.encoders import is_encoder
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
+from inferno.plan.numa import rank_cores
 from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -222,7 +223,7 @@ def choose_weights(
         products=products_of(kernels, matrices, dtype, compute.device),
         onednn=choose_onednn(kernels, matrices, device, machine.cpu_flags()),
         packed_cache=_packed_cache(given, model, compute, matrices, kernels),
-        threads=options.threads or _threads(matrices.nbytes, options.ranks_here, ranks.value),
+        threads=options.threads or _threads(matrices.nbytes, options),
     )
 
 
@@ -247,14 +248,13 @@ def _packed_cache(
     return str(default_folder(machine.environ))
 
 
-def _threads(weights: int, count: int, ranks: RankUse | None) -> int:
+def _threads(weights: int, options: Options) -> int:
     """One for tiny models: handing work to another core takes microseconds, as long as a whole
-    layer. Ranks share the cores."""
+    layer. Ranks and engines share the cores."""
     if weights < SHARED_FROM:
         return 1
-    if ranks is not None and ranks.cores:
-        return min(map(len, ranks.cores))
-    return max(1, host.usable_cores() // count)
+    own = rank_cores(options.numa, options.processes_here, host.numa_nodes())
+    return min(map(len, own), default=max(1, host.usable_cores() // options.processes_here))
 
 
 @frozen(kw_only=True)
@@ -345,7 +345,7 @@ def choose_cache(
     options, dtype = given.options, compute.dtype.value
     elsewhere = given.machine is not None and given.machine.elsewhere
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
-    limit = evolve(limit, value=limit.value // options.ranks_here)  # they share the memory
+    limit = evolve(limit, value=limit.value // options.processes_here)  # they share the memory
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
     fixed += drafting.memory if drafting is not None else ()
     room, held, whole = weights.adapters.value, weights.matrices, weights.whole

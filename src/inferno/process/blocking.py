@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from attrs import frozen
 
 from inferno.plan import Plan
-from inferno.process.client import EngineClient, TokenStream
+from inferno.process.client import TokenStream
+from inferno.process.engines.opening import client_for
 from inferno.process.launch import EngineProcess
+from inferno.process.protocol import Control
 from inferno.request.requests import EngineOutput, Request
 from inferno.request.sessions import SessionView
 
@@ -38,7 +41,7 @@ class BlockingClient:
     def __init__(self, plan: Plan, early: EngineProcess | None = None) -> None:
         """Start the engine process, without waiting for it (`wait_until_ready`). `early` is one
         that was launched before (`launch_early`)."""
-        self._client = EngineClient(plan, early=early)
+        self._client = client_for(plan, early=early)
         self._news = asyncio.Event()
         self._streams: dict[str, TokenStream] = {}
         self._loop = asyncio.new_event_loop()
@@ -77,6 +80,38 @@ class BlockingClient:
     def sessions(self) -> _Sessions:
         """What is kept of sessions."""
         return _Sessions(self)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The ids of pending requests."""
+        return list(self._streams)
+
+    @property
+    def asleep(self) -> bool:
+        return self._client.asleep
+
+    @property
+    def weight_version(self) -> str:
+        return self._client.weight_version
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, like `Engine.sleep`."""
+        self._call(self._client.control(Control(action="sleep", level=level, mode="keep")))
+
+    def wake_up(self, *, cache: bool) -> None:
+        """Have the memory again, like `Engine.wake_up`."""
+        self._call(self._client.control(Control(action="wake_up", cache=cache)))
+
+    def update_weights(
+        self, path: Path, version: str | None = None, *, temporary: bool = False
+    ) -> str:
+        """Replace weights, like `Engine.update_weights`."""
+        file = str(path.absolute())
+        update = Control(
+            action="update_weights", mode="keep", path=file, temporary=temporary, version=version
+        )
+        self._call(self._client.control(update))
+        return self._client.weight_version
 
     def close(self) -> None:
         """Stop the engine process, once it has written packed weights for the next start."""

@@ -16,7 +16,7 @@ from inferno.images.pixels import Picture, PixelFiles
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
-from inferno.process.health import Health
+from inferno.process.health import EngineView, Health
 from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.image_reader import ImageReader
 from inferno.process.launch import EngineProcess
@@ -91,11 +91,14 @@ class EngineClient:
         beat: float = BEAT_SECONDS,
         expect_grammars: bool = False,
         early: EngineProcess | None = None,
+        name: str = "",
+        sees: bool = True,
     ) -> None:
         """`timeout` is the silence in seconds after which a hung process is replaced, 0 for never;
         `beat` the time between its signs of life. With `expect_grammars`, the process that checks
         grammars is started once the engine is ready, instead of with the first grammar. `early`
-        is an engine process that was launched before (`launch_early`)."""
+        is an engine process that was launched before (`launch_early`). `name` is what the log calls
+        it, if not as its model. Unless it `sees`, another client reads its requests' images."""
         self._stats = EngineStats()
         self._engine = Supervisor(
             plan,
@@ -105,10 +108,11 @@ class EngineClient:
             beat=beat,
             early=early,
             on_lost=self._give_up,
+            name=name,
         )
         self._checker = GrammarChecker(plan)
         self._images: ImageReader | None = None
-        if plan.images is not None:
+        if sees and plan.images is not None:
             # Now: a confined engine process may read no folder that is made after its start.
             self._images = ImageReader(plan, PixelFiles(plan.images.cache_bytes))
         self._expects_grammars = expect_grammars and bool(plan.grammars)
@@ -156,6 +160,16 @@ class EngineClient:
     def restarts(self) -> int:
         """How many engine processes ended or hung."""
         return self._engine.restarts
+
+    @property
+    def engines(self) -> tuple[EngineView, ...]:
+        """None: it has one."""
+        return ()
+
+    @property
+    def killed(self) -> bool:
+        """Whether the engine process was ended from outside, and not by what it computed."""
+        return self._engine.killed
 
     @property
     def failed_starts(self) -> int:
@@ -233,9 +247,15 @@ class EngineClient:
         assert self._images is not None, "only a model that sees images is given any"
         return await self._images.read(data, param)
 
-    def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
-        """Send a request to the engine. `news` is the stream's event, if several share one. Raises
-        EngineDeadError while the engine is not running or gives no sign of life."""
+    def submit(
+        self,
+        request: Request,
+        news: asyncio.Event | None = None,
+        stream: TokenStream | None = None,
+    ) -> TokenStream:
+        """Send a request to the engine. `news` is the stream's event, if several share one;
+        `stream` is one that exists already. Raises EngineDeadError while the engine is not running
+        or gives no sign of life."""
         self._check_caller()
         if self._engine.running and not self._engine.alive:
             why = "is stalled: one step takes far too long" if self.stalled else "does not respond"
@@ -243,7 +263,8 @@ class EngineClient:
         if self.asleep:
             raise AsleepError()
         self._engine.send(protocol.ADD, protocol.encode(request))
-        stream = self._streams[request.id] = TokenStream(request.id, news or asyncio.Event())
+        stream = stream or TokenStream(request.id, news or asyncio.Event())
+        self._streams[request.id] = stream
         return stream
 
     def abort(self, request_id: str) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen
+
+from inferno.request.requests import EngineStats
+
+EngineState = Literal["ok", "restarting", "stalled", "outdated"]
+"""`outdated`: it has other weights than the rest, and gets no requests."""
 
 
 @frozen(kw_only=True)
@@ -26,3 +33,14 @@ class Health:
     """How long that took, with the wait for the checker."""
     checker_kills: int = 0
     """Grammars that ended the checker's process, or took too long in it."""
+
+
+@frozen(kw_only=True)
+class EngineView:
+    """One of several engines."""
+
+    state: EngineState
+    pid: int | None = None
+    """Of its process, or None while there is none."""
+    stats: EngineStats
+    health: Health

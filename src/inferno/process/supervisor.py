@@ -45,13 +45,18 @@ class Supervisor:
         beat: float = BEAT_SECONDS,
         early: EngineProcess | None = None,
         on_lost: Callable[[], object] = lambda: None,
+        name: str = "",
     ) -> None:
         """`early` is a process for the first start. `on_lost` is called when the process has not
-        answered for so long that its requests are to be given up."""
+        answered for so long that its requests are to be given up. `name` is what the log calls it,
+        if not as its model."""
         self.running = False
         """Whether the process takes requests."""
         self.restarts = 0
         """How many processes ended or hung."""
+        self.killed = False
+        """Whether the last one was ended from outside, and not by what it computed."""
+        self.name = name or plan.model_id
         self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: EngineProcess | None = None
@@ -162,7 +167,8 @@ class Supervisor:
         )
 
     async def _spawn(self) -> None:
-        self._last_words, self._ready = None, asyncio.get_running_loop().create_future()
+        self.killed, self._last_words = False, None
+        self._ready = asyncio.get_running_loop().create_future()
         async with self._spawning, AsyncExitStack() as undo:
             process = await self._run_plan(undo)
             undo.pop_all()
@@ -210,9 +216,11 @@ class Supervisor:
             if self._closing:
                 return
             self.restarts += 1
+            by_signal = process.returncode == -signal.SIGKILL
+            self.killed = by_signal and not (self._last_words or watchdog.verdict)
             words, ending = self._last_words, watchdog.verdict or _ending(process)
             cause = words.cause if words else f"the engine process {ending}"
-            log.error("%s: %s; starting another", self.plan.model_id, cause)
+            log.error("%s: %s; starting another", self.name, cause)
             if words and (words.remedy or words.detail):
                 log.error("%s", words.remedy or words.detail)  # a remedy says more than a traceback
             self._on_end(_restarting(cause))
@@ -232,13 +240,14 @@ class Supervisor:
                     break
                 pause = min(2.0**attempt, LONGEST_PAUSE)
                 attempt = min(attempt + 1, 10)
-                log.error("%s: the next start is in %g s", self.plan.model_id, pause)
+                log.error("%s: the next start is in %g s", self.name, pause)
                 self._tell(self._failure)
                 await self._pause(pause)
             else:
                 seconds = time.perf_counter() - start
-                name, pid = self.plan.model_id, self.pid
-                log.warning("%s: engine process %s is ready after %.1f s", name, pid, seconds)
+                log.warning(
+                    "%s: engine process %s is ready after %.1f s", self.name, self.pid, seconds
+                )
                 self._tell(None)
                 return True
         self._tell(self._absence())
@@ -264,7 +273,7 @@ class Supervisor:
         if self._closing:
             return False
         self.failed_starts += 1
-        log.error("%s: the engine did not start: %s", self.plan.model_id, error)
+        log.error("%s: the engine did not start: %s", self.name, error)
         cause = error.cause if isinstance(error, InfernoError) else str(error)
         remedy = error.remedy if isinstance(error, InfernoError) else "See the server's log."
         self._failure = EngineDeadError(f"the engine does not start: {cause}", remedy)
@@ -283,7 +292,7 @@ class Supervisor:
         elif kind == protocol.LOG:
             line: protocol.LogLine = protocol.decode_log(body)
             logger = logging.getLogger(line.logger)
-            logger.log(line.level, "%s: %s", self.plan.model_id, line.message)
+            logger.log(line.level, "%s: %s", self.name, line.message)
         else:
             self._on_message(kind, body)
 

@@ -22,7 +22,7 @@ from inferno.server.generate.pipeline import Pipeline
 from inferno.server.hosting.describe import fields_of
 from inferno.server.hosting.hosted_model import HostedModel, ModelSpec
 from inferno.server.hosting.models import Models
-from inferno.server.hosting.served_model import ServedModel
+from inferno.server.hosting.served_model import ServedModel, num_rows
 from inferno.server.http.early import EarlyStreams
 from inferno.server.http.gate import ANY, Gate, origins_of
 from inferno.server.http.openapi import openapi_config
@@ -135,7 +135,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
 
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
         most = options.max_waiting
-        limiter.limit = None if most is None else llm.plan.max_num_seqs + most
+        limiter.limit = None if most is None else num_rows(llm) + most
         limiter.max_wait, limiter.costs = options.max_wait, lambda: _costs(llm)
         names = tuple(names) or (llm.model_id,)
         pipeline = Pipeline(
@@ -175,7 +175,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
 def _costs(llm: AsyncLLM) -> Costs:
     plan, stats = llm.plan, llm.stats
     shares = plan.queue_policy != FIRST_COME
-    return Costs(plan.max_num_seqs, stats.prompt_seconds, stats.row_seconds, shares)
+    return Costs(num_rows(llm), stats.prompt_seconds, stats.row_seconds, shares)
 
 
 def _provided(value: object) -> Provide:
@@ -208,5 +208,6 @@ def _view(hosted: HostedModel) -> ModelView:
         nbytes=hosted.nbytes,
         stats=llm.stats if llm is not None else None,
         health=llm.health if llm is not None else None,
+        engines=llm.engines if llm is not None else (),
         wait=hosted.limiter.wait(""),
     )

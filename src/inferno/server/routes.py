@@ -64,11 +64,16 @@ def get_model(
 @get(["/health", "/ping", "/readyz"], sync_to_thread=False)
 def health(models: NamedDependency[Models]) -> Response[Any]:
     """Report 200 while requests can be served, else 503: the only model's engine is restarting, or
-    stalled in a step, models are loaded at the start, or the server is shutting down."""
+    stalled in a step, models are loaded at the start, or the server is shutting down. Of several
+    engines it says how each is; `degraded` is a server that has fewer than it should."""
     state = _health(models)
     content: dict[str, Any] = {"status": state}
     if len(models.hosted) > 1:
         content["models"] = {hosted.name: hosted.status for hosted in models.hosted}
+    if engines := {hosted.name: hosted.engines for hosted in models.hosted if hosted.engines}:
+        content["engines"] = engines
+        if state == "ok" and any(s != "ok" for each in engines.values() for s in each.values()):
+            content["status"] = "degraded"
     if state == "ok":
         return Response(content, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}

@@ -15,7 +15,12 @@ from inferno.plan.plan import pattern_of
 
 
 def check_ranks(opened: Opened) -> None:
-    """Raise OptionError if the plan has several ranks, and no others are here."""
+    """Raise OptionError if the plan has several ranks, and no others are here, or engines."""
+    if opened.plan.engines is not None:
+        raise OptionError(
+            "this command computes in one process, and the plan has several engines",
+            "Leave --dp out.",
+        )
     if opened.shard.ranks > 1 and opened.communicator is None:
         raise OptionError(
             "this command computes in one process, and the plan has several ranks",

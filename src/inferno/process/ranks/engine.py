@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from inferno.core.engine import Engine
 from inferno.plan import Opened
+from inferno.process.ranks.binding import bind
 from inferno.weights.packing import PackedWeights
 
 
@@ -20,6 +21,7 @@ def load_engine(
     are waited for as long as the engine is `wanted`. Raises what that does, and EngineDeadError if
     a rank ends meanwhile."""
     if opened.plan.ranks is None:
+        bind(opened.plan, 0)
         return Engine.load(opened, packed=packed, streams=streams)
     from inferno.process.ranks.leading import LeadingHome
 

@@ -125,8 +125,10 @@ async def load_model(
     """Load a model, and answer once it is loaded. One that is loaded stays as it is, unless its
     engine does not run: then it is loaded again."""
     hosted = models.get(data.body.model)
-    if hosted.status in ("restarting", "stalled"):
-        if hosted.spec.make is None and hosted.served is not None:  # it cannot be unloaded
+    some = any(state in ("restarting", "stalled") for state in hosted.engines.values())
+    if some or hosted.status in ("restarting", "stalled"):
+        lone = hosted.spec.make is None  # it cannot be unloaded
+        if hosted.served is not None and (lone or hosted.served.llm.alive):
             await hosted.served.llm.revive()
         else:
             await models.unload(hosted, 0)
@@ -175,6 +177,7 @@ def _status(hosted: HostedModel) -> dict[str, Any]:
         "device": hosted.device or None,
         "idle_seconds": round(hosted.clock() - hosted.last_used, 1) if hosted.is_idle else None,
         "unload_after": hosted.spec.idle_seconds,
+        "engines": hosted.engines or None,
         "error": str(hosted.error) if hosted.error is not None else None,
     }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from inferno.llm import AsyncLLM
     from inferno.plan import AdapterUse
+    from inferno.process.health import EngineState
 
 BACK_OFF, MAX_BACK_OFF = 5.0, 300.0
 """Seconds before a model whose load failed is loaded again: doubled at each failure, to a limit."""
@@ -117,6 +118,12 @@ class HostedModel:
             if self.served.llm.is_sleeping:
                 return "asleep"
         return str(self.state)
+
+    @property
+    def engines(self) -> dict[str, EngineState]:
+        """How each of its engines is, by number; empty if there is one, or none."""
+        views = () if self.served is None else self.served.llm.engines
+        return {str(i): view.state for i, view in enumerate(views)}
 
     @property
     def failed_starts(self) -> int:

@@ -25,6 +25,7 @@ from inferno.text.template import SlowTemplateError
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputFormat
+    from inferno.llm import AsyncLLM
     from inferno.llm.preprocessor import Preprocessor
     from inferno.server.generate.pipeline import Pipeline
     from inferno.text import Tokenizer
@@ -53,6 +54,11 @@ class ChatPrompt:
         return self.rendered.text
 
 
+def num_rows(llm: AsyncLLM) -> int:
+    """Return how many requests a model computes at once, in all its engines."""
+    return llm.plan.max_num_seqs * max(1, len(llm.engines))
+
+
 class ServedModel:
     """A model, its names for clients, and its output format. (Not an attrs class: Litestar would
     inspect it.)"""
@@ -76,6 +82,11 @@ class ServedModel:
         self.created = int(time.time())
         self.images = images
         """What is accepted of images, if the model sees any."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many requests it computes at once."""
+        return num_rows(self.llm)
 
     @property
     def preprocessor(self) -> Preprocessor:

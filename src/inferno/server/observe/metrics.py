@@ -1,5 +1,5 @@
 """Prometheus metrics: vLLM's names with the prefix `inferno_`, one registry per app. The label
-`model_name` is the model's first name."""
+`model_name` is the model's first name; what each of several engines counts has `engine` too."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 from inferno.request.requests import STEP_SIZES
 from inferno.server.access.limits import Key
 from inferno.server.observe.processes import (
+    LABELS,
     LAG_SECONDS,
     Kept,
     ModelView,
@@ -93,7 +94,7 @@ class _Models(Collector):
     def collect(self) -> Iterator[Metric]:
         views = list(self._views())
         up = GaugeMetricFamily(
-            "inferno_engine_up", "1 while the model's engine takes requests.", labels=[_MODEL]
+            "inferno_engine_up", "1 while the model's engine takes requests.", labels=LABELS
         )
         state = GaugeMetricFamily(
             "inferno_model_state", "1 for the state of a model.", labels=[_MODEL, "state"]
@@ -102,39 +103,42 @@ class _Models(Collector):
             "inferno_model_memory_bytes", "Bytes planned for a loaded model.", labels=[_MODEL]
         )
         for view in views:
-            up.add_metric([view.name], view.alive)
+            if not view.parts:
+                up.add_metric([view.name], False)
+            for labels, each in view.parts:
+                up.add_metric(labels, each.state == "ok")
             state.add_metric([view.name, view.state], 1)
             memory.add_metric([view.name], view.nbytes)
         yield from (up, state, memory)
-        running = [(view.name, view.stats) for view in views if view.stats is not None]
+        running = [(labels, each.stats) for view in views for labels, each in view.parts]
         for name, (attribute, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
-            for model, stats in running:
-                gauge.add_metric([model], getattr(stats, attribute))
+            gauge = GaugeMetricFamily(f"inferno_{name}", text, labels=LABELS)
+            for labels, stats in running:
+                gauge.add_metric(labels, getattr(stats, attribute))
             yield gauge
         for name, (attribute, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
-            for model, stats in running:
-                counter.add_metric([model], getattr(stats, attribute))
+            counter = CounterMetricFamily(f"inferno_{name}", text, labels=LABELS)
+            for labels, stats in running:
+                counter.add_metric(labels, getattr(stats, attribute))
             yield counter
         fallbacks = CounterMetricFamily(
             "inferno_kv_link_fallbacks",
             "Prompts computed here that were to be sent to a prefill instance.",
-            labels=[_MODEL, "cause"],
+            labels=[_MODEL, "cause", "engine"],
         )
-        for model, stats in running:
+        for (model, *engine), stats in running:
             for cause, count in stats.fallbacks.items():
-                fallbacks.add_metric([model, cause], count)
+                fallbacks.add_metric([model, cause, *engine], count)
         yield fallbacks
         sizes = HistogramMetricFamily(
             "inferno_iteration_tokens_total",
             "Tokens that a forward pass computes.",
-            labels=[_MODEL],
+            labels=LABELS,
         )
-        for model, stats in running:
+        for labels, stats in running:
             counts = accumulate(stats.step_sizes)
             limits = (*map(floatToGoString, STEP_SIZES), "+Inf")
-            sizes.add_metric([model], list(zip(limits, counts, strict=True)), stats.step_tokens)
+            sizes.add_metric(labels, list(zip(limits, counts, strict=True)), stats.step_tokens)
         yield sizes
 
 

@@ -3,17 +3,19 @@ grammars, the store, wrong API keys, and the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from attrs import frozen
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inferno.process.health import Health
+from inferno.process.health import EngineState, EngineView, Health
 from inferno.request.requests import EngineStats
 
 _MODEL = "model_name"
+LABELS = (_MODEL, "engine")
+"""Of what an engine says of itself. Only a model with several has the second."""
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Limits by which delays of the event loop are counted."""
 _GAUGES = {
@@ -44,8 +46,21 @@ class ModelView:
     """None while it is not loaded."""
     health: Health | None = None
     """Of its processes; None while it is not loaded."""
+    engines: Sequence[EngineView] = ()
+    """Of each engine, if it has several."""
     wait: float = 0.0
     """Seconds that a request without a key would wait for its first token."""
+
+    @property
+    def parts(self) -> list[tuple[list[str], EngineView]]:
+        """Each engine with its labels: one without a label, if the model has no more. None while it
+        is not loaded."""
+        if self.engines:
+            return [([self.name, str(i)], each) for i, each in enumerate(self.engines)]
+        if self.stats is None or self.health is None:
+            return []
+        state: EngineState = "ok" if self.alive else "restarting"
+        return [([self.name], EngineView(state=state, stats=self.stats, health=self.health))]
 
 
 class Processes(Collector):
@@ -64,16 +79,16 @@ class Processes(Collector):
         for view in views:
             wait.add_metric([view.name], view.wait)
         yield wait
-        known = [(view.name, view.health) for view in views if view.health is not None]
+        known = [(labels, each.health) for view in views for labels, each in view.parts]
         for name, (attribute, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
-            for model, health in known:
-                gauge.add_metric([model], getattr(health, attribute))
+            gauge = GaugeMetricFamily(f"inferno_{name}", text, labels=LABELS)
+            for labels, health in known:
+                gauge.add_metric(labels, getattr(health, attribute))
             yield gauge
         for name, (attribute, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
-            for model, health in known:
-                counter.add_metric([model], getattr(health, attribute))
+            counter = CounterMetricFamily(f"inferno_{name}", text, labels=LABELS)
+            for labels, health in known:
+                counter.add_metric(labels, getattr(health, attribute))
             yield counter
 
 

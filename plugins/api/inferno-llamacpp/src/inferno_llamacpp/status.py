@@ -32,7 +32,7 @@ def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) 
             "n_ctx": served.preprocessor.max_model_len,
             "params": defaults,
         },
-        "total_slots": served.llm.plan.max_num_seqs,
+        "total_slots": served.num_rows,
         "model_alias": served.names[0],
         "model_path": served.llm.plan.path,
         "modalities": {"vision": False, "audio": False},
@@ -55,7 +55,7 @@ def slots(
             "n_ctx": served.preprocessor.max_model_len,
             "is_processing": i < running,
         }
-        for i in range(served.llm.plan.max_num_seqs)
+        for i in range(served.num_rows)
     ]
 
 

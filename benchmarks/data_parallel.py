@@ -1,0 +1,105 @@
+"""What several engines give: tokens per second of `--dp` engines with a thread each, beside one
+engine of as many threads in all, and beside one engine of one thread.
+
+    python benchmarks/data_parallel.py [MODEL] [--engines 2] [--rounds 5] [--requests 64]
+        [--seqs 16] [--prompt 64] [--tokens 128] [--dtype bfloat16]
+
+Each engine runs up to `--seqs` of the requests at once. With fewer requests than all have room for,
+several engines read the weights for fewer of them at a time.
+
+All are loaded before the first round, and rounds take turns. Ratios are of figures of one round.
+Several engines need as many cores at once, and another one for this process, which hands out their
+tokens: where something else runs, compare processor time. What engines take of it for a token says
+what they would give on free cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from inferno import LLM, SamplingParams
+from inferno.host import cpu_name
+from inferno.llm.engine import in_own_processes
+from inferno.plan import Options, open_model
+
+
+def load(ref: str, dtype: str, engines: int, threads: int, each: int) -> LLM:
+    """Start engines in processes of their own: so is one, to be compared with."""
+    given = Options(device="cpu", dtype=dtype, dp=engines, threads=threads, max_num_seqs=each)
+    with open_model(ref, given) as opened:
+        return LLM.of(*in_own_processes(opened, None))
+
+
+class Round(NamedTuple):
+    """What a turn took for a token, in microseconds."""
+
+    time: float
+    engines: float
+    """Processor time of all engines."""
+    here: float
+    """That of this process."""
+
+
+def run(llm: LLM, turn: int, requests: int, prompt: int, tokens: int) -> Round:
+    """Answer requests, prompts included in the time. No prompt was seen before."""
+    prompts = [
+        [5 + (turn * 31 + i * 17 + j * j) % 90 for j in range(prompt)] for i in range(requests)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    begun = time.perf_counter(), used(llm), time.process_time()
+    llm.generate(prompts, params)
+    ended = time.perf_counter(), used(llm), time.process_time()
+    each = [(b - a) * 1e6 / (requests * tokens) for a, b in zip(begun, ended, strict=True)]
+    return Round(*each)
+
+
+def used(llm: LLM) -> float:
+    """Return the processor time of the engines so far, in seconds."""
+    client: Any = llm._engine._client  # type: ignore[attr-defined]
+    pids = [view.pid for view in client.engines] or [client.pid]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="demo")
+    for name, default in (("engines", 2), ("rounds", 5), ("requests", 64)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("seqs", 16), ("prompt", 64), ("tokens", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="auto")
+    given: Any = parser.parse_args()
+    count, size = given.engines, (given.requests, given.prompt, given.tokens)
+    kinds = {
+        "one engine, one thread": (1, 1),
+        f"one engine, {count} threads": (1, count),
+        f"{count} engines, one thread each": (count, 1),
+    }
+    llms = [load(given.model, given.dtype, *kind, given.seqs) for kind in kinds.values()]
+    rounds = [[run(llm, turn, *size) for llm in llms] for turn in range(given.rounds + 1)]
+    del rounds[0]  # it captures steps
+    where = f"{cpu_name()}, load {os.getloadavg()[0]:.1f}"
+    print(f"{given.model} on {where}: {given.requests} requests, {given.seqs} at once in an engine")
+    for i, name in enumerate(kinds):
+        mid = Round(*(median(column) for column in zip(*(e[i] for e in rounds), strict=True)))
+        print(
+            f"{name}: {1e6 / mid.time:.0f} tokens/s; a token takes {mid.engines:.0f} us of "
+            f"engines, {mid.here:.0f} of this process"
+        )
+    for i, name in enumerate(list(kinds)[:-1]):
+        ratios = sorted(each[i].time / each[-1].time for each in rounds)
+        print(f"{count} engines: {median(ratios):.2f} x {name} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
+    free = median(count * each[0].engines / each[-1].engines for each in rounds)
+    print(f"{count} engines on free cores, by processor time: {free:.2f} x one engine, one thread")
+    for llm in llms:
+        llm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Decides how many engines a model has, and what each of them is given."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from inferno import host
+from inferno.contracts import Device
+from inferno.errors import OptionError, UnsupportedError
+from inferno.plan.decided import Decided
+from inferno.plan.engine_use import EnginesUse
+from inferno.plan.numa import rank_cores
+from inferno.plan.options import Options
+from inferno.plan.plan import Plan
+
+
+def choose_engines(
+    options: Options, device: Device, *, elsewhere: bool = False
+) -> Decided[EnginesUse | None]:
+    """Return the engines, if there are several. `elsewhere`: the plan is for another machine, which
+    may have more cores. Raises OptionError, UnsupportedError."""
+    if options.dp == 1:
+        return Decided(None)
+    asked = f"--dp {options.dp}"
+    if device.kind != "cpu":
+        raise UnsupportedError(
+            f"{asked}: several engines compute on CPUs only, not on {device}",
+            "Start a server for each device (--device), or add --device cpu.",
+        )
+    given = {
+        "--nodes": options.nodes > 1,
+        "--executor": options.executor,
+        "--kv-store": options.kv_store,
+        "--kv-events": options.kv_events,
+        "--prefill-for": options.prefill_for,
+        "--decode-with": options.decode_with,
+    }
+    if names := [name for name, value in given.items() if value]:
+        raise UnsupportedError(
+            f"{asked} cannot be combined with {', '.join(names)}: engines share no folder, port or "
+            "other machine",
+            "Leave one of them out, or start a server for each engine behind a router.",
+        )
+    cores, count = host.usable_cores(), options.processes_here
+    notes = tuple[str, ...]()
+    if count > cores:
+        processes = f"{count} processes" if options.tp > 1 else f"{count} engines"
+        cause = f"{asked} needs a core for each of {processes}, and this machine has {cores}"
+        most = cores // options.tp
+        if not elsewhere:
+            raise OptionError(cause, f"Use --dp {most}." if most > 1 else "Leave --dp out.")
+        notes = (f"{cause}: the plan is for another machine",)
+    use = EnginesUse(count=options.dp)
+    if options.numa is not None:
+        own, each = rank_cores(options.numa, count, host.numa_nodes()), options.tp
+        dealt = tuple(own[i * each : (i + 1) * each] for i in range(options.dp))
+        use = evolve(use, cores=dealt)
+    return Decided(use, notes=notes)
+
+
+def plan_of_engine(plan: Plan, index: int) -> Plan:
+    """Return the plan of one engine by itself; the plan, if there is only one."""
+    if plan.engines is None:
+        return plan
+    own = plan.engines.cores[index] if plan.engines.cores else ()
+    if plan.ranks is not None:
+        return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=own))
+    return evolve(plan, engines=None, cores=own[0] if own else ())

@@ -1,0 +1,102 @@
+"""What a plan gives each of several engines, and what they cannot be combined with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferno import host
+from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
+from inferno.plan import (
+    Machine,
+    Options,
+    Plan,
+    plan_from_json,
+    plan_of_engine,
+    plan_to_json,
+    resolve,
+    stages,
+)
+
+pytest.importorskip("inferno_demo")
+
+NODES = {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 8)
+    monkeypatch.setattr(host, "numa_nodes", lambda: NODES)
+    monkeypatch.setattr(stages, "SHARED_FROM", 0)
+
+
+def plan_of(**options: Any) -> Plan:
+    given: dict[str, Any] = {"device": "cpu", "max_model_len": 256, "memory": "4GiB", **options}
+    return resolve("demo", Options(**given))
+
+
+def test_engines_share_cores_and_memory() -> None:
+    one, four = plan_of(), plan_of(dp=4)
+    assert one.engines is None and four.engines is not None and four.engines.count == 4
+    assert (one.threads, four.threads) == (8, 2)
+    assert four.memory_limit == one.memory_limit // 4
+    assert four.nbytes == 4 * sum(item.nbytes for item in four.memory)
+    assert plan_of(dp=2, tp=2).threads == 2
+    assert plan_of(dp=2, threads=3).threads == 3
+    assert plan_from_json(plan_to_json(four)) == four
+
+
+def test_an_engine_s_own_plan_knows_of_no_others() -> None:
+    plan = plan_of(dp=2, numa="auto")
+    assert plan.threads == 4
+    each = [plan_of_engine(plan, i) for i in range(2)]
+    assert [own.cores for own in each] == [NODES[0], NODES[1]]
+    assert all(own.engines is None and own.memory == plan.memory for own in each)
+    assert plan_of_engine(each[0], 0) == each[0]
+
+
+def test_the_ranks_of_each_engine_are_bound_to_its_own_cores() -> None:
+    plan = plan_of(dp=2, tp=2, numa="0,1")
+    assert plan.engines is not None and plan.ranks is not None
+    assert plan.engines.cores == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    assert plan.ranks.cores == plan.engines.cores[0] and plan.threads == 2
+    second = plan_of_engine(plan, 1).ranks
+    assert second is not None and second.cores == plan.engines.cores[1]
+
+
+def test_a_core_is_needed_for_each() -> None:
+    with pytest.raises(OptionError, match=r"--dp 9 .* 9 engines, .* has 8\nUse --dp 8"):
+        plan_of(dp=9)
+    with pytest.raises(OptionError, match=r"10 processes, .*\nUse --dp 4"):
+        plan_of(dp=5, tp=2)
+    elsewhere = resolve("demo", Options(device="cpu", dp=9), machine=Machine(elsewhere=True))
+    assert any("another machine" in note for note in elsewhere.notes)
+
+
+def test_too_little_memory_for_so_many_is_refused_with_a_remedy() -> None:
+    assert plan_of(memory="1GiB")
+    with pytest.raises(OutOfMemoryError, match="or use fewer than 4 engines: --dp"):
+        plan_of(memory="1GiB", dp=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"nodes": 2, "tp": 2}, "--nodes"),
+        ({"kv_store": "/tmp/store"}, "--kv-store"),
+        ({"kv_events": "tcp://*:5557"}, "--kv-events"),
+        ({"prefill_for": "shm://a"}, "--prefill-for"),
+        ({"decode_with": "shm://a"}, "--decode-with"),
+    ],
+)
+def test_what_engines_cannot_share_is_refused_by_name(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"--dp 2 cannot be combined with {name}"):
+        plan_of(dp=2, **options)
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(OptionError, match="dp is 0"):
+        Options(dp=0)
+    with pytest.raises(OptionError, match="without tp or dp"):
+        Options(numa="auto")
