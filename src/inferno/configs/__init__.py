@@ -1,5 +1,5 @@
-"""Reading `config.json`: the strict reader, rotary settings, patterns of paths, and the configs
-that most decoders share. Imports no torch."""
+"""Reading `config.json`: the strict reader, rotary settings, patterns of paths, the configs that
+most decoders share, and those of encoders of images. Imports no torch."""
 
 from inferno.configs.decoder import (
     CONV,
@@ -20,6 +20,7 @@ from inferno.configs.mamba import (
     time_step_limit,
 )
 from inferno.configs.patterns import PatternError, begins_with
+from inferno.configs.processors import given_looks, grid_processor, transformers_processor
 from inferno.configs.reader import (
     check_experts,
     check_known,
@@ -27,9 +28,19 @@ from inferno.configs.reader import (
     read_config,
 )
 from inferno.configs.rope import RopeConfig
+from inferno.configs.vision import (
+    ENCODER,
+    DeepVisionConfig,
+    SeesGrids,
+    SeesGridsDeeply,
+    VisionConfig,
+    with_vision,
+)
 
 __all__ = [
     "CONV",
+    "DeepVisionConfig",
+    "ENCODER",
     "DecoderConfig",
     "FULL",
     "MTPConfig",
@@ -38,16 +49,23 @@ __all__ = [
     "PatternError",
     "RopeConfig",
     "SLIDING",
+    "SeesGrids",
+    "SeesGridsDeeply",
     "SwitchedWindowConfig",
+    "VisionConfig",
     "WindowedConfig",
     "begins_with",
     "check_experts",
     "check_known",
     "check_mamba2_heads",
     "check_positive",
+    "given_looks",
+    "grid_processor",
     "mamba2_state",
     "numbered_layers",
     "read_config",
     "time_step_limit",
+    "transformers_processor",
     "typed_layers",
+    "with_vision",
 ]

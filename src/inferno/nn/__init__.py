@@ -16,7 +16,16 @@ from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.fp8 import Fp8Blocks
 from inferno.nn.layer import Divisible, Finalize, Layer, Stack, divide, finalize
 from inferno.nn.linear import Linear, MergedLinear
-from inferno.nn.media import ImageEncoder, ImageInputs, MRope, SeeingDecoder, grid_positions
+from inferno.nn.media import (
+    DeepstackLayer,
+    ImageEncoder,
+    ImageInputs,
+    MRope,
+    SeeingDecoder,
+    deepstack,
+    grid_inputs,
+    grid_positions,
+)
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing, sum_once
 from inferno.nn.mtp import MTPLayer, MTPLayers
@@ -37,6 +46,7 @@ from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
 from inferno.nn.table import TableGroups
 from inferno.nn.token_types import TokenTypes
+from inferno.nn.vision import DeepEncoder, PatchEmbed, VisionAttention, patch_angles
 from inferno.nn.w8a8 import W8A8
 from inferno.nn.weight import Dense, Unloaded, Weight
 
@@ -50,6 +60,8 @@ __all__ = [
     "Cut",
     "Decoder",
     "DecoderLayer",
+    "DeepEncoder",
+    "DeepstackLayer",
     "Dense",
     "Divisible",
     "Embedding",
@@ -72,6 +84,7 @@ __all__ = [
     "MixtureOfExperts",
     "NoRope",
     "ParallelDecoderLayer",
+    "PatchEmbed",
     "Permuted",
     "PostNormDecoderLayer",
     "ProjectionNorm",
@@ -92,16 +105,20 @@ __all__ = [
     "TiedLMHead",
     "TokenTypes",
     "Unloaded",
+    "VisionAttention",
     "Weight",
     "Wrapper",
     "causal_conv",
     "column_order",
+    "deepstack",
     "divide",
     "finalize",
     "gated_delta",
+    "grid_inputs",
     "grid_positions",
     "packed_nibbles",
     "packed_words",
+    "patch_angles",
     "ssd",
     "stacked_inside",
     "sum_once",

@@ -2,25 +2,27 @@
 
 The runner writes both before each step (`images.Seeing`): the modules here have where.
 
-Suffixes: T tokens of the step, N tokens of it that are given, P patches, W numbers of a patch,
-D hidden, E rotated pairs, 3 the temporal, the vertical and the horizontal position.
+Suffixes: T tokens of the step, N tokens of it that are given, P patches, W numbers of a patch, or
+those that are given of a token, D hidden, E rotated pairs, 3 the temporal, the vertical and the
+horizontal position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, cycle, pairwise
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inferno.configs import RopeConfig
+from inferno.configs import RopeConfig, SeesGrids, SeesGridsDeeply
 from inferno.contracts import Grid
 from inferno.nn.batch import Batch
-from inferno.nn.decoder import Decoder
+from inferno.nn.decoder import Decoder, DecoderLayer, Norm
 from inferno.nn.layer import Layer
+from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope, Rotation
 
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -55,28 +57,44 @@ class ImageInputs(Layer):
 
     def __init__(
         self,
-        width: int,
+        hidden_size: int,
         positions: Callable[[Iterable[Span], int], Positions] | None = None,
+        *,
+        features: int = 0,
     ) -> None:
-        """`width` is D; `positions` returns those of a prompt with images, (3, tokens); None: their
-        indices."""
+        """`hidden_size` is D; `positions` returns those of a prompt with images, (3, tokens); None:
+        their indices. What is given of a position may have `features` of D numbers after its
+        embedding, for layers to `add`."""
         super().__init__()
-        self.width, self.positions = width, positions
+        self.hidden_size, self.positions = hidden_size, positions
+        self.width = hidden_size * (1 + features)
+        """Numbers that are given of a position."""
         self.positions_3T = torch.empty(3, 0, dtype=torch.int64)
         self.given: tuple[Tensor, Tensor] | None = None
-        """(index in T, embeddings): those of this step, which is then not replayed."""
+        """(index in T, numbers): those of this step, which is then not replayed."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Return the embeddings of a step with those that are given."""
         if self.given is not None:
             at_N, given_ND = self.given
-            x_TD = x_TD.index_copy(0, at_N, given_ND.to(x_TD.dtype))
+            x_TD = x_TD.index_copy(0, at_N, given_ND[:, : self.hidden_size].to(x_TD.dtype))
         return x_TD
+
+    def add(self, feature: int, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream with what a layer adds to it, and a feature of images, which
+        is to be added next: sums are rounded as in training."""
+        if self.given is None:
+            return x_TD, delta_TD
+        x_TD, (at_N, given_NW) = x_TD + delta_TD, self.given
+        begin = (1 + feature) * self.hidden_size
+        given_ND = given_NW[:, begin : begin + self.hidden_size]
+        return x_TD, torch.zeros_like(x_TD).index_copy(0, at_N, given_ND.to(x_TD.dtype))
 
 
 class MRope(Rope):
     """A `Rope` whose pairs turn by three positions: `sections` says how many turn by the temporal,
-    the vertical, the horizontal, again the temporal one, and so on."""
+    the vertical and the horizontal one. Each follows the one before, or, if they are `woven`, pairs
+    take turns for as long as the vertical and the horizontal ones last."""
 
     by_index: ClassVar[bool] = False
 
@@ -86,12 +104,19 @@ class MRope(Rope):
         sections: Sequence[int],
         head_dim: int,
         rope: RopeConfig,
+        *,
+        woven: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(head_dim, rope, **more)
         self._inputs = [inputs]  # in a list: it is the decoder's, not a module of this one
-        edges = pairwise(accumulate(sections, initial=0))
-        self.sections = list(zip(cycle(range(3)), edges, strict=False))
+        _, rows, columns = sections
+        first, second = sections[0], sections[0] + rows
+        self.parts = [(1, slice(first, second)), (2, slice(second, second + columns))]
+        """Which pairs do not turn by the temporal position, but by the vertical or the horizontal
+        one."""
+        if woven:
+            self.parts = [(1, slice(1, 3 * rows, 3)), (2, slice(2, 3 * columns, 3))]
 
     def forward(self, batch: Batch) -> Rotation:
         [inputs] = self._inputs
@@ -103,9 +128,26 @@ class MRope(Rope):
 
         def turned(table_NE: Tensor) -> Tensor:
             taken_3TE = [self.ops.gather(table_NE, row_T) for row_T in rows_3T.unbind()]
-            return torch.cat([taken_3TE[i][:, a:b] for i, (a, b) in self.sections], dim=-1)
+            found_TE = taken_3TE[0]
+            for axis, pairs in self.parts:
+                found_TE[:, pairs] = taken_3TE[axis][:, pairs]
+            return found_TE
 
         return Rotation(turned(cos_NE), turned(sin_NE), self.ops, self.interleaved)
+
+
+class DeepstackLayer(DecoderLayer):
+    """A layer after which a `feature` of images is added to their positions (arXiv:2406.04334)."""
+
+    def __init__(self, *args: Any, inputs: ImageInputs, feature: int, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._inputs, self.feature = [inputs], feature
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        [inputs] = self._inputs
+        return inputs.add(self.feature, *super().forward(x_TD, delta_TD, rotation, batch))
 
 
 class SeeingDecoder(Decoder):
@@ -117,9 +159,56 @@ class SeeingDecoder(Decoder):
         super().__init__(layers, rope, **more)
         self.images = inputs
 
+    @classmethod
+    def seeing(
+        cls,
+        config: SeesGrids,
+        layers: Iterable[nn.Module],
+        inputs: ImageInputs,
+        *,
+        woven: bool = False,
+        norm: Norm = RMSNorm,
+    ) -> SeeingDecoder:
+        """Build a decoder whose tokens of images have rows and columns, with the config's sizes."""
+        longest = config.max_position_embeddings
+        rope = MRope(
+            inputs,
+            config.mrope_section,
+            config.head_dim,
+            config.rope,
+            max_position_embeddings=longest,
+            woven=woven,
+        )
+        return cls(
+            layers,
+            rope,
+            inputs,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+            norm=norm,
+        )
+
     def embed(self, token_ids_T: Tensor) -> Tensor:
         x_TD: Tensor = self.images(super().embed(token_ids_T))
         return x_TD
+
+
+def grid_inputs(config: SeesGrids, *, features: int = 0) -> ImageInputs:
+    """Return what a decoder reads of images whose tokens have rows and columns."""
+    positions = partial(grid_positions, merge=config.vision.spatial_merge_size)
+    return ImageInputs(config.hidden_size, positions, features=features)
+
+
+def deepstack(
+    config: SeesGridsDeeply,
+) -> tuple[ImageInputs, list[Callable[..., DecoderLayer]]]:
+    """Return what a decoder reads of images, and the kind of each of its layers: those that a
+    feature of the images is added after are `DeepstackLayer`s."""
+    features, layers = len(config.vision.deepstack_visual_indexes), config.num_hidden_layers
+    inputs = grid_inputs(config, features=features)
+    deep = (partial(DeepstackLayer, inputs=inputs, feature=n) for n in range(features))
+    return inputs, [*deep, *[DecoderLayer] * (layers - features)]
 
 
 def grid_positions(spans: Iterable[Span], length: int, merge: int) -> Positions:

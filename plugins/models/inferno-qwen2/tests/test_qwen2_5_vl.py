@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from inferno.testing import TINY_TEXT, ImageTests
+from inferno_qwen2.config import Qwen2Config
+from inferno_qwen2.vision_config import Qwen25VLConfig
 
 pytest.importorskip("PIL")
 
@@ -50,3 +53,10 @@ class TestQwen25VL(ImageTests):
 
         found = Qwen2VLImageProcessorPil()(images=list(images), return_tensors="pt")
         return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+
+
+def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
+    """Defaults of the fields are of one class."""
+    theirs = {each.name: each.default for each in attrs.fields(Qwen2Config)}
+    found = {each.name: each.default for each in attrs.fields(Qwen25VLConfig)}
+    assert theirs.items() <= found.items()

@@ -1,4 +1,4 @@
-"""Qwen3 for inferno. Imports no torch until a model is built."""
+"""Qwen3 and Qwen3-VL for inferno. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -51,7 +51,25 @@ CAUSAL = Architecture(
     ),
 )
 
+SEEING = Architecture(
+    name="Qwen3VLForConditionalGeneration",
+    config="inferno_qwen3.vision_config:Qwen3VLConfig.from_json",
+    build="inferno_qwen3.vision:Qwen3VLForConditionalGeneration",
+    adapt="inferno_qwen3.vision_config:seeing",
+    images="inferno_qwen3.images:processor",
+    divides=DECODER,
+    unquantized=("visual.*",),
+    stop_tokens=("<|im_end|>", "<|endoftext|>"),
+    checkpoints=(
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "Qwen/Qwen3-VL-4B-Instruct",
+        "Qwen/Qwen3-VL-8B-Instruct",
+        "Qwen/Qwen3-VL-8B-Thinking",
+        "Qwen/Qwen3-VL-32B-Instruct",
+    ),
+)
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL)]
+    return [CAUSAL, classifier_of(CAUSAL), SEEING]

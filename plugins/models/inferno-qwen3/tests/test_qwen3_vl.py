@@ -1,0 +1,95 @@
+"""Qwen3-VL, images included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from inferno.errors import CheckpointError
+from inferno.testing import TINY_TEXT, ImageTests
+from inferno_qwen3.config import Qwen3Config
+from inferno_qwen3.vision_config import Qwen3VLConfig
+
+pytest.importorskip("PIL")
+
+MROPE = {
+    "rope_type": "default",
+    "mrope_interleaved": True,
+    "mrope_section": [4, 2, 2],
+    "rope_theta": 10_000.0,
+}
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "text_config": {**TINY_TEXT, "num_hidden_layers": 3, "rope_parameters": MROPE},
+    "vision_config": {
+        "depth": 4,
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "intermediate_size": 48,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 2],
+    },
+    "image_token_id": 150,
+    "video_token_id": 151,
+    "vision_start_token_id": 152,
+    "vision_end_token_id": 153,
+}
+
+
+class TestQwen3VL(ImageTests):
+    """Features of two layers, and a square of position embeddings that is smaller than one image's
+    grid and larger than another's."""
+
+    config = CONFIG
+    sizes = ((128, 128), (96, 192), (64, 70))
+
+    def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
+        return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+
+
+class TestEveryLayerIsDeep(TestQwen3VL):
+    """As many features as the decoder has layers: the last is added before the final norm."""
+
+    config = {
+        **CONFIG,
+        "text_config": {**CONFIG["text_config"], "num_hidden_layers": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"deepstack_visual_indexes": [2, 0]}, "in order"),
+        ({"deepstack_visual_indexes": [4]}, "deepstack_visual_indexes"),
+        ({"deepstack_visual_indexes": [0, 1, 2]}, "3 layers have features"),
+        ({"num_position_embeddings": 35}, "square"),
+        ({"hidden_size": 36}, "multiple of 4"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"out_hidden_size": 32}, "out_hidden_size"),
+    ],
+)
+def test_a_bad_encoder_is_an_error_that_names_the_field(
+    damage: Mapping[str, Any], named: str
+) -> None:
+    vision = {**CONFIG["vision_config"], **damage}
+    config = {**CONFIG["text_config"], "num_hidden_layers": 2, "vision_config": vision}
+    with pytest.raises(CheckpointError, match=named):
+        Qwen3VLConfig.from_json(config)
+
+
+def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
+    """Defaults of the fields are of one class."""
+    theirs = {each.name: each.default for each in attrs.fields(Qwen3Config)}
+    found = {each.name: each.default for each in attrs.fields(Qwen3VLConfig)}
+    assert theirs.items() <= found.items()
