@@ -38,11 +38,20 @@ def test_a_picture_that_comes_again_is_found() -> None:
     assert files.find(digest) is None
     held(files, 1)
     found = files.find(digest)
-    assert found is not None and found.at(7).start == 7
+    assert found is not None and [part.start for part in found.at(7)] == [7]
     again = files.find(digest)
     del found
     assert again is not None and Path(again.path).exists()
     files.close()
+
+
+def test_a_picture_with_text_between_its_rows_is_a_part_for_each() -> None:
+    picture = Picture(bytes(16), (1, 2, 3), 6, "/path")
+    parts = [*picture.at(10, [8, None, None, None, 9, 9, None, None, None, 7])]
+    assert [(part.start, part.stop, part.first) for part in parts] == [(11, 14, 0), (16, 19, 3)]
+    assert {(part.digest, part.grid, part.path) for part in parts} == {
+        (picture.digest, picture.grid, picture.path)
+    }
 
 
 def test_a_file_that_was_removed_meanwhile_is_not_adopted() -> None:

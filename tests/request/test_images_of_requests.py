@@ -6,7 +6,7 @@ import pytest
 from attrs import frozen
 
 from inferno.errors import RequestError
-from inferno.request.requests import ImagePart, Request
+from inferno.request.requests import ImagePart, Request, overlapping
 from inferno.request.validation import validate_request
 
 
@@ -49,3 +49,15 @@ def test_places_that_are_wrong_are_refused(images: tuple[ImagePart, ...]) -> Non
 def test_a_model_of_text_takes_none() -> None:
     with pytest.raises(RequestError, match="sees no images"):
         validate_request(request(image(0)), Limits(images=None))
+
+
+def test_images_at_positions_are_those_that_overlap_them() -> None:
+    images = (image(2, 3), image(5, 1), image(9, 4), image(14, 2))
+    for begin in range(18):
+        for end in range(begin + 1, 18):
+            found = overlapping(images, begin, end)
+            assert found == tuple(
+                each
+                for each in images
+                if any(each.start <= place < each.stop for place in range(begin, end))
+            )

@@ -104,7 +104,13 @@ from inferno.contracts.kernels import (
 from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout, fp8_layout
 from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
-from inferno.contracts.media import Grid, ImageModelConfig, ImageProcessor, Pixels
+from inferno.contracts.media import (
+    Grid,
+    ImageLayoutConfig,
+    ImageModelConfig,
+    ImageProcessor,
+    Pixels,
+)
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -230,6 +236,7 @@ __all__ = [
     "Grid",
     "HeldMatrix",
     "Hint",
+    "ImageLayoutConfig",
     "ImageModelConfig",
     "ImageProcessor",
     "IntLayout",

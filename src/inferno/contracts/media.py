@@ -6,6 +6,7 @@ the image's pixels. The encoder is a module of the model (`nn.ImageEncoder`) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attrs import frozen
@@ -64,4 +65,15 @@ class ImageModelConfig(Protocol):
 
     def image_tokens(self, grid: Grid) -> int:
         """Return how many positions an image takes."""
+        ...
+
+
+@runtime_checkable
+class ImageLayoutConfig(Protocol):
+    """What it has besides if tokens of the text model are among an image's positions, such as one
+    after each row."""
+
+    def image_layout(self, grid: Grid) -> Sequence[int | None]:
+        """Return what is in the place of an image: token ids, and None at each of its positions,
+        in order."""
         ...

@@ -10,6 +10,8 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from threading import RLock
 
@@ -34,9 +36,19 @@ class Picture:
     """Positions that it takes."""
     path: str
 
-    def at(self, start: int) -> ImagePart:
-        """Return its part of a prompt."""
-        return ImagePart(start, self.count, self.digest, self.grid, self.path)
+    def at(self, start: int, layout: Sequence[int | None] | None = None) -> Iterator[ImagePart]:
+        """Return its parts of a prompt: one, or one for each run of positions of its `layout`
+        (`contracts.ImageLayoutConfig`)."""
+        if layout is None:
+            yield ImagePart(start, self.count, self.digest, self.grid, self.path)
+            return
+        first = 0
+        for is_text, run in groupby(layout, lambda token: token is not None):
+            count = sum(1 for _ in run)
+            if not is_text:
+                yield ImagePart(start, count, self.digest, self.grid, self.path, first)
+                first += count
+            start += count
 
 
 @frozen

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inferno.nn import ImageEncoder, ImageInputs
 from inferno.plan import Plan
-from inferno.request.requests import ImagePart, Request
+from inferno.request.requests import ImagePart, Request, overlapping
 
 log = logging.getLogger("inferno.runner")
 R = TypeVar("R")
@@ -139,7 +139,8 @@ class Seeing:
         for row in own:
             mine_N = np.flatnonzero(rows_T == row)
             places_N = positions_T[mine_N]
-            for image in self.images[row]:
+            ends = (int(places_N[0]), int(places_N[-1]) + 1) if len(places_N) else (0, 0)
+            for image in overlapping(self.images[row], *ends):
                 inside = (places_N >= image.start) & (places_N < image.stop)
                 if inside.any():
                     index_N = torch.from_numpy(places_N[inside] - image.start + image.first)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from inferno.contracts import ImageLayoutConfig
 from inferno.errors import RequestError
 from inferno.images.decoding import check_pixels, check_size, data_of, decoded, pillow, upright
 from inferno.images.pixels import Picture, PixelFiles
@@ -37,9 +38,10 @@ class SeeingTokens(tuple[int, ...]):
     images: tuple[ImagePart, ...]
 
     @classmethod
-    def of(cls, ids: Sequence[int], token: int, pictures: Sequence[Picture], param: str) -> Any:
-        """Put pictures at the places of `token`, each repeated as often as it has positions. Raises
-        RequestError unless there are as many."""
+    def of(cls, ids: Sequence[int], config: Any, pictures: Sequence[Picture], param: str) -> Any:
+        """Put pictures at the places of the token that stands for one in an `ImageModelConfig`: it
+        is repeated at each position. Raises RequestError unless there are as many."""
+        token = config.image_token_id
         if (places := list(ids).count(token)) != len(pictures):
             raise RequestError(
                 f"the prompt has {places} places for {len(pictures)} images",
@@ -52,8 +54,11 @@ class SeeingTokens(tuple[int, ...]):
             if id != token:
                 found.append(id)
                 continue
-            parts.append((picture := next(left)).at(len(found)))
-            found += [token] * picture.count
+            picture, layout = next(left), None
+            if isinstance(config, ImageLayoutConfig):
+                layout = config.image_layout(picture.grid)
+            parts += picture.at(len(found), layout)
+            found += (token if each is None else each for each in layout or [None] * picture.count)
         made = cls(found)
         made.pictures, made.images = tuple(pictures), tuple(parts)
         return made
@@ -68,7 +73,7 @@ def seeing(
     """Return the token ids of a prompt with these images, in order. Raises RequestError."""
     if not pictures or images is None:
         return tuple(ids)
-    found: tuple[int, ...] = SeeingTokens.of(ids, images.token_id, pictures, param)
+    found: tuple[int, ...] = SeeingTokens.of(ids, images.opened.config, pictures, param)
     return found
 
 
@@ -144,7 +149,6 @@ def source_of(part: Mapping[str, Any], param: str) -> Any:
 class PromptImages:
     """How prompts for a model have images."""
 
-    token_id: int
     opened: Opened
     files: PixelFiles | None = None
     """Of images that this process reads itself: `LLM`'s, whose caller is trusted."""
@@ -155,8 +159,7 @@ class PromptImages:
         """None for a model that reads text only."""
         if opened.plan.images is None:
             return None
-        config: Any = opened.config
-        return cls(config.image_token_id, opened)
+        return cls(opened)
 
     def read(self, source: Any, param: str) -> Picture:
         """Read an image in this process: a `Picture` as it is, an image of Pillow, bytes, a path,

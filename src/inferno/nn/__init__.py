@@ -46,7 +46,14 @@ from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
 from inferno.nn.table import TableGroups
 from inferno.nn.token_types import TokenTypes
-from inferno.nn.vision import DeepEncoder, PatchEmbed, VisionAttention, patch_angles
+from inferno.nn.vision import (
+    DeepEncoder,
+    PatchEmbed,
+    VisionAttention,
+    patch_angles,
+    patch_places,
+    turned,
+)
 from inferno.nn.w8a8 import W8A8
 from inferno.nn.weight import Dense, Unloaded, Weight
 
@@ -119,8 +126,10 @@ __all__ = [
     "packed_nibbles",
     "packed_words",
     "patch_angles",
+    "patch_places",
     "ssd",
     "stacked_inside",
     "sum_once",
+    "turned",
     "unpacked_words",
 ]

@@ -9,7 +9,7 @@ Suffixes: T packed tokens, D hidden, S sampled rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -171,9 +171,11 @@ class Decoder(Layer):
         norm: Norm = RMSNorm,
         norm_name: str = "norm",
         embedding_scale: float = 1.0,
-    ) -> Decoder:
+        **more: Any,
+    ) -> Self:
         """Build a decoder with the config's sizes. By default `rope` is one rotary embedding, with
-        pairs of adjacent elements if `interleaved`, and `eps` is `rms_norm_eps`."""
+        pairs of adjacent elements if `interleaved`, and `eps` is `rms_norm_eps`. `more` are
+        arguments of a subclass."""
         rope = rope or Rope(
             config.head_dim,
             config.rope,
@@ -189,6 +191,7 @@ class Decoder(Layer):
             norm=norm,
             norm_name=norm_name,
             embedding_scale=embedding_scale,
+            **more,
         )
 
     def finalize(self, to: Finalize) -> None:

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from inferno.configs import RopeConfig, SeesGrids, SeesGridsDeeply
 from inferno.contracts import Grid
 from inferno.nn.batch import Batch
-from inferno.nn.decoder import Decoder, DecoderLayer, Norm
+from inferno.nn.decoder import Decoder, DecoderLayer
 from inferno.nn.layer import Layer
-from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope, Rotation
 
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -154,7 +153,7 @@ class SeeingDecoder(Decoder):
     """A decoder that is given the embeddings of images' positions."""
 
     def __init__(
-        self, layers: Iterable[nn.Module], rope: nn.Module, inputs: ImageInputs, **more: Any
+        self, layers: Iterable[nn.Module], rope: nn.Module, *, inputs: ImageInputs, **more: Any
     ):
         super().__init__(layers, rope, **more)
         self.images = inputs
@@ -167,27 +166,17 @@ class SeeingDecoder(Decoder):
         inputs: ImageInputs,
         *,
         woven: bool = False,
-        norm: Norm = RMSNorm,
     ) -> SeeingDecoder:
         """Build a decoder whose tokens of images have rows and columns, with the config's sizes."""
-        longest = config.max_position_embeddings
         rope = MRope(
             inputs,
             config.mrope_section,
             config.head_dim,
             config.rope,
-            max_position_embeddings=longest,
+            max_position_embeddings=config.max_position_embeddings,
             woven=woven,
         )
-        return cls(
-            layers,
-            rope,
-            inputs,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
-            norm=norm,
-        )
+        return cls.of(config, layers, rope=rope, inputs=inputs)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         x_TD: Tensor = self.images(super().embed(token_ids_T))

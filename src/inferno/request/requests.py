@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import Literal, get_args
 
 from attrs import define, field, frozen
@@ -79,29 +79,36 @@ class ImagePart:
     path: str
     """The file with its pixels, float32, which is there until the request has ended."""
     first: int = 0
-    """Which of the image's embeddings is at `start`: others may be elsewhere."""
+    """Which of the image's embeddings is at `start`: an image that has tokens of text between its
+    rows is a part for each."""
 
     @property
     def stop(self) -> int:
         return self.start + self.count
 
 
+def overlapping(images: tuple[ImagePart, ...], begin: int, end: int) -> tuple[ImagePart, ...]:
+    """Return those that have any of these positions of a prompt; they are in order."""
+    first = bisect_right(images, begin, key=lambda each: each.stop)
+    return images[first : bisect_left(images, end, first, key=lambda each: each.start)]
+
+
 def images_within(images: tuple[ImagePart, ...], begin: int, end: int) -> bytes:
     """Return what tells images apart whose tokens are at these positions of a prompt: nothing where
     there are none."""
-    inside = (each for each in images if each.start < end and begin < each.stop)
     return b"".join(
         each.digest
         + (each.first + max(0, begin - each.start)).to_bytes(4, "big")
         + max(0, each.start - begin).to_bytes(4, "big")
-        for each in inside
+        for each in overlapping(images, begin, end)
     )
 
 
 def digests_within(images: tuple[ImagePart, ...], begin: int, end: int) -> str:
-    """Return the digests of the images at these positions, in hexadecimal, joined by commas."""
-    inside = (each for each in images if each.start < end and begin < each.stop)
-    return ",".join(each.digest.hex() for each in inside)
+    """Return the digests of the images at these positions, in hexadecimal, each once, joined
+    by commas."""
+    found = (each.digest.hex() for each in overlapping(images, begin, end))
+    return ",".join(dict.fromkeys(found))
 
 
 @frozen(kw_only=True)

@@ -123,10 +123,12 @@ class ImageTests:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def asked(cls, reference: Any, pictures: Any) -> list[Asked]:
+    def asked(cls, reference: Any, checkpoint: Path, pictures: Any) -> list[Asked]:
         """One image, another of the same size, several with text before, between and after, one
         near the end, and text alone."""
-        token, drawn = int(cls.config["image_token_id"]), random.Random(3)
+        with cls().opened(checkpoint) as opened:
+            config: Any = opened.config
+        token, drawn = config.image_token_id, random.Random(3)
         found = []
         one, two, three, other = pictures
 
@@ -145,7 +147,7 @@ class ImageTests:
         for layout in layouts:
             seen = [part for part in layout if isinstance(part, tuple)]
             ids = [token if isinstance(part, tuple) else part for part in layout]
-            placed = SeeingTokens.of(ids, token, [picture for _, picture in seen], "test")
+            placed = SeeingTokens.of(ids, config, [picture for _, picture in seen], "test")
             wanted = cls()._wanted(reference, placed, [image for image, _ in seen])
             found.append(Asked(placed, wanted))
         assert found[0].wanted != found[1].wanted, "the reference must look at its images"

@@ -24,21 +24,26 @@ from inferno_mistral.config import Ministral3Config, MistralConfig, MixtralConfi
 
 class MistralForCausalLM(CausalLM):
     def __init__(self, config: MistralConfig) -> None:
-        super().__init__(Decoder.of(config, _layers(config)), tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers(config)), tied=config.tie_word_embeddings)
 
 
 class Ministral3ForCausalLM(CausalLM):
     def __init__(self, config: Ministral3Config) -> None:
-        rope = QueryScalingRope(
-            config.head_dim,
-            config.rope,
-            max_position_embeddings=config.max_position_embeddings,
-        )
-        decoder = Decoder.of(config, _layers(config), rope=rope)
+        decoder = Decoder.of(config, layers(config), rope=scaled_rope(config))
         super().__init__(decoder, tied=config.tie_word_embeddings)
 
 
-def _layers(config: MistralConfig | Ministral3Config) -> Iterator[DecoderLayer]:
+def scaled_rope(config: Ministral3Config) -> QueryScalingRope:
+    """Return the rotary embedding that also scales queries."""
+    return QueryScalingRope(
+        config.head_dim,
+        config.rope,
+        max_position_embeddings=config.max_position_embeddings,
+    )
+
+
+def layers(config: MistralConfig | Ministral3Config) -> Iterator[DecoderLayer]:
+    """Build the layers of both."""
     for layer_id in range(config.num_hidden_layers):
         yield DecoderLayer(
             SelfAttention(layer_id, config.attention_spec(layer_id), config.hidden_size),
