@@ -48,6 +48,7 @@ PLAN: Any = SimpleNamespace(
     images=None,
     memory=(),
     sessions=None,
+    grammars=(),
     device=SimpleNamespace(torch_name="cpu"),
 )
 """What a server asks of a plan."""

@@ -26,6 +26,7 @@ def fake_plan(nbytes: int, device: str = "cpu") -> Any:
     return SimpleNamespace(
         queue_policy="first-come",
         sandbox=None,
+        grammars=(),
         max_num_seqs=4,
         sessions=None,
         device=SimpleNamespace(torch_name=device),

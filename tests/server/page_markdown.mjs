@@ -1,9 +1,9 @@
-// The page's Markdown parser, in Node: `MARKDOWN` is the URL of markdown.js.
+// The page's Markdown parser, in Node: `PAGE` is the URL of its folder.
 
 import assert from "node:assert/strict";
 import test from "node:test";
 
-const { parse, Stream, inline, safeUrl } = await import(process.env.MARKDOWN);
+const { parse, Stream, inline, safeUrl } = await import(`${process.env.PAGE}/markdown.js`);
 
 const plain = (value) => JSON.parse(JSON.stringify(value, (key, each) => (key === "at" ? undefined : each)));
 const same = (text, expected) => assert.deepEqual(plain(parse(text)), expected);

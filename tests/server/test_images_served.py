@@ -208,6 +208,8 @@ def test_pixels_wait_in_shared_memory_that_is_bounded(http: Any, llm: AsyncLLM) 
 
 def test_the_page_and_ollama_say_that_it_sees(http: Any) -> None:
     assert "vision" in http.post("/api/show", json={"model": "seeing"}).json()["capabilities"]
+    [listed] = http.get("/v1/models").json()["data"]
+    assert "vision" in listed["capabilities"], "what the page offers pictures by"
 
 
 @pytest.mark.slow

@@ -8,12 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import inferno.server.page
+from inferno.server.hosting.describe import Capability
 
 FOLDER = Path(inferno.server.page.__file__).parent
 FILES = sorted(
@@ -116,18 +118,28 @@ def test_text_never_becomes_markup() -> None:
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?! (?:type=\"module\" )?src=)", html)
 
 
-@pytest.mark.slow
+def test_pictures_are_the_users_own_and_offered_to_models_that_see(client: Any) -> None:
+    policy = client().get("/").headers["content-security-policy"]
+    assert "img-src 'self' data:;" in policy, "nothing of another server"
+    html = (FOLDER / "index.html").read_text()
+    assert re.search(r'<button id="attach"[^>]* hidden>', html), "until the model is known"
+    [asked] = re.findall(r'capabilities\?\.includes\("(\w+)"\)', (FOLDER / "app.js").read_text())
+    assert asked in typing.get_args(Capability)
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param("page_markdown.mjs", marks=pytest.mark.slow), "page_pictures.mjs"]
+)
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_markdown_parser(tmp_path: Path) -> None:
-    for name in ("markdown.js", LIBRARY):
+def test_modules_of_the_page(script: str, tmp_path: Path) -> None:
+    for name in SCRIPTS:
         shutil.copy(FOLDER / name, tmp_path)
     # Node asks a package.json whether a .js file is a module; the page's folder has none.
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    script = Path(__file__).with_name("page_markdown.mjs")
     ran = subprocess.run(
-        ["node", "--test", str(script)],
+        ["node", "--test", str(Path(__file__).with_name(script))],
         capture_output=True,
         text=True,
-        env={**os.environ, "MARKDOWN": (tmp_path / "markdown.js").as_uri()},
+        env={**os.environ, "PAGE": tmp_path.as_uri()},
     )
     assert ran.returncode == 0, ran.stdout

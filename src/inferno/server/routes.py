@@ -14,7 +14,7 @@ import inferno
 from inferno.errors import RequestError
 from inferno.llm.defaults import named_values
 from inferno.server.fields.schema import DetokenizeRequest, TokenizeRequest
-from inferno.server.hosting.describe import details
+from inferno.server.hosting.describe import capabilities, details
 from inferno.server.hosting.hosted_model import HostedModel, LoadState
 from inferno.server.hosting.models import Models
 from inferno.server.hosting.served_model import in_time
@@ -208,6 +208,7 @@ def _card(hosted: HostedModel, name: str) -> dict[str, Any]:
         card["max_model_len"] = preprocessor.max_model_len
         card["weight_version"] = hosted.served.llm.weight_version
         card["interactive_sampling"] = named_values(preprocessor.interactive_params)
+        card["capabilities"] = capabilities(hosted.served)
     if hosted.state is LoadState.FAILED and hosted.error is not None:
         card["error"] = hosted.error.cause
     return card

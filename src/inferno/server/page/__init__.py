@@ -23,10 +23,10 @@ _TYPES = {
 }
 _INDEX = "index.html"
 # What a model writes is shown as text. Should that ever fail, the browser runs no code, loads
-# nothing, and sends nothing anywhere but to this server.
+# nothing, and sends nothing anywhere but to this server. Pictures of the user's are data: URLs.
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),

@@ -9,6 +9,7 @@ import { exportAs } from "./export.js";
 import { MessageView } from "./message.js";
 import { askKey, loadModels, model } from "./models.js";
 import { closeSide, nextTheme, openSide, togglePanel } from "./panels.js";
+import { picturesOf, setPictures, showPictures, watchPictures } from "./pictures.js";
 import { follow, toEnd, watchScroller } from "./scrolling.js";
 import { buildSettings, local, requestBody, showDefaults } from "./settings.js";
 import { openStore } from "./store.js";
@@ -52,6 +53,7 @@ async function show(conversation) {
   state.current = conversation;
   state.views.clear();
   fill(draftOf(conversation));
+  showPictures(conversation);
   present();
   closeSide();
 }
@@ -138,7 +140,7 @@ function forget(id) {
 const actions = {
   edit(message, text) {
     state.current.leaf = message.parent;
-    send(text);
+    send(text, message.pictures);
   },
   again(message) {
     state.current.leaf = message.parent;
@@ -181,9 +183,9 @@ const actions = {
 
 // Answers
 
-function send(text) {
+function send(text, pictures = []) {
   const conversation = state.current;
-  const message = conversation.add({ role: "user", content: text });
+  const message = conversation.add({ role: "user", content: text, ...(pictures.length && { pictures }) });
   conversation.updated = Date.now();
   save(conversation, [message], { create: !conversation.kept });
   answer(conversation);
@@ -248,6 +250,7 @@ function takeBack(conversation, answer) {
   else discard(conversation);
   const next = rest ? conversation : new Conversation({}, []);
   setDraft(next, text);
+  setPictures(next, [...(question.pictures ?? []), ...picturesOf(conversation)]);
   show(next).then(() => refuse(answer.error, rest ? askElsewhere : null));
   return true;
 }
@@ -257,6 +260,8 @@ function askElsewhere() {
   setDraft(state.current, "");
   const next = new Conversation({}, []);
   setDraft(next, text);
+  setPictures(next, picturesOf(state.current));
+  setPictures(state.current, []);
   show(next);
 }
 
@@ -315,6 +320,7 @@ async function refresh() {
 
 function drawState() {
   showDefaults(model());
+  $("attach").hidden = !sees();
   const busy = Boolean(writing(state.current));
   $("send").replaceChildren(icon(busy ? "stop" : "send"));
   $("send").ariaLabel = $("send").title = busy ? "Stop the answer" : "Send";
@@ -333,14 +339,21 @@ function drawContext() {
   $("context").textContent = limit ? (used ?? "") : "";
 }
 
+/** Whether the chosen model takes pictures. */
+const sees = () => Boolean(model()?.capabilities?.includes("vision"));
+
 function submit() {
   const text = $("input").value;
   if (writing(state.current)) return stop();
-  if (!text.trim() || !state.store) return;
+  const pictures = picturesOf(state.current);
+  if (!(text.trim() || pictures.length) || !state.store) return;
+  if (pictures.length && !sees()) return refuse(`${model()?.id ?? "The model"} reads text only. Remove the pictures, or choose a model that sees them.`, null);
   fill("");
   accept();
   setDraft(state.current, "");
-  send(text);
+  setPictures(state.current, []);
+  showPictures(state.current);
+  send(text, pictures);
 }
 
 function keys(event) {
@@ -383,6 +396,7 @@ async function start() {
   window.addEventListener("resize", fit);
   $("composer").onsubmit = (event) => (event.preventDefault(), submit());
   watchScroller(() => Boolean(writing(state.current)));
+  watchPictures(() => state.current, sees);
   document.addEventListener("keydown", keys);
   loadModels(drawState);
   const note = $("storage-note").textContent;

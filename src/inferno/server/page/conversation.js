@@ -40,7 +40,7 @@ export class Conversation {
   /** Take the title from the first message that is shown. */
   name() {
     const first = this.path().find(({ role }) => role === "user");
-    const text = first?.content.slice(0, 1000).trim().replace(/\s+/g, " ") ?? "";
+    const text = (first?.content || first?.pictures?.[0].name)?.slice(0, 1000).trim().replace(/\s+/g, " ") ?? "";
     this.title = text.length > TITLE ? `${text.slice(0, TITLE).replace(/[\ud800-\udbff]$/, "")}…` : text;
   }
 

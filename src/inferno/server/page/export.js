@@ -22,11 +22,14 @@ function value(conversation, model) {
   return found;
 }
 
+/** A part of a message: text, or a picture, which has all of its data in its address. */
+const written = (part) => part?.text ?? (part?.image_url ? `![](${part.image_url.url})` : part);
+
 function markdown(conversation) {
   const heads = { system: "System", user: "You", assistant: "Answer", tool: "Result" };
   const parts = history(conversation.path()).map(({ role, content, tool_calls = [] }) => {
     const calls = tool_calls.map(({ function: f }) => `Calls \`${f.name}\` with \`${f.arguments}\``);
-    return [`## ${heads[role]}`, content, ...calls].filter(Boolean).join("\n\n");
+    return [`## ${heads[role]}`, ...[content].flat().map(written), ...calls].filter(Boolean).join("\n\n");
   });
   return parts.join("\n\n");
 }

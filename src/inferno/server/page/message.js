@@ -1,6 +1,7 @@
 // Shows one message: its text, thoughts, tool calls, what went wrong, and what can be done with it.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
+import { row } from "./pictures.js";
 import { MarkdownView } from "./render.js";
 
 const count = new Intl.NumberFormat("en");
@@ -31,7 +32,8 @@ export class MessageView {
     this.live = live;
     if (message.role === "assistant") this.grow();
     if (message.role === "assistant") this.#calls(!live && last);
-    const foot = JSON.stringify([live, versions.length, versions.indexOf(message), last, message]);
+    const known = (name, value) => (name === "pictures" ? value.length : value); // megabytes that never change
+    const foot = JSON.stringify([live, versions.length, versions.indexOf(message), last, message], known);
     if (foot === this.#drawn.foot) return;
     this.#drawn.foot = foot;
     const ended = message.role === "assistant" && !live;
@@ -58,7 +60,7 @@ export class MessageView {
   edit() {
     const field = el("textarea", { value: this.message.content, dir: "auto", "aria-label": "Change the message" });
     const done = () => this.node.replaceChildren(...old);
-    const save = () => (field.value.trim() ? this.actions.edit(this.message, field.value) : done());
+    const save = () => (field.value.trim() || this.message.pictures ? this.actions.edit(this.message, field.value) : done());
     field.onkeydown = (event) => {
       if (event.key === "Escape") done();
       else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) save();
@@ -79,10 +81,12 @@ export class MessageView {
 
   /** The text, folded if it is long. */
   #bubble() {
-    const { role, name, content } = this.message;
+    const { role, name, content, pictures } = this.message;
+    if (pictures && !content) return [row(pictures)];
     const text = el("div", { className: "bubble", dir: "auto" }, content);
     if (role === "tool") text.prepend(el("div", { className: "from" }, icon("tool"), `${name} returned`));
-    if (content.length < LONG && content.split("\n").length < LINES) return [text];
+    const seen = pictures ? [row(pictures)] : [];
+    if (content.length < LONG && content.split("\n").length < LINES) return [...seen, text];
     const whole = `Show all ${count.format(content.length)} characters`;
     const button = el("button", { type: "button", className: "unfold", "aria-expanded": "false" }, whole);
     text.classList.add("folded");
@@ -91,7 +95,7 @@ export class MessageView {
       button.textContent = folded ? whole : "Show less";
       button.ariaExpanded = String(!folded);
     };
-    return [text, button];
+    return [...seen, text, button];
   }
 
   #text(kind, text) {

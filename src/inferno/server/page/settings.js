@@ -111,7 +111,11 @@ export function history(messages) {
 const isEmpty = (m) => m.role === "assistant" && !m.content && !m.calls?.length;
 
 /** A message as the API has it. */
-export function plain({ role, content, reasoning, calls, call_id }) {
+export function plain({ role, content, reasoning, calls, call_id, pictures }) {
+  if (pictures) {
+    const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    return { role, content: content ? [...parts, { type: "text", text: content }] : parts };
+  }
   if (role === "tool") return { role, tool_call_id: call_id, content };
   const message = { role, content };
   if (reasoning) message.reasoning_content = reasoning; // the template decides what it shows of it
