@@ -15,7 +15,7 @@ import pytest
 from inferno.errors import RequestError
 from inferno.images.limits import ImageLimits
 from inferno.server.chat import fetching
-from inferno.server.chat.fetching import fetched, is_public, public_address
+from inferno.server.chat.fetching import ImageFetcher, is_public, public_address
 
 ALLOWED = ImageLimits(hosts=["images.example", "*.example.org"], max_bytes=10_000)
 
@@ -86,13 +86,29 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
 
 
 def fetch(url: str, limits: ImageLimits = ALLOWED) -> bytes:
-    return asyncio.run(fetched(url, limits, "messages[0].content[0]"))
+    fetcher = ImageFetcher(limits)
+    try:
+        return asyncio.run(fetcher.fetched(url, "messages[0].content[0]"))
+    finally:
+        fetcher.close()
 
 
 def test_an_allowed_host_is_asked(web: list[tuple[str, str]]) -> None:
     assert fetch("http://images.example/image?a=1#part") == b"bytes"
     assert fetch("http://A.Example.org./image") == b"bytes"
     assert web[0] == ("images.example", "/image?a=1")
+
+
+def test_what_was_closed_may_fetch_again(web: list[tuple[str, str]]) -> None:
+    """A server whose app starts twice."""
+    fetcher = ImageFetcher(ALLOWED)
+    for _ in range(2):
+        assert asyncio.run(fetcher.fetched("http://images.example/image", "image")) == b"bytes"
+        fetcher.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("inferno fetch"):
+                thread.join(5)
+                assert not thread.is_alive(), "nothing is left of a server that has closed"
 
 
 def test_redirects_among_allowed_hosts_are_followed(web: list[tuple[str, str]]) -> None:

@@ -17,6 +17,7 @@ from litestar.types import Message, Receive, Scope, Send
 from inferno.server.access.keys import Keys
 from inferno.server.access.limiter import Costs, Limiter
 from inferno.server.batches.service import Batches
+from inferno.server.chat.fetching import ImageFetcher
 from inferno.server.endpoints import bodies_of, handlers_of, installed_apis
 from inferno.server.generate.pipeline import Pipeline
 from inferno.server.hosting.describe import fields_of
@@ -60,7 +61,8 @@ def create_app(
     apis = installed_apis(options.disable, options.only)
     keys, store = options.api_keys, options.store
     single = None if isinstance(llm, Sequence) else llm
-    models, metrics = _hosted(llm, options)
+    fetcher = ImageFetcher(options.images)
+    models, metrics = _hosted(llm, options, fetcher)
     store.limit(keys.quota_of)
     background, running = Background(options.on_end), Running()
     batches = Batches(store, keys, lambda: models.draining or models.hosted[0].limiter.draining)
@@ -70,6 +72,7 @@ def create_app(
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, store.close)
             stack.push_async_callback(background.close)
+            stack.callback(fetcher.close)
             if single is None:
                 await stack.enter_async_context(models.running())
             else:
@@ -130,7 +133,9 @@ def create_app(
     return app
 
 
-def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tuple[Models, Metrics]:
+def _hosted(
+    llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions, fetcher: ImageFetcher
+) -> tuple[Models, Metrics]:
     """Return the app's models, and the metrics of all of them."""
 
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
@@ -147,7 +152,7 @@ def _hosted(llm: AsyncLLM | Sequence[ModelSpec], options: ServerOptions) -> tupl
             Memory(options.prompt_history),
         )
         fields = REASONING_FIELDS[options.reasoning]
-        return ServedModel(pipeline, names, fields, options.images)
+        return ServedModel(pipeline, names, fields, fetcher)
 
     shown_keys = (lambda: options.api_keys.all) if options.key_metrics else None
     metrics = Metrics(

@@ -24,30 +24,42 @@ from inferno.images.limits import ImageLimits
 
 SECONDS = 10.0
 """For an image, with its redirects."""
-_REDIRECTS = 4
+_AT_ONCE, _REDIRECTS = 4, 4
 _CHUNK = 2**16
 _PORTS = {"http": 80, "https": 443}
 _REMEDY = "Send the image itself: data:image/png;base64,..."
 _MOVED = (301, 302, 303, 307, 308)
 
 
-_threads = ThreadPoolExecutor(4, "inferno fetch")
+class ImageFetcher:
+    """Fetches a server's images, in threads of its own, which are there from the first one on until
+    it is closed. (Not an attrs class: Litestar would inspect it.)"""
 
+    def __init__(self, limits: ImageLimits) -> None:
+        self.limits = limits
+        self._threads: ThreadPoolExecutor | None = None
 
-async def fetched(url: str, limits: ImageLimits, param: str) -> bytes:
-    """Return what is at an address. Raises RequestError."""
-    if not limits.hosts:
-        raise refused(
-            f"{param} is an address in the network, and this server fetches none",
-            param,
-            f"{_REMEDY} Or start it with --allow-image-urls HOST.",
-        )
-    loop, end = asyncio.get_running_loop(), time.monotonic() + SECONDS
-    fetching = loop.run_in_executor(_threads, _fetch, url, limits, param, end)
-    try:
-        return await asyncio.wait_for(fetching, SECONDS)
-    except TimeoutError as error:
-        raise _too_slow(param) from error
+    async def fetched(self, url: str, param: str) -> bytes:
+        """Return what is at an address. Raises RequestError."""
+        if not self.limits.hosts:
+            raise refused(
+                f"{param} is an address in the network, and this server fetches none",
+                param,
+                f"{_REMEDY} Or start it with --allow-image-urls HOST.",
+            )
+        self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "inferno fetch")
+        loop, end = asyncio.get_running_loop(), time.monotonic() + SECONDS
+        fetching = loop.run_in_executor(self._threads, _fetch, url, self.limits, param, end)
+        try:
+            return await asyncio.wait_for(fetching, SECONDS)
+        except TimeoutError as error:
+            raise _too_slow(param) from error
+
+    def close(self) -> None:
+        """Fetch no more of what waits. What is being fetched ends within its time."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _fetch(url: str, limits: ImageLimits, param: str, end: float) -> bytes:

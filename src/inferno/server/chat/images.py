@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from inferno.errors import RequestError
 from inferno.images.decoding import data_of, refused
-from inferno.images.limits import ImageLimits
 from inferno.images.pixels import Picture
 from inferno.llm.images import IMAGE_PARTS, no_images, separated
-from inferno.server.chat.fetching import fetched
+from inferno.server.chat.fetching import ImageFetcher
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -24,7 +23,7 @@ DETAILS = ("auto", "low", "high", "original")
 
 
 async def read_images(
-    messages: list[dict[str, Any]], llm: AsyncLLM, limits: ImageLimits
+    messages: list[dict[str, Any]], llm: AsyncLLM, fetcher: ImageFetcher
 ) -> tuple[Sequence[Mapping[str, Any]], list[Picture]]:
     """Return the messages with their images' places, and the images in order. Raises RequestError
     for those that cannot be read, and where the model sees none."""
@@ -38,13 +37,13 @@ async def read_images(
         return messages, []
     if llm.preprocessor.images is None:
         raise no_images(llm.model_id, sources[0][1])
-    if len(sources) > limits.max_images:
+    if len(sources) > (most := fetcher.limits.max_images):
         raise refused(
-            f"messages have {len(sources)} images, the limit is {limits.max_images}",
+            f"messages have {len(sources)} images, the limit is {most}",
             "messages",
             "Send fewer, or start the server with a larger --max-images.",
         )
-    return plain, [await _read(source, param, llm, limits) for source, param in sources]
+    return plain, [await _read(source, param, llm, fetcher) for source, param in sources]
 
 
 def is_image_part(part: Any) -> bool:
@@ -52,16 +51,16 @@ def is_image_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
 
 
-async def _read(source: Any, param: str, llm: AsyncLLM, limits: ImageLimits) -> Picture:
+async def _read(source: Any, param: str, llm: AsyncLLM, fetcher: ImageFetcher) -> Picture:
     if not isinstance(source, str):
         cause = f"{param} has no address of an image"
         raise refused(cause, param, 'Give "image_url": {"url": "data:image/png;base64,..."}.')
     if source[:5].lower() == "data:":
-        taken = source, param, limits.max_bytes
+        taken = source, param, fetcher.limits.max_bytes
         large = len(source) > _LARGE
         data = await asyncio.to_thread(data_of, *taken) if large else data_of(*taken)
     elif source[:8].lower().startswith(("http://", "https://")):
-        data = await fetched(source, limits, param)
+        data = await fetcher.fetched(source, param)
     else:
         cause = f"{param} is neither a data: URL nor an address in the network"
         raise refused(cause, param, "Write data:image/png;base64,...")

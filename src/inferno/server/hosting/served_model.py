@@ -13,8 +13,9 @@ import msgspec
 from attrs import asdict, frozen
 
 from inferno.errors import RequestError
-from inferno.images.limits import DEFAULT_LIMITS, ImageLimits
+from inferno.images.limits import DEFAULT_LIMITS
 from inferno.llm.images import seeing
+from inferno.server.chat.fetching import ImageFetcher
 from inferno.server.chat.images import is_image_part, read_images
 from inferno.server.chat.rendered import Rendered
 from inferno.server.chat.thinking import Thinking
@@ -68,7 +69,7 @@ class ServedModel:
         pipeline: Pipeline,
         served_names: Sequence[str],
         reasoning_fields: Sequence[str],
-        images: ImageLimits = DEFAULT_LIMITS,
+        images: ImageFetcher | None = None,
     ) -> None:
         self.pipeline = pipeline
         """Generates its answers."""
@@ -80,7 +81,7 @@ class ServedModel:
         self.output_format: OutputFormat | None = None
         """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
-        self.images = images
+        self.images = images or ImageFetcher(DEFAULT_LIMITS)
         """What is accepted of images, if the model sees any."""
 
     @property
