@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from inferno.configs import RopeConfig, SeesGrids, SeesGridsDeeply
 from inferno.contracts import Grid
 from inferno.nn.batch import Batch
-from inferno.nn.decoder import Decoder, DecoderLayer
+from inferno.nn.decoder import Decoder, DecoderLayer, Norm
 from inferno.nn.layer import Layer
+from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope, Rotation
 
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -166,6 +167,7 @@ class SeeingDecoder(Decoder):
         inputs: ImageInputs,
         *,
         woven: bool = False,
+        norm: Norm = RMSNorm,
     ) -> SeeingDecoder:
         """Build a decoder whose tokens of images have rows and columns, with the config's sizes."""
         rope = MRope(
@@ -176,7 +178,7 @@ class SeeingDecoder(Decoder):
             max_position_embeddings=config.max_position_embeddings,
             woven=woven,
         )
-        return cls.of(config, layers, rope=rope, inputs=inputs)
+        return cls.of(config, layers, rope=rope, norm=norm, inputs=inputs)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         x_TD: Tensor = self.images(super().embed(token_ids_T))

@@ -22,6 +22,7 @@ from inferno.images.preparing import Preparer
 from inferno.images.seeing import Seeing
 from inferno.llm.images import SeeingTokens, images_of
 from inferno.plan import Opened, Options, open_model
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.reference import transformers_model
@@ -106,6 +107,11 @@ class ImageTests:
         catalog = installed() if native else torch_only()
         return open_model(str(checkpoint), Options(**{**given, **more}), catalog)
 
+    def is_recurrent(self, checkpoint: Path) -> bool:
+        """Whether any layer keeps a state instead of each token's keys and values."""
+        with self.opened(checkpoint) as opened:
+            return bool(opened.plan.states)
+
     @pytest.fixture(scope="class")
     @classmethod
     def pictures(cls, checkpoint: Path) -> Any:
@@ -170,6 +176,8 @@ class ImageTests:
     def test_tokens_are_the_reference_s(
         self, run: str, checkpoint: Path, asked: Sequence[Asked]
     ) -> None:
+        if run == "drafts" and self.is_recurrent(checkpoint):
+            pytest.skip("its recurrent states cannot be rolled back")
         with self.opened(checkpoint, run in NATIVE, **RUNS[run]) as opened:
             engine = Engine.load(opened)
         first, cached = generated(engine, asked)
@@ -193,15 +201,17 @@ class ImageTests:
         [one], _ = generated(engine, asked[:1])
         [other], [cached] = generated(engine, asked[1:2])
         assert (one, other) == (asked[0].wanted, asked[1].wanted)
-        assert cached == 16, "what is before the image"
+        elsewhere = self.is_recurrent(checkpoint)  # where it has a snapshot of its states
+        assert cached == 16 or elsewhere and cached < 16, "what is before the image"
         [several], [cached] = generated(engine, asked[2:3])
-        assert several == asked[2].wanted and cached >= 32, "the same image, whatever follows"
+        assert several == asked[2].wanted
+        assert cached >= 32 or elsewhere, "the same image, whatever follows"
 
     def test_preempted_sequences_go_on(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
         with self.opened(checkpoint, max_num_batched_tokens=32) as opened:
             longest = max(len(each.ids) for each in asked) + LENGTH
-            small = attrs.evolve(opened.plan.groups[0], num_blocks=longest // 16 + 3)
-            plan = attrs.evolve(opened.plan, groups=(small,), max_model_len=longest + 1)
+            groups = with_num_blocks(opened.plan.groups, longest // 16 + 3)
+            plan = attrs.evolve(opened.plan, groups=groups, max_model_len=longest + 1)
             engine = Engine.load(attrs.evolve(opened, plan=plan))
         for _ in range(2):
             found, _ = generated(engine, asked)

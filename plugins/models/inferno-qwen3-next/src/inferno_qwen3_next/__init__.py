@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 (text) for inferno. Imports no torch until a model is built."""
+"""Qwen3-Next and Qwen3.5 for inferno. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _Architecture = partial(
     adapt="inferno_qwen3_next.checkpoint:text_part",
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
 )
-_SEES = "text only: the vision tower of this checkpoint is not loaded"
+_Seeing = partial(
+    _Architecture,
+    build="inferno_qwen3_next.vision:Qwen35ForConditionalGeneration",
+    adapt="inferno_qwen3_next.checkpoint:seeing",
+    images="inferno_qwen3_next.images:processor",
+    unquantized=("*.gate", "visual.*"),
+)
 
 
 @hookimpl
@@ -39,18 +45,16 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("qwen3_5_moe_text",),
             config="inferno_qwen3_next.config:qwen3_5_moe",
         ),
-        _Architecture(
+        _Seeing(
             name="Qwen3_5ForConditionalGeneration",
             model_types=("qwen3_5",),
-            config="inferno_qwen3_next.config:qwen3_5",
+            config="inferno_qwen3_next.vision_config:qwen3_5",
             checkpoints=("Qwen/Qwen3.5-27B",),
-            note=_SEES,
         ),
-        _Architecture(
+        _Seeing(
             name="Qwen3_5MoeForConditionalGeneration",
             model_types=("qwen3_5_moe",),
-            config="inferno_qwen3_next.config:qwen3_5_moe",
+            config="inferno_qwen3_next.vision_config:qwen3_5_moe",
             checkpoints=("Qwen/Qwen3.5-35B-A3B",),
-            note=_SEES,
         ),
     ]

@@ -1,15 +1,18 @@
 """A view of checkpoints under the model's names: the language model as if it were stored alone, and
 every expert with matrices of its own. Imports no torch.
 
-Qwen3.5 is stored beside a vision tower. Where a layer's experts are one tensor, its first axis is
-the expert, and of `gate_up_proj` the gate's rows come first.
+Qwen3.5 is stored beside a vision tower, which is read if the model sees images. Where a layer's
+experts are one tensor, its first axis is the expert, and of `gate_up_proj` the gate's rows come
+first.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows
+from inferno.configs import ENCODER
+from inferno.contracts import Checkpoint, RowRange, RowsView, SeeingPart, expert_rows
 
 _VISION = re.compile(r"(model\.)?visual\.")
 _LANGUAGE = re.compile(r"^(model\.language_model|language_model\.model)\.")
@@ -18,11 +21,21 @@ _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Raises CheckpointError for a tensor that cannot be a stack of experts."""
+    names = (name for name in checkpoint.tensors if not _VISION.match(name))
+    return _split(checkpoint, {name: _LANGUAGE.sub("model.", name) for name in names})
+
+
+def seeing(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with the vision tower, under `visual`."""
+    part = SeeingPart(checkpoint, modules={ENCODER: ("model.visual", ENCODER)})
+    return _split(part, {name: name for name in part.tensors})
+
+
+def _split(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+    """View tensors under other names, stacks of experts as their matrices."""
     ranges: dict[str, RowRange] = {}
-    for stored, info in checkpoint.tensors.items():
-        if _VISION.match(stored):
-            continue
-        name = _LANGUAGE.sub("model.", stored)
+    for stored, name in names.items():
+        info = checkpoint.tensors[stored]
         if (stack := _STACK.fullmatch(name)) is None:
             ranges[name] = RowRange(stored)
             continue

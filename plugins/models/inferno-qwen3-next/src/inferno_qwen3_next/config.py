@@ -126,14 +126,24 @@ def qwen3_next(config: Mapping[str, Any]) -> Qwen3NextConfig:
 
 def qwen3_5(config: Mapping[str, Any]) -> Qwen3NextConfig:
     """No layer has experts."""
-    return Qwen3NextConfig.from_json({**_text(config), "num_experts": 0, **_SEPARATE})
+    return Qwen3NextConfig.from_json(dense_fields(config))
 
 
 def qwen3_5_moe(config: Mapping[str, Any]) -> Qwen3NextConfig:
     """Every layer has experts."""
+    return Qwen3NextConfig.from_json(sparse_fields(config))
+
+
+def dense_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a Qwen3.5 without experts, with what it does not say."""
+    return {**_text(config), "num_experts": 0, **_SEPARATE}
+
+
+def sparse_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of one with experts, with what it does not say."""
     unsaid = {"num_experts": 256, "num_experts_per_tok": 8}
     fixed = {"decoder_sparse_step": 1, "mlp_only_layers": (), "norm_topk_prob": True}
-    return Qwen3NextConfig.from_json({**unsaid, **_text(config), **fixed, **_SEPARATE})
+    return {**unsaid, **_text(config), **fixed, **_SEPARATE}
 
 
 _SEPARATE: Mapping[str, Any] = {"separate_projections": True}
