@@ -241,6 +241,8 @@ def test_the_plan_survives_its_own_document(write: Write) -> None:
     assert len(plan.attention) == 2 and len(plan.groups) == 2
     assert plan_from_json(plan_to_json(plan)) == plan
     assert plan_from_json(plan_to_json(plan).encode()) == plan
+    endless = attrs.evolve(plan, config={**plan.config, "time_step_limit": [0.0, float("inf")]})
+    assert plan_from_json(plan_to_json(endless)) == endless
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"ref": 1}', "null"])

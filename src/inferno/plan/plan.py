@@ -391,7 +391,8 @@ def plan_to_json(plan: Plan) -> str:
 def plan_from_json(text: str | bytes) -> Plan:
     """Parse a plan. Raises OptionError if the document is not one."""
     try:
-        return _converter.loads(text.encode() if isinstance(text, str) else text, Plan)
+        # By json: msgspec reads no infinite numbers, and the config of Mamba-2 may have them.
+        return _converter.structure(json.loads(text), Plan)
     except (cattrs.BaseValidationError, ValueError, KeyError, TypeError) as error:
         raise OptionError(
             f"this is not a plan: {error}", "Write a new one with `inferno explain REF --lock`."
