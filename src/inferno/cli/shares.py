@@ -27,7 +27,7 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     yield "ranks", f"{ranks.count}, started by {by}; sizes below are of one", origin
     if ranks.join is not None:
         yield "machines", _machines(ranks, ranks.join), ranks.join.distribution
-    shared = f"{weights:.0%} of the weights, {_attention(plan)}"
+    shared = ", ".join((f"{weights:.0%} of the weights", *_heads(plan)))
     if ranks.shard.unit > 1:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
     yield "each has", shared, ""
@@ -37,6 +37,8 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     for whole in ranks.whole:
         size = host.format_bytes(whole.nbytes)
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
+    for copied in ranks.copied:
+        yield "copied", copied, ""
     wire = host.format_bytes(ranks.wire_bytes)
     exchanged = f"{ranks.num_sums} sums in a step, {wire} received per token by each"
     used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
@@ -89,12 +91,16 @@ def how_to_join(plan: Plan) -> None:
     )
 
 
-def _attention(plan: Plan) -> str:
+def _heads(plan: Plan) -> Iterable[str]:
     assert plan.ranks is not None, "asked for a plan with ranks"
-    if not plan.ranks.shard.attention:
-        return "all heads"
-    needs = dict.fromkeys((use.need.num_heads, use.need.num_kv_heads) for use in plan.attention)
-    return " and ".join(f"{heads} query heads over {kv_heads}" for heads, kv_heads in needs)
+    shard, needs = plan.ranks.shard, [use.need for use in plan.attention]
+    if needs and not shard.attention:
+        yield "all heads"
+    elif needs:
+        counts = dict.fromkeys((need.num_heads, need.num_kv_heads) for need in needs)
+        yield " and ".join(f"{heads} query heads over {kv_heads}" for heads, kv_heads in counts)
+    if plan.states:
+        yield f"{plan.states[0].spec.heads} heads of states" if shard.states else "all states"
 
 
 def _spans(cores: Sequence[int]) -> str:

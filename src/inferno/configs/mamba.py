@@ -27,7 +27,10 @@ def mamba2_state(*, heads: int, width: int, state_size: int, groups: int, taps: 
         tensors={
             "conv": CacheTensor((taps - 1, channels), COMPUTE),
             "state": CacheTensor((heads, width, state_size), "float32"),
-        }
+        },
+        heads=heads,
+        groups=groups,
+        group_channels=2 * state_size,
     )
 
 

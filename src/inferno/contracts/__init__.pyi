@@ -122,7 +122,18 @@ from inferno.contracts.proposers import (
     Span,
 )
 from inferno.contracts.queues import Queue, QueueBuild, Queued, QueueNeed, QueuePolicy
-from inferno.contracts.ranks import COLUMNS, DECODER, Divided, Range, Shard, divides_heads
+from inferno.contracts.ranks import (
+    ATTENTION,
+    COLUMNS,
+    DECODER,
+    MAMBA2,
+    STATE,
+    Divided,
+    Range,
+    Shard,
+    counts,
+    divides_heads,
+)
 from inferno.contracts.record_stores import RecordStore, Tables
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
@@ -172,6 +183,7 @@ from inferno.request.structured_outputs import GrammarKind, GrammarSpec, Reasoni
 
 __all__ = [
     "ADAPTER_OPS",
+    "ATTENTION",
     "AdapterBase",
     "AdapterFile",
     "AdapterFormat",
@@ -250,6 +262,7 @@ __all__ = [
     "LogitsProcessor",
     "Lookahead",
     "LowRank",
+    "MAMBA2",
     "MODEL_FILES",
     "MTP",
     "MTPModelConfig",
@@ -299,6 +312,7 @@ __all__ = [
     "RowRange",
     "RowSplit",
     "RowsView",
+    "STATE",
     "Sandbox",
     "Scaling",
     "SeeingPart",
@@ -340,6 +354,7 @@ __all__ = [
     "WrittenFile",
     "causal_of",
     "classifier_of",
+    "counts",
     "divides_heads",
     "encoder_of",
     "expert_rows",

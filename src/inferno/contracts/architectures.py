@@ -156,8 +156,9 @@ class Architecture:
     `--batch-invariant` is refused, or None. Imports no torch. None: nothing does."""
     divides: Mapping[str, Divided] = field(factory=dict)
     """What its matrices are divided by if several ranks compute a step, by the last part of their
-    module's path; a matrix that is not named is held whole by every rank. For models of the layers
-    of `inferno.nn` with the usual names: `DECODER`. Empty: it cannot be divided."""
+    module's path, or the last two; a matrix that is not named is held whole by every rank. For
+    models of the layers of `inferno.nn` with the usual names: `DECODER`, and `MAMBA2` beside it.
+    Empty: it cannot be divided."""
     images: Callable[[Any, Mapping[str, Any], int], ImageProcessor] | None = field(
         default=None, converter=lazy.optional
     )

@@ -8,22 +8,38 @@ columns of each kind of matrix are, and from the sizes: the plan and the modules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, overload
 
 from attrs import evolve, frozen
 
 from inferno.contracts.attention import AttentionSpec
+from inferno.contracts.states import StateSpec
 
 Range = tuple[int, int]
 """From the first to before the second."""
 
-Divided = Literal["heads", "from heads", "inner", "two inner", "from inner", "vocabulary"]
-"""What a matrix is divided by: its rows by attention heads, by an MLP's inner width (of one matrix,
-or of two that are stored as one) or by tokens of the vocabulary; or its columns by the heads or the
-inner width that it takes as input."""
+Divided = Literal[
+    "heads",
+    "query heads",
+    "from heads",
+    "inner",
+    "two inner",
+    "from inner",
+    "state heads",
+    "state inputs",
+    "from state",
+    "vocabulary",
+]
+"""What a matrix is divided by: its rows by attention heads as wide as the spec's (queries, keys,
+values, or all three), by query heads of any width, by an MLP's inner width (of one matrix, or of
+two that are stored as one), by heads of a recurrent state, by these and the groups that a state's
+convolution sees (`StateSpec.group_channels`), or by tokens of the vocabulary; or its columns by
+the heads, the inner width or the heads of a state that it takes as input."""
 
-COLUMNS: frozenset[Divided] = frozenset({"from heads", "from inner"})
+COLUMNS: frozenset[Divided] = frozenset({"from heads", "from inner", "from state"})
 """Those of which a rank has some columns: the ranks' products are summed."""
+ATTENTION: frozenset[Divided] = frozenset({"heads", "query heads", "from heads"})
+STATE: frozenset[Divided] = frozenset({"state heads", "state inputs", "from state"})
 
 DECODER: Mapping[str, Divided] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "heads"),
@@ -34,6 +50,9 @@ DECODER: Mapping[str, Divided] = {
     **dict.fromkeys(("embed_tokens", "lm_head"), "vocabulary"),
 }
 """`Architecture.divides` of a decoder whose matrices have the usual names."""
+
+MAMBA2: Mapping[str, Divided] = {"in_proj": "state inputs", "out_proj": "from state"}
+"""That of `nn.Mamba2Mixer`."""
 
 
 @frozen(kw_only=True)
@@ -47,6 +66,8 @@ class Shard:
     cut."""
     attention: bool = True
     """Whether attention is divided by heads. If not, every rank computes all of it."""
+    states: bool = True
+    """Whether recurrent states are divided by heads."""
 
     def divides(self, size: int, unit: int | None = None) -> bool:
         """Whether every rank gets a part of so many rows or columns. If not, each has them all."""
@@ -63,23 +84,42 @@ class Shard:
         """Return this rank's part."""
         return self.shares(size, unit)[self.rank]
 
-    def heads(self, spec: AttentionSpec) -> tuple[Range, Range]:
-        """Return this rank's query heads, and the key/value heads that they share: where there are
-        fewer of these than ranks, several ranks have the same."""
-        each, group = spec.num_heads // self.ranks, spec.num_heads // spec.num_kv_heads
+    def heads(self, spec: AttentionSpec | StateSpec) -> tuple[Range, Range]:
+        """Return this rank's query heads, and the key/value heads that they share; or its heads of
+        a state, and their groups. Where there are fewer of these than ranks, several ranks have the
+        same."""
+        heads, groups = counts(spec)
+        each, group = heads // self.ranks, heads // groups
         start, stop = self.rank * each, (self.rank + 1) * each
         return (start, stop), (start // group, -(-stop // group))
 
-    def local(self, spec: AttentionSpec) -> AttentionSpec:
-        """Return what a rank computes of a layer of attention."""
-        if self.ranks == 1 or not self.attention:
+    @overload
+    def local(self, spec: AttentionSpec) -> AttentionSpec: ...
+    @overload
+    def local(self, spec: StateSpec) -> StateSpec: ...
+    @overload
+    def local(self, spec: AttentionSpec | StateSpec) -> AttentionSpec | StateSpec: ...
+    def local(self, spec: AttentionSpec | StateSpec) -> AttentionSpec | StateSpec:
+        """Return what a rank computes of a layer of attention, or keeps of a state."""
+        attended = isinstance(spec, AttentionSpec)
+        if self.ranks == 1 or not (self.attention if attended else self.states):
             return spec
-        (first, stop), (first_kv, stop_kv) = self.heads(spec)
-        return evolve(spec, num_heads=stop - first, num_kv_heads=stop_kv - first_kv)
+        (first, stop), (first_group, stop_group) = self.heads(spec)
+        if isinstance(spec, AttentionSpec):
+            return evolve(spec, num_heads=stop - first, num_kv_heads=stop_group - first_group)
+        return spec.part(stop - first, stop_group - first_group)
 
 
-def divides_heads(spec: AttentionSpec, ranks: int) -> bool:
-    """Whether `ranks` can share a layer's heads: each has as many query heads, and the key/value
-    heads of whole groups of them, or of a part of one group."""
-    heads, kv_heads = spec.num_heads, spec.num_kv_heads
-    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+def counts(spec: AttentionSpec | StateSpec) -> tuple[int, int]:
+    """Return a layer's heads, and the groups that share something: keys and values, or what a
+    state's groups have."""
+    if isinstance(spec, AttentionSpec):
+        return spec.num_heads, spec.num_kv_heads
+    return spec.heads, spec.groups or spec.heads
+
+
+def divides_heads(spec: AttentionSpec | StateSpec, ranks: int) -> bool:
+    """Whether `ranks` can share a layer's heads: each has as many, and whole groups of them, or a
+    part of one group."""
+    heads, groups = counts(spec)
+    return heads > 0 and heads % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0)

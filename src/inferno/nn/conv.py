@@ -7,10 +7,13 @@ tokens with each sequence's P tokens before them, N tokens of one sequence.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from inferno.contracts import Range
+from inferno.nn.cut import Cut
 
 
 def causal_conv(
@@ -59,6 +62,12 @@ class CausalConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.cuts: Mapping[str, Cut] = {}
+        """As a `Linear` has them."""
+
+    def keep(self, *ranges: Range) -> None:
+        """Compute only these channels."""
+        self.cuts = dict.fromkeys(("weight", "bias"), Cut.rows(*ranges))
 
     def forward(
         self, x_TD: Tensor, state_SPD: Tensor, query_starts: Sequence[int]

@@ -16,6 +16,17 @@ class Cut:
     ranges: tuple[tuple[int, int], ...]
     """Each from its first to before its last, ascending."""
 
+    @classmethod
+    def rows(cls, *ranges: tuple[int, int]) -> Cut:
+        """Return a cut of rows, in which ranges that follow each other are one."""
+        joined = list[tuple[int, int]]()
+        for start, stop in ranges:
+            if joined and joined[-1][1] == start:
+                start = joined.pop()[0]
+            if start < stop:
+                joined.append((start, stop))
+        return cls(0, tuple(joined))
+
     @property
     def size(self) -> int:
         """How many rows or columns are kept."""

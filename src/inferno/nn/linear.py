@@ -5,7 +5,7 @@ Suffixes: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -38,7 +38,7 @@ class Linear(Layer):
 
     def keep_rows(self, *ranges: Range) -> None:
         """Compute only these outputs."""
-        self.cuts = {"weight": Cut(0, ranges), "bias": Cut(0, ranges)}
+        self.cuts = dict.fromkeys(("weight", "bias"), Cut.rows(*ranges))
         self.share = Share(self.cuts["weight"], self.weight.shape)
 
     def keep_columns(self, columns: Range, shard: Shard, *, summed: bool = True) -> None:
@@ -87,11 +87,11 @@ class MergedLinear(Layer):
     def linears(self) -> Mapping[str, Linear]:
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
 
-    def keep_rows(self, *ranges: Range) -> None:
-        """Compute only these outputs of each part."""
-        for linear, rows in zip(self.linears.values(), ranges, strict=True):
-            linear.keep_rows(rows)
-        self.sizes = [stop - start for start, stop in ranges]
+    def keep_rows(self, **ranges: Sequence[Range]) -> None:
+        """Compute only these outputs of the parts that are named."""
+        for name, rows in ranges.items():
+            self.linears[name].keep_rows(*rows)
+            self.sizes[self.names.index(name)] = sum(stop - start for start, stop in rows)
 
     def finalize(self, to: Finalize) -> None:
         parts = list(self.linears.values())

@@ -41,7 +41,7 @@ class GatedMLP(Layer):
         """Keep a part of the inner width."""
         if shard.divides(size := self.down.weight.shape[1]):
             inner = shard.share(size)
-            self.gate_up.keep_rows(inner, inner)
+            self.gate_up.keep_rows(**dict.fromkeys(self.gate_up.names, [inner]))
             self.down.keep_columns(inner, shard)
 
     @property
@@ -60,31 +60,48 @@ class GatedMLP(Layer):
 
 
 class FusedGatedMLP(Layer):
-    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`, with the
-    gate's rows first."""
+    """A `GatedMLP` whose checkpoints store gate and up as one matrix, the gate's rows first."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, activation: Activation = "silu"
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: Activation = "silu",
+        names: tuple[str, str] = ("gate_up_proj", "down_proj"),
     ) -> None:
+        """`names` are those of both matrices in checkpoints."""
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
-        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.names = names
+        self.add_module(names[0], Linear(hidden_size, 2 * intermediate_size))
+        self.add_module(names[1], Linear(intermediate_size, hidden_size))
         self.activation = activation
         self.ops = ops.TORCH
 
     def divide(self, shard: Shard) -> None:
         """Keep a part of the inner width."""
-        if shard.divides(size := self.down_proj.weight.shape[1]):
+        if shard.divides(size := self.down.weight.shape[1]):
             start, stop = shard.share(size)
-            self.gate_up_proj.keep_rows((start, stop), (size + start, size + stop))
-            self.down_proj.keep_columns((start, stop), shard)
+            self.gate_up.keep_rows((start, stop), (size + start, size + stop))
+            self.down.keep_columns((start, stop), shard)
+
+    @property
+    def gate_up(self) -> Linear:
+        found: Linear = getattr(self, self.names[0])
+        return found
+
+    @property
+    def down(self) -> Linear:
+        """The matrix that is multiplied last."""
+        found: Linear = getattr(self, self.names[1])
+        return found
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        gate_TI, up_TI = self.gate_up_proj(x_TD).chunk(2, dim=-1)
-        y_TD: Tensor = self.down_proj(gated(self.ops, self.activation, gate_TI, up_TI))
+        gate_TI, up_TI = self.gate_up(x_TD).chunk(2, dim=-1)
+        y_TD: Tensor = self.down(gated(self.ops, self.activation, gate_TI, up_TI))
         return y_TD
 
 

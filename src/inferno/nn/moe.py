@@ -19,7 +19,7 @@ from inferno.contracts import Shard
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
 from inferno.nn.lora import Pairs, StepSlots
-from inferno.nn.mlp import NAMES, GatedMLP, Names
+from inferno.nn.mlp import NAMES, FusedGatedMLP, GatedMLP, Names
 from inferno.nn.weight import Weight, with_biases
 from inferno.ops import reference as ops
 
@@ -223,7 +223,7 @@ class MixtureOfExperts(nn.Module):
         return self.experts.ops.all_reduce(y_TD) if self.summed else y_TD
 
 
-def sum_once(experts: Experts, shared: GatedMLP | None) -> bool:
+def sum_once(experts: Experts, shared: GatedMLP | FusedGatedMLP | None) -> bool:
     """Leave the sum over the ranks to the caller, who adds routed and shared experts, if both are
     divided. Returns whether they are. To be called by `divide`."""
     if shared is None or not (experts.summed and shared.down.summed):

@@ -92,7 +92,7 @@ class SelfAttention(nn.Module):
             moved = ((first + k[0], first + k[1]) for first in (first_k, first_v))
             self.qkv_proj.keep_rows(q, *moved)
         else:
-            self.qkv.keep_rows(q, k, k)
+            self.qkv.keep_rows(q_proj=[q], k_proj=[k], v_proj=[k])
         getattr(self, self.output).keep_columns(q, shard)
         for norm, kept in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
             if callable(keep := getattr(norm, "keep_heads", None)):

@@ -12,21 +12,23 @@ chunks, L tokens of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.contracts import StateSpec
+from inferno.contracts import Range, Shard, StateSpec
 from inferno.nn.batch import Batch
 from inferno.nn.conv import CausalConv
+from inferno.nn.cut import Cut
 from inferno.nn.delta import decays, in_chunks
-from inferno.nn.layer import Layer
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
 from inferno.nn.recurrence import over_sequences
 from inferno.nn.state import State
+from inferno.ops import reference as ops
 
 CHUNK = 64
 """Tokens of a chunk: work within one grows with its square."""
@@ -100,22 +102,44 @@ class Gate(nn.Module):
         return (x_TI.float() * F.silu(gate_TI.float())).to(gate_TI.dtype)
 
 
-class GatedGroupNorm(nn.Module):
+class GatedGroupNorm(Layer):
     """x · silu(gate), each of equally wide groups divided by its root mean square, times a weight;
-    or, with `gate_last`, x divided and weighted, then multiplied by silu(gate)."""
+    or, with `gate_last`, x divided and weighted, then multiplied by silu(gate). Ranks that share a
+    group sum the squares of theirs."""
 
     def __init__(self, size: int, groups: int, eps: float, *, gate_last: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.groups, self.eps, self.gate_last = groups, eps, gate_last
+        self.width, self.ops = size // groups, ops.TORCH
+        self.cuts: Mapping[str, Cut] = {}
+        self.shared: tuple[int, int] | None = None
+        """How many groups all ranks have, and which of them this one has a part of."""
+
+    def keep(self, part: Range, groups: Range) -> None:
+        """Normalize these elements, of these groups."""
+        self.cuts = {"weight": Cut.rows(part)}
+        if part[1] - part[0] < (groups[1] - groups[0]) * self.width:
+            self.shared = self.groups, groups[0]
+        self.groups = groups[1] - groups[0]
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
 
     def forward(self, x_TI: Tensor, gate_TI: Tensor) -> Tensor:
         """In the gate's type."""
         gate, y_TI = F.silu(gate_TI.float()), x_TI.float()
         y_TI = y_TI if self.gate_last else y_TI * gate
-        y_TGX = y_TI.view(len(y_TI), self.groups, -1)
-        y_TGX = F.rms_norm(y_TGX, y_TGX.shape[-1:], None, self.eps)
-        y_TI = y_TGX.flatten(1) * self.weight
+        if self.shared is None:
+            y_TGX = y_TI.view(len(y_TI), self.groups, -1)
+            y_TI = F.rms_norm(y_TGX, y_TGX.shape[-1:], None, self.eps).flatten(1)
+        else:
+            groups, own = self.shared
+            squares_TG = y_TI.new_zeros(len(y_TI), groups)
+            squares_TG[:, own] = y_TI.square().sum(-1)
+            squares_T1 = self.ops.all_reduce(squares_TG)[:, own, None]
+            y_TI = y_TI * torch.rsqrt(squares_T1 / self.width + self.eps)
+        y_TI = y_TI * self.weight
         return (y_TI * gate if self.gate_last else y_TI).to(gate_TI.dtype)
 
 
@@ -161,6 +185,30 @@ class Mamba2Mixer(Layer):
         self.out_proj = Linear(inner, hidden_size, bias=biased)
         self.scales = tuple(scales) if any(scale != 1.0 for scale in scales) else ()
         self.state = State(layer_id, spec)
+        self.cuts: Mapping[str, Cut] = {}
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the heads, and what their groups share."""
+        if not shard.states:
+            return
+        heads, groups = shard.heads(self.state.spec)
+        inner, shared, _ = self.inner_sizes
+        own, kept = (
+            (first * width, stop * width)
+            for (first, stop), width in ((heads, self.width), (groups, self.state_size))
+        )
+        starts = (0, inner, 2 * inner, 2 * inner + shared, 2 * (inner + shared))
+        parts = (own, own, kept, kept, heads)
+        rows = [(at + i, at + j) for at, (i, j) in zip(starts, parts, strict=True)]
+        self.in_proj.keep_rows(*rows)
+        self.conv1d.keep(*((i - inner, j - inner) for i, j in rows[1:4]))
+        self.cuts = dict.fromkeys(self.keep_fp32, Cut.rows(heads))
+        if isinstance(self.norm, GatedGroupNorm):
+            self.norm.keep(own, groups)
+        self.out_proj.keep_columns(own, shard)
+        self.state.spec = shard.local(self.state.spec)
+        inner, *shared_sizes = self.inner_sizes = [j - i for i, j in rows[1:4]]
+        self.sizes = [inner, inner + sum(shared_sizes), heads[1] - heads[0]]
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """As a decoder layer calls its attention. Nothing is rotated."""

@@ -55,6 +55,8 @@ class RankUse:
     divided: tuple[str, ...]
     """Module paths of matrices of which a rank has a part, with `*` for numbers."""
     whole: tuple[WholeUse, ...]
+    copied: tuple[str, ...] = ()
+    """What several ranks keep of the cache, beside each other."""
     weight_bytes: int
     """Of all weights, once."""
     num_sums: int

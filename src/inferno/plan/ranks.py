@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -13,8 +13,10 @@ from inferno import host
 from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
 from inferno.contracts import (
+    ATTENTION,
     COLUMNS,
     DTYPE_BYTES,
+    STATE,
     Architecture,
     AttentionSpec,
     Device,
@@ -23,6 +25,7 @@ from inferno.contracts import (
     ModelConfig,
     Shard,
     StateSpec,
+    counts,
     divides_heads,
 )
 from inferno.errors import OptionError, UnsupportedError
@@ -82,10 +85,12 @@ class Division:
     divides: Mapping[str, Divided]
     spec: AttentionSpec | None
     """That of every layer, if attention can be divided."""
+    state: StateSpec | None = None
+    """That of every recurrent layer, if states can be divided."""
     refused: str = ""
     """Why attention is not divided."""
-    num_layers: int = 0
-    """With attention."""
+    refused_states: str = ""
+    """Why states are not divided."""
     held: Mapping[str, HeldMatrix] = field(repr=False)
     """Each matrix, whole."""
 
@@ -99,7 +104,7 @@ class Division:
     ) -> Division:
         """Raises UnsupportedError for a matrix that would be divided, but whose scheme cannot cut
         it."""
-        named = {path: architecture.divides.get(path.rpartition(".")[2]) for path in held}
+        named = {path: kind_of(architecture.divides, path) for path in held}
         for path, kind in named.items():
             if kind is not None and (held[path].unit is None or held[path].shape is None):
                 layout = held[path].layout or "this layout"
@@ -112,15 +117,26 @@ class Division:
         inner = [units[path][1] for path, kind in named.items() if kind == "from inner"]
         inner += [units[path][0] for path, kind in named.items() if kind in ("inner", "two inner")]
         attended = [spec for spec in specs if isinstance(spec, AttentionSpec)]
-        apart = [units[path][1] for path, kind in named.items() if kind == "from heads"]
-        apart += [units[path][0] for path, kind in named.items() if kind == "heads"]
-        refused = _whole_attention(attended, math.lcm(1, *apart), ranks)
+        states = [spec for spec in specs if isinstance(spec, StateSpec)]
+        stored = [
+            (kind, shape[_axis(kind)], units[path][_axis(kind)])
+            for path, kind in named.items()
+            if kind is not None and (shape := held[path].shape) is not None
+        ]
+        refused = _whole_attention(attended, stored, ranks)
+        refused_states = _whole_states(states, stored, ranks)
         return cls(
-            shard=Shard(ranks=ranks, unit=math.lcm(1, *inner), attention=not refused),
+            shard=Shard(
+                ranks=ranks,
+                unit=math.lcm(1, *inner),
+                attention=not refused,
+                states=not refused_states,
+            ),
             divides=architecture.divides,
             spec=attended[0] if attended and not refused else None,
+            state=states[0] if states and not refused_states else None,
             refused=refused,
-            num_layers=len(attended),
+            refused_states=refused_states,
             held=held,
         )
 
@@ -130,7 +146,7 @@ class Division:
         kind, shape = self.kind(path), whole.shape
         if kind is None or shape is None:
             return whole
-        axis = 1 if kind in COLUMNS else 0
+        axis = _axis(kind)
         size = self._size(kind, shape[axis])
         cut = (shape[0], size) if axis else (size, shape[1])
         nbytes = whole.nbytes * size // max(1, shape[axis])
@@ -138,32 +154,25 @@ class Division:
 
     def kind(self, path: str) -> Divided | None:
         """Return what a matrix is divided by; None if every rank holds it whole."""
-        kind = self.divides.get(path.rpartition(".")[2])
-        shape = self.held[path].shape
+        kind, shape = kind_of(self.divides, path), self.held[path].shape
         if kind is None or shape is None:
             return None
-        if kind in ("heads", "from heads"):
+        if kind in ATTENTION:
             return kind if self.spec is not None else None
+        if kind in STATE:
+            return kind if self.state is not None else None
         width = shape[1] if kind in COLUMNS else shape[0] // (2 if kind == "two inner" else 1)
         unit = 1 if kind == "vocabulary" else None
         return kind if self.shard.divides(width, unit) else None
 
     def _size(self, kind: Divided, size: int) -> int:
         """Return how many of the matrix's rows or columns the largest rank has."""
-        if kind in ("heads", "from heads"):
+        if kind in ATTENTION:
             assert self.spec is not None, "only then is it divided by heads"
-            local, spec = self.shard.local(self.spec), self.spec
-            for whole, part in (
-                (spec.num_heads, local.num_heads),
-                (spec.num_kv_heads, local.num_kv_heads),
-                (
-                    spec.num_heads + 2 * spec.num_kv_heads,
-                    local.num_heads + 2 * local.num_kv_heads,
-                ),
-            ):
-                if size == whole * spec.head_dim:
-                    return part * spec.head_dim
-            return size
+            return sum(_attended(kind, size, self.spec, self.shard))
+        if kind in STATE:
+            assert self.state is not None, "only then is it divided by heads"
+            return _of_state(kind, size, self.state, self.shard)
         both = 2 if kind == "two inner" else 1
         shares = self.shard.shares(size // both, 1 if kind == "vocabulary" else None)
         return both * max(stop - start for start, stop in shares)
@@ -178,10 +187,9 @@ class Division:
                 f"no matrix of this model can be divided among {ranks} ranks: {why}",
                 "Use fewer ranks, or leave --tp out.",
             )
-        inner = {_layer_of(path) for path, kind in kinds.items() if kind == "from inner"}
-        attention = self.num_layers if self.spec is not None else 0
+        summed = {(_layer_of(p), k) for p, k in kinds.items() if k in COLUMNS}
         tables = [p for p, k in kinds.items() if k == "vocabulary"]
-        num_sums = len(inner) + attention + bool(tables)  # the embedding is summed
+        num_sums = len(summed) + bool(tables)  # the embedding is summed
         hidden = max(
             (s[0] for p, k in kinds.items() if k in COLUMNS and (s := self.held[p].shape)),
             default=0,
@@ -195,6 +203,7 @@ class Division:
             shard=self.shard,
             divided=tuple(sorted({pattern_of(path) for path, kind in kinds.items() if kind})),
             whole=self._whole(kinds),
+            copied=tuple(self._copied()),
             weight_bytes=sum(each.nbytes for each in self.held.values()),
             num_sums=num_sums,
             wire_bytes=wire,
@@ -214,13 +223,37 @@ class Division:
             for why, paths in whys.items()
         )
 
+    def _copied(self) -> Iterator[str]:
+        """Say of which heads or groups there are fewer than ranks."""
+        ranks = self.shard.ranks
+        kinds = (self.spec, "heads of keys and values"), (self.state, "groups of heads of states")
+        for spec, what in kinds:
+            if spec is None or (groups := counts(spec)[1]) >= ranks:
+                continue
+            if isinstance(spec, AttentionSpec) and spec.latent_dim:
+                yield "the cache, whole on every rank: all heads share one latent"
+            else:
+                yield f"{groups} {what}: each is on {ranks // groups} ranks"
+
     def _why(self, path: str) -> str:
-        kind = self.divides.get(path.rpartition(".")[2])
+        kind = kind_of(self.divides, path)
         if kind is None:
             return "every rank computes them"
-        if kind in ("heads", "from heads"):
+        if kind in ATTENTION:
             return self.refused
+        if kind in STATE:
+            return self.refused_states
         return f"too narrow for {self.shard.ranks} parts of {self.shard.unit}"
+
+
+def kind_of(divides: Mapping[str, Divided], path: str) -> Divided | None:
+    """Return what a matrix is divided by, by the last two parts of its path or the last one."""
+    *_, parent, name = ("", "", *path.split("."))
+    return divides.get(f"{parent}.{name}", divides.get(name))
+
+
+def _axis(kind: Divided) -> int:
+    return 1 if kind in COLUMNS else 0
 
 
 def _layer_of(path: str) -> str:
@@ -229,23 +262,72 @@ def _layer_of(path: str) -> str:
     return found[1] if found else path
 
 
-def _whole_attention(specs: Sequence[AttentionSpec], unit: int, ranks: int) -> str:
-    """Return why attention cannot be divided; an empty string if it can. `unit` is what its
-    matrices keep together."""
+Stored = tuple[Divided, int, int]
+"""Of a matrix that is divided: by what, its rows or columns, how many of which keep together."""
+
+
+def _attended(kind: Divided, size: int, spec: AttentionSpec, shard: Shard) -> tuple[int, ...]:
+    """Return the rows or columns that a rank has of a matrix of attention: those of its queries,
+    keys and values, if it is one for all."""
+    local = shard.local(spec)
+    heads, kv_heads, width = local.num_heads, local.num_kv_heads, spec.head_dim
+    if kind != "heads":
+        return (size // spec.num_heads * heads,)
+    for whole, part in (
+        (spec.num_heads, (heads,)),
+        (spec.num_kv_heads, (kv_heads,)),
+        (spec.num_heads + 2 * spec.num_kv_heads, (heads, kv_heads, kv_heads)),
+    ):
+        if size == whole * width:
+            return tuple(count * width for count in part)
+    return (size,)
+
+
+def _of_state(kind: Divided, size: int, spec: StateSpec, shard: Shard) -> int:
+    """Return the rows or columns that a rank has of a matrix of a recurrent layer."""
+    heads, groups = counts(shard.local(spec))
+    if kind == "state inputs":
+        return spec.sized(size, heads, groups)
+    return size // spec.heads * heads
+
+
+def _whole_attention(specs: Sequence[AttentionSpec], stored: Sequence[Stored], ranks: int) -> str:
+    """Return why attention cannot be divided; an empty string if it can."""
     if not specs:
         return "there is no attention"
     heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}
-    if len(heads) > 1 or specs[0].output_dim != specs[0].head_dim:
+    if len(heads) > 1 or specs[0].output_dim != (specs[0].latent_dim or specs[0].head_dim):
         return "heads of several sizes are not divided"
-    spec = specs[0]
+    spec, shard = specs[0], Shard(ranks=ranks)
     if not divides_heads(spec, ranks):
         return (
             f"{spec.num_heads} query heads over {spec.num_kv_heads} of keys and values are not "
             f"divisible by {ranks} ranks"
         )
-    local = Shard(ranks=ranks).local(spec)
-    if any(count * spec.head_dim % unit for count in (local.num_heads, local.num_kv_heads)):
-        return f"heads of {spec.head_dim} do not fill the blocks of {unit} in which they are stored"
+    for kind, size, unit in stored:
+        if kind in ATTENTION and any(n % unit for n in _attended(kind, size, spec, shard)):
+            width = size // spec.num_heads if kind != "heads" else spec.head_dim
+            return f"heads of {width} do not fill the blocks of {unit} in which they are stored"
+    return ""
+
+
+def _whole_states(specs: Sequence[StateSpec], stored: Sequence[Stored], ranks: int) -> str:
+    """Return why recurrent states cannot be divided; an empty string if they can."""
+    if len(set(specs)) > 1:
+        return "states of several sizes are not divided"
+    for spec in specs[:1]:
+        if not spec.heads:
+            return "its states do not say what their heads are"
+        if not divides_heads(spec, ranks):
+            groups = f" in {spec.groups} groups" if spec.groups else ""
+            return f"{spec.heads} heads of states{groups} are not divisible by {ranks} ranks"
+        for kind, size, unit in stored:
+            if kind not in STATE or unit == 1:
+                continue
+            # How the rows of one head lie in a block of rows, only the model knows.
+            own = _of_state(kind, size, spec, Shard(ranks=ranks))
+            if kind not in COLUMNS or own % unit:
+                return f"heads of states do not fill the blocks of {unit} in which they are stored"
     return ""
 
 

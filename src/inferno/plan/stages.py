@@ -276,11 +276,11 @@ def choose_layers(
     """Raises UnsupportedError, OptionError."""
     options, dtype = given.options, compute.dtype.value
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
-    specs = dict(enumerate([*model.config.cache_specs(), *proposal.mtp.specs]))
     shard = Shard() if weights.division is None else weights.division.shard
+    specs = dict(enumerate(map(shard.local, [*model.config.cache_specs(), *proposal.mtp.specs])))
     needs = {
         layer: AttentionNeed.of(
-            shard.local(spec),
+            spec,
             dtype=dtype,
             device=compute.device,
             cache_dtype=cache_dtype,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from inferno.contracts import TensorInfo
 from inferno.errors import OptionError, PluginError
-from inferno.nn import Attention, Cut
+from inferno.nn import Attention, Cut, State
 from inferno.plan import Opened, Plan
 from inferno.plan.plan import pattern_of
 
@@ -78,6 +78,10 @@ def check_shares(model: nn.Module, matrices: Mapping[str, nn.Module], plan: Plan
         heads = layer.spec.num_heads, layer.spec.num_kv_heads
         if need is not None and heads != (need.num_heads, need.num_kv_heads):
             wrong.append(f"attention layer {layer.layer_id}")
+    kept = {layer: use.spec for use in plan.states for layer in use.layers}
+    for state in (module for module in model.modules() if isinstance(module, State)):
+        if kept.get(state.layer_id, state.spec) != state.spec:
+            wrong.append(f"state {state.layer_id}")
     if wrong:
         raise PluginError(
             f"{plan.architecture} divides {', '.join(wrong[:4])} among ranks otherwise than it "

@@ -6,11 +6,17 @@ from __future__ import annotations
 import attrs
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture, Divided
 from inferno_deepseek.gguf import DEEPSEEK
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
+
+
+_DIVIDES: dict[str, Divided] = {
+    **DECODER,
+    **dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), "query heads"),
+}
 
 
 def _varies(config: object) -> str:
@@ -30,6 +36,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_deepseek.model:DeepseekV2ForCausalLM",
             dialects={"gguf": DEEPSEEK},
             stop_tokens=_STOP,
+            divides=_DIVIDES,
             varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V2",
@@ -50,6 +57,7 @@ def inferno_architectures() -> list[Architecture]:
             # One name for both: V2's dialect reads them, and the scoring tells V2 from V3.
             dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
             stop_tokens=_STOP,
+            divides=_DIVIDES,
             varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V3",
@@ -68,6 +76,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",
             stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
+            divides=_DIVIDES,
             varies=_varies,
             checkpoints=("zai-org/GLM-4.7-Flash",),
         ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferno.contracts import Range, Shard
 from inferno.nn import Attention, Finalize, Layer, Linear, MergedLinear, RMSNorm, Rotation
 from inferno.nn.batch import Batch
 from inferno_deepseek.config import DeepseekConfig
@@ -47,6 +48,25 @@ class LatentAttention(Layer):
         self.value_HLV: Tensor
         self.attention = Attention(layer_id, config.attention_spec(layer_id))
         self.o_proj = Linear(self.num_heads * config.v_head_dim, config.hidden_size)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the heads. Their latent, and so the cache, is whole."""
+        if not shard.attention:
+            return
+        (start, stop), _ = shard.heads(self.attention.spec)
+
+        def of(size: int) -> Range:
+            each = size // self.num_heads
+            return start * each, stop * each
+
+        query = of(self.num_heads * (self.nope + self.rotated))
+        if self.q_lora_rank:
+            self.q_b_proj.keep_rows(query)
+        else:
+            self.down.keep_rows(q_proj=[query])
+        self.kv_b_proj.keep_rows(of(self.kv_b_proj.weight.shape[0]))
+        self.o_proj.keep_columns(of(self.o_proj.weight.shape[1]), shard)
+        self.attention.spec, self.num_heads = shard.local(self.attention.spec), stop - start
 
     def finalize(self, to: Finalize) -> None:
         """Unpack the absorbed projections, latent to key and latent to value of each head, and drop

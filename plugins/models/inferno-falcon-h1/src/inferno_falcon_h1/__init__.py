@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, MAMBA2, Architecture
 
 
 @hookimpl
@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_falcon_h1.config:FalconH1Config.from_json",
             build="inferno_falcon_h1.model:FalconH1ForCausalLM",
             adapt="inferno.contracts:with_head",
+            divides={**DECODER, **MAMBA2},
             checkpoints=(
                 "tiiuae/Falcon-H1-0.5B-Instruct",
                 "tiiuae/Falcon-H1-1.5B-Instruct",

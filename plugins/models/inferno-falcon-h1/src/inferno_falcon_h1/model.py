@@ -14,36 +14,25 @@ from torch import Tensor, nn
 from inferno.nn import (
     CausalLM,
     Decoder,
-    Finalize,
-    Layer,
-    Linear,
+    GatedMLP,
     Mamba2Mixer,
-    MergedLinear,
     RMSNorm,
     SelfAttention,
 )
 from inferno.nn.batch import Batch
-from inferno.ops import reference as ops
 from inferno_falcon_h1.config import FalconH1Config
 
 
-class ScaledMLP(Layer):
+class ScaledMLP(GatedMLP):
     """down(silu(m · gate(x)) · up(x)) · n"""
 
     def __init__(self, config: FalconH1Config) -> None:
-        super().__init__()
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up = MergedLinear(size, bias=bias, gate_proj=inner, up_proj=inner)
-        self.down_proj = Linear(inner, size, bias=bias)
+        super().__init__(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.gate_scale, self.scale = config.mlp_multipliers
-        self.ops = ops.TORCH
-
-    def finalize(self, to: Finalize) -> None:
-        self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD)
-        y_TD: Tensor = self.down_proj(self.ops.silu_mul(gate_TI * self.gate_scale, up_TI))
+        y_TD: Tensor = self.down(self.ops.silu_mul(gate_TI * self.gate_scale, up_TI))
         return y_TD * self.scale
 
 

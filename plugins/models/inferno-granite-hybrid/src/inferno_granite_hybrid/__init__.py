@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import DECODER, Architecture
+from inferno.contracts import DECODER, MAMBA2, Architecture
 from inferno_granite_hybrid.gguf import GRANITE
 
 _STOP_TOKENS = ("<|end_of_text|>",)
@@ -35,6 +35,12 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_granite_hybrid.config:GraniteHybridConfig.from_json",
             build="inferno_granite_hybrid.model:GraniteMoeHybridForCausalLM",
             adapt="inferno_granite_hybrid.checkpoint:per_expert",
+            divides={
+                **DECODER,
+                **MAMBA2,
+                "input_linear": "two inner",
+                "output_linear": "from inner",
+            },
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
                 "ibm-granite/granite-4.0-h-350m",

@@ -15,43 +15,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from inferno.configs import FULL
+from inferno.contracts import Shard
 from inferno.nn import (
     CausalLM,
     Decoder,
     Experts,
-    Finalize,
+    FusedGatedMLP,
     GatedMLP,
-    Layer,
-    Linear,
     Mamba2Mixer,
     NoRope,
     RMSNorm,
     Router,
     Routing,
     SelfAttention,
+    sum_once,
 )
 from inferno.nn.batch import Batch
-from inferno.ops import reference as ops
 from inferno_granite_hybrid.config import GraniteConfig, GraniteHybridConfig
-
-
-class SharedMLP(Layer):
-    """A gated MLP that every token passes; the gate's rows come first."""
-
-    def __init__(self, config: GraniteHybridConfig) -> None:
-        super().__init__()
-        inner = config.shared_intermediate_size
-        self.input_linear = Linear(config.hidden_size, 2 * inner)
-        self.output_linear = Linear(inner, config.hidden_size)
-        self.ops = ops.TORCH
-
-    def finalize(self, to: Finalize) -> None:
-        self.ops = to.ops
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        gate_TI, up_TI = self.input_linear(x_TD).chunk(2, -1)
-        y_TD: Tensor = self.output_linear(self.ops.silu_mul(gate_TI, up_TI))
-        return y_TD
 
 
 class SparseMoE(nn.Module):
@@ -129,8 +109,18 @@ class HybridLayer(ScaledLayer):
                 conv_bias=config.mamba_conv_bias,
                 time_step_limit=config.dt_limit,
             )
-        self.shared_mlp = SharedMLP(config)
+        self.shared_mlp = FusedGatedMLP(
+            config.hidden_size,
+            config.shared_intermediate_size,
+            names=("input_linear", "output_linear"),
+        )
         self.block_sparse_moe = SparseMoE(config) if config.num_experts else None
+        self.summed = False
+
+    def divide(self, shard: Shard) -> None:
+        """Sum once over the ranks, after both parts are added."""
+        if self.block_sparse_moe is not None:
+            self.summed = sum_once(self.block_sparse_moe.experts, self.shared_mlp)
 
     def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         mixer = self.self_attn if self.full else self.mamba
@@ -139,7 +129,10 @@ class HybridLayer(ScaledLayer):
 
     def fed(self, x_TD: Tensor) -> Tensor:
         y_TD: Tensor = self.shared_mlp(x_TD)
-        return y_TD if self.block_sparse_moe is None else self.block_sparse_moe(x_TD) + y_TD
+        if self.block_sparse_moe is None:
+            return y_TD
+        y_TD = self.block_sparse_moe(x_TD) + y_TD
+        return self.shared_mlp.ops.all_reduce(y_TD) if self.summed else y_TD
 
 
 def _attention(config: GraniteConfig, layer_id: int) -> SelfAttention:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture, Divided
 from inferno_lfm2.gguf import LFM2, LFM2_MOE
+
+_DIVIDES: dict[str, Divided] = {
+    **DECODER,
+    "self_attn.out_proj": "from heads",
+    "conv.in_proj": "state inputs",
+    "conv.out_proj": "from state",
+    **dict.fromkeys(("w1", "w3"), "inner"),
+    "w2": "from inner",
+}
 
 
 @hookimpl
@@ -16,6 +25,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_lfm2.config:Lfm2Config.from_json",
             build="inferno_lfm2.model:Lfm2ForCausalLM",
             adapt="inferno_lfm2.checkpoint:usual_names",
+            divides=_DIVIDES,
             dialects={"gguf": LFM2},
             checkpoints=(
                 "LiquidAI/LFM2-350M",
@@ -30,6 +40,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_lfm2.config:Lfm2MoeConfig.from_json",
             build="inferno_lfm2.model:Lfm2MoeForCausalLM",
             adapt="inferno_lfm2.checkpoint:usual_names",
+            divides=_DIVIDES,
             dialects={"gguf": LFM2_MOE},
             checkpoints=("LiquidAI/LFM2-8B-A1B",),
         ),

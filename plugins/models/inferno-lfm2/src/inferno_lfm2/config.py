@@ -80,7 +80,7 @@ class Lfm2Config(DecoderConfig):
     def state_spec(self) -> StateSpec:
         """What a layer with a convolution keeps: the inputs that it looks back at."""
         shape = (self.conv_L_cache - 1, self.hidden_size)
-        return StateSpec(tensors={"conv": CacheTensor(shape, COMPUTE)})
+        return StateSpec(tensors={"conv": CacheTensor(shape, COMPUTE)}, heads=self.hidden_size)
 
     def cache_specs(self) -> list[AttentionSpec | StateSpec]:
         return [

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from inferno.configs import FULL
+from inferno.contracts import Shard
 from inferno.nn import (
     CausalConv,
     CausalLM,
@@ -43,6 +44,16 @@ class ShortConv(nn.Module):
         self.conv = CausalConv(size, config.conv_L_cache, bias=bias)
         self.out_proj = Linear(size, size, bias=bias)
         self.state = State(layer_id, config.state_spec)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the channels."""
+        if not shard.states:
+            return
+        size, ((start, stop), _) = self.out_proj.weight.shape[1], shard.heads(self.state.spec)
+        self.in_proj.keep_rows(*((at + start, at + stop) for at in (0, size, 2 * size)))
+        self.conv.keep((start, stop))
+        self.out_proj.keep_columns((start, stop), shard)
+        self.state.spec = shard.local(self.state.spec)
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """As a decoder layer calls its attention. Nothing is rotated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, MAMBA2, Architecture
 
 
 @hookimpl
@@ -14,6 +14,7 @@ def inferno_architectures() -> list[Architecture]:
             model_types=("mamba2",),
             config="inferno_mamba2.config:Mamba2Config.from_json",
             build="inferno_mamba2.model:Mamba2ForCausalLM",
+            divides={**DECODER, **MAMBA2, "embeddings": "vocabulary"},
             checkpoints=("mistralai/Mamba-Codestral-7B-v0.1",),
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, MAMBA2, Architecture
 
 
 @hookimpl
@@ -15,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_nemotron_h.config:NemotronHConfig.from_json",
             build="inferno_nemotron_h.model:NemotronHForCausalLM",
             adapt="inferno_nemotron_h.checkpoint:published_names",
+            divides={**DECODER, **MAMBA2, "embeddings": "vocabulary"},
             checkpoints=(
                 "nvidia/Nemotron-H-4B-Instruct-128K",
                 "nvidia/Nemotron-H-8B-Reasoning-128K",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from inferno.configs import FULL
+from inferno.contracts import Shard
 from inferno.nn import (
     CausalLM,
     Embedding,
@@ -43,6 +44,12 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up_proj = Linear(config.hidden_size, intermediate_size, bias=config.mlp_bias)
         self.down_proj = Linear(intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width."""
+        if shard.divides(size := self.down_proj.weight.shape[1]):
+            self.up_proj.keep_rows(shard.share(size))
+            self.down_proj.keep_columns(shard.share(size), shard)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD: Tensor = self.down_proj(relu2(self.up_proj(x_TD)))

@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import DECODER, Architecture
 
 _Architecture = partial(
     Architecture,
     build="inferno_qwen3_next.model:Qwen3NextForCausalLM",
     adapt="inferno_qwen3_next.checkpoint:text_part",
+    divides={
+        **DECODER,
+        "q_proj": "query heads",
+        **dict.fromkeys(("in_proj_qkvz", "in_proj_qkv"), "state inputs"),
+        **dict.fromkeys(("in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a"), "state heads"),
+        "out_proj": "from state",
+    },
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
 )
 _Seeing = partial(

@@ -110,7 +110,10 @@ class Qwen3NextConfig(DecoderConfig):
             tensors={
                 "conv": CacheTensor((self.linear_conv_kernel_dim - 1, channels), COMPUTE),
                 "state": CacheTensor((heads, k, v), "float32"),
-            }
+            },
+            heads=heads,
+            groups=self.linear_num_key_heads,
+            group_channels=2 * k,
         )
 
     def cache_specs(self) -> list[AttentionSpec | StateSpec]:

@@ -7,15 +7,25 @@ of the convolution, L inputs the convolution looks back at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.nn import CausalConv, Layer, Linear, MergedLinear, RMSNorm, State, gated_delta
+from inferno.contracts import Range, Shard
+from inferno.nn import CausalConv, Cut, Layer, Linear, MergedLinear, RMSNorm, State, gated_delta
 from inferno.nn.batch import Batch
 from inferno_qwen3_next.config import Qwen3NextConfig
+
+
+def beside(group: int, both: int, width: int, heads: int, own: Sequence[int]) -> list[Range]:
+    """Return the rows of a matrix that is stored group by group: `both` of the group's own, then
+    twice `width` for each of its heads. All of the first are kept, and those of the heads `own`."""
+    at = group * (both + 2 * heads * width)
+    starts = (at + both, at + both + heads * width)
+    return [(at, at + both), *((s + own[0] * width, s + own[1] * width) for s in starts)]
 
 
 class GatedRMSNorm(RMSNorm):
@@ -51,6 +61,37 @@ class GatedDeltaNet(Layer):
         self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps)
         self.out_proj = Linear(values, hidden)
         self.state = State(layer_id, spec)
+        self.cuts: Mapping[str, Cut] = {}
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the value heads, and their key heads."""
+        if not shard.states:
+            return
+        (start, stop), key_heads = shard.heads(self.state.spec)
+        keys, _, values = self.sizes
+        own = start * self.value_dim, stop * self.value_dim
+        first, last = (head * self.key_dim for head in key_heads)
+        after = 2 * keys
+        channels = [(first, last), (keys + first, keys + last), (after + own[0], after + own[1])]
+        if self.separate:
+            heads = [(start, stop)]
+            self.in_proj.keep_rows(
+                in_proj_qkv=channels, in_proj_z=[own], in_proj_b=heads, in_proj_a=heads
+            )
+        else:
+            shared, both = values // self.value_dim // self.key_heads, 2 * self.key_dim
+            qkvz, ba = list[Range](), list[Range]()
+            for j in range(*key_heads):
+                i = [min(max(head - j * shared, 0), shared) for head in (start, stop)]
+                qkvz += beside(j, both, self.value_dim, shared, i)
+                ba += beside(j, 0, 1, shared, i)
+            self.in_proj.keep_rows(in_proj_qkvz=qkvz, in_proj_ba=ba)
+        self.conv1d.keep(*channels)
+        self.cuts = dict.fromkeys(self.keep_fp32, Cut.rows((start, stop)))
+        self.out_proj.keep_columns(own, shard)
+        self.state.spec = shard.local(self.state.spec)
+        self.key_heads = key_heads[1] - key_heads[0]
+        self.sizes = [j - i for i, j in channels]
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         held, starts = self.state.load(batch), batch.query_starts

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from inferno.configs import FULL
-from inferno.contracts import AttentionSpec
+from inferno.contracts import AttentionSpec, Shard
 from inferno.nn import (
     Attention,
     CausalLM,
@@ -26,6 +26,7 @@ from inferno.nn import (
     Rotation,
     Router,
     Routing,
+    sum_once,
 )
 from inferno.nn.batch import Batch
 from inferno_qwen3_next.config import Qwen3NextConfig
@@ -49,6 +50,16 @@ class GatedAttention(nn.Module):
         self.attention = Attention(layer_id, spec)
         self.o_proj = Linear(heads * dim, config.hidden_size, bias=bias)
 
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the heads."""
+        if not shard.attention:
+            return
+        dim = self.head_dim
+        q, k = ((i * dim, j * dim) for i, j in shard.heads(self.attention.spec))
+        self.qkv.keep_rows(q_proj=[(2 * q[0], 2 * q[1])], k_proj=[k], v_proj=[k])
+        self.o_proj.keep_columns(q, shard)
+        self.attention.spec = shard.local(self.attention.spec)
+
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         qg_TX, k_TX, v_TX = self.qkv(x_TD)
         q_THC, gate_THC = qg_TX.view(len(x_TD), -1, 2 * self.head_dim).chunk(2, -1)
@@ -69,11 +80,16 @@ class SparseBlock(nn.Module):
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_expert = GatedMLP(config.hidden_size, config.shared_expert_intermediate_size)
         self.shared_expert_gate = Linear(config.hidden_size, 1)
+        self.summed = False
+
+    def divide(self, shard: Shard) -> None:
+        """Sum once over the ranks, after both parts are added."""
+        self.summed = sum_once(self.experts, self.shared_expert)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         shared_TD = self.shared_expert_gate(x_TD).sigmoid() * self.shared_expert(x_TD)
         y_TD: Tensor = shared_TD + self.experts(x_TD, *self.gate(x_TD))
-        return y_TD
+        return self.experts.ops.all_reduce(y_TD) if self.summed else y_TD
 
 
 class Layer(nn.Module):
