@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from attrs import evolve
@@ -34,6 +34,7 @@ DENSE = Architecture(
     name="Toy", config=lambda config: None, build=lambda config: None, divides=DECODER
 )
 LAYER = "model.layers.0"
+CPU = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
 
 
 def plan_of(**options: Any) -> Plan:
@@ -167,6 +168,7 @@ def test_attention_that_cannot_be_divided_is_whole_and_says_why(
     use = division.use("processes", "inferno", resolve_config(), "float32")
     [whole] = use.whole
     assert why in whole.why and "self_attn.q_proj" in whole.modules
+    assert use.copied == (f"the cache, whole on every rank: {whole.why}",)
     assert use.num_sums == 2, "the embedding's and the MLP's"
 
 
@@ -183,6 +185,27 @@ def test_a_matrix_that_cannot_be_cut_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=path) as caught:
         divided(found)
     assert "act-order" in caught.value.remedy
+
+
+def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None:
+    """What a config says of its matrices, by path, is by which they are divided."""
+    path = "model.layers.0.self_attn.q_proj"
+
+    class Config:
+        vocab_size = 1000
+        divides: ClassVar = {path: "outputs", "model.embed": "vocabulary"}
+
+    stranger = evolve(DENSE, divides={})
+    found = {path: held((100, 64), (16, 1)), "model.embed": held((1000, 64))}
+    division = Division.of(stranger, [spec()], found, 2, Config)
+    assert division.local(path).shape == (52, 64), "in whole blocks of 16 rows"
+    assert not division.shard.attention
+    use = division.use("processes", "inferno", cast(Any, Config), "float32")
+    assert (use.num_sums, use.num_gathers) == (1, 1)
+    assert use.copied == ("the cache, whole on every rank: its matrices are not divided by heads",)
+    with pytest.raises(UnsupportedError, match="cannot be divided"):
+        check_ranks(Options(tp=2), CPU, "Toy", stranger, mtp=False)
+    check_ranks(Options(tp=2), CPU, "Toy", stranger, Config, mtp=False)
 
 
 def test_a_model_of_which_nothing_can_be_divided_is_refused() -> None:
@@ -251,15 +274,13 @@ def test_ranks_on_other_devices_are_refused() -> None:
 
 
 def test_a_family_that_does_not_divide_is_refused_by_name() -> None:
-    device = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
     with pytest.raises(UnsupportedError, match="Toy cannot be divided among ranks yet"):
-        check_ranks(Options(tp=2), device, "Toy", evolve(DENSE, divides={}), mtp=False)
+        check_ranks(Options(tp=2), CPU, "Toy", evolve(DENSE, divides={}), mtp=False)
 
 
 def test_layers_that_predict_several_tokens_are_refused() -> None:
-    device = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
     with pytest.raises(UnsupportedError, match="--speculative mtp"):
-        check_ranks(Options(tp=2, speculative="mtp"), device, "Toy", DENSE, mtp=True)
+        check_ranks(Options(tp=2, speculative="mtp"), CPU, "Toy", DENSE, mtp=True)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])

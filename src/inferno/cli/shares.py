@@ -40,7 +40,8 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     for copied in ranks.copied:
         yield "copied", copied, ""
     wire = host.format_bytes(ranks.wire_bytes)
-    exchanged = f"{ranks.num_sums} sums in a step, {wire} received per token by each"
+    gathers = f" and {ranks.num_gathers} results gathered" if ranks.num_gathers else ""
+    exchanged = f"{ranks.num_sums} sums{gathers} in a step, {wire} received per token by each"
     used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
     if used is None:
         over = " over TCP" if ranks.join is not None else ""

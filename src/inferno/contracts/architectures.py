@@ -29,7 +29,8 @@ def _texts(texts: Iterable[str]) -> tuple[str, ...]:
 class ModelConfig(Protocol):
     """An architecture's parsed `config.json`: its own fields, and these. It may also have
     `unused_tensors`, a tuple of patterns (`*` matches anything) of stored tensors that the model
-    does not read, and `num_experts`, if layers have routed experts (`nn.Experts`)."""
+    does not read, `num_experts`, if layers have routed experts (`nn.Experts`), and `divides`, as
+    its architecture has it, by the whole path of a matrix."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -28,13 +28,15 @@ Divided = Literal[
     "state heads",
     "state inputs",
     "from state",
+    "outputs",
     "vocabulary",
 ]
 """What a matrix is divided by: its rows by attention heads as wide as the spec's (queries, keys,
 values, or all three), by query heads of any width, by an MLP's inner width (of one matrix, or of
 two that are stored as one), by heads of a recurrent state, by these and the groups that a state's
-convolution sees (`StateSpec.group_channels`), or by tokens of the vocabulary; or its columns by
-the heads, the inner width or the heads of a state that it takes as input."""
+convolution sees (`StateSpec.group_channels`), by tokens of the vocabulary, or one by one, where
+each rank gathers the results of all; or its columns by the heads, the inner width or the heads of a
+state that it takes as input."""
 
 COLUMNS: frozenset[Divided] = frozenset({"from heads", "from inner", "from state"})
 """Those of which a rank has some columns: the ranks' products are summed."""

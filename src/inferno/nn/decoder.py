@@ -267,7 +267,7 @@ class CausalLM(nn.Module):
     def divide(self, shard: Shard) -> None:
         """Compute the logits of some tokens."""
         if isinstance(self.lm_head, LMHead):
-            self.lm_head.keep_tokens(shard)
+            self.lm_head.keep_outputs(shard, 1)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD: Tensor = getattr(self, self.name)(batch)

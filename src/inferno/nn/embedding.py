@@ -56,15 +56,6 @@ class LMHead(Linear):
     """Maps hidden states to logits, in float32."""
 
     quantizable = False
-    widths: tuple[int, ...] = ()
-    """As an `Embedding` has them."""
-
-    def keep_tokens(self, shard: Shard) -> None:
-        """Compute the logits of some tokens, and take those of the others from the other ranks."""
-        vocab_size = self.weight.shape[0]
-        if shard.divides(vocab_size, 1):
-            self.widths = tuple(stop - start for start, stop in shard.shares(vocab_size, 1))
-            self.keep_rows(shard.share(vocab_size, 1))
 
     def finalize(self, to: Finalize) -> None:
         # As for rows: torch's fastest layouts return no float32.

@@ -35,11 +35,21 @@ class Linear(Layer):
         """And what that is of the matrix."""
         self.summed, self.ops = False, ops.TORCH
         """Whether each rank's result is a part of the sum over the ranks."""
+        self.widths: tuple[int, ...] = ()
+        """How many outputs each rank computes, if every rank gathers them all."""
 
     def keep_rows(self, *ranges: Range) -> None:
         """Compute only these outputs."""
         self.cuts = dict.fromkeys(("weight", "bias"), Cut.rows(*ranges))
         self.share = Share(self.cuts["weight"], self.weight.shape)
+
+    def keep_outputs(self, shard: Shard, unit: int | None = None) -> None:
+        """Compute some outputs, and take the others from the other ranks: for a module that does
+        not know of ranks."""
+        size = self.weight.shape[0]
+        if shard.divides(size, unit):
+            self.widths = tuple(stop - start for start, stop in shard.shares(size, unit))
+            self.keep_rows(shard.share(size, unit))
 
     def keep_columns(self, columns: Range, shard: Shard, *, summed: bool = True) -> None:
         """Take only these inputs, and sum the results of all ranks, unless the caller does that.
@@ -57,6 +67,8 @@ class Linear(Layer):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         y_TO = self.weight.matmul(x_TI, self.bias)
+        if self.widths:
+            return self.ops.all_gather(y_TO, self.widths)
         return self.ops.all_reduce(y_TO) if self.summed else y_TO
 
 

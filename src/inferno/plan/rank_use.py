@@ -61,6 +61,8 @@ class RankUse:
     """Of all weights, once."""
     num_sums: int
     """Sums over the ranks in a step."""
+    num_gathers: int = 0
+    """Matrices of which each rank gathers the results of all, in a step."""
     wire_bytes: int
     """Bytes that a rank receives from the others for each token that it draws."""
     join: JoinUse | None = None

@@ -40,7 +40,13 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 def check_ranks(
-    options: Options, device: Device, name: str, architecture: Architecture, *, mtp: bool
+    options: Options,
+    device: Device,
+    name: str,
+    architecture: Architecture,
+    config: object = None,
+    *,
+    mtp: bool,
 ) -> None:
     """Raise UnsupportedError for what ranks cannot do yet, before anything is chosen. `name` is the
     model's architecture."""
@@ -56,7 +62,7 @@ def check_ranks(
             f"--tp {options.tp}: several ranks compute on CPUs only, not on {device}",
             "Leave --tp out, or add --device cpu.",
         )
-    if not architecture.divides:
+    if not _divides(architecture, config):
         raise UnsupportedError(
             f"{name} cannot be divided among ranks yet",
             "Leave --tp out: one process computes it with all cores.",
@@ -101,10 +107,12 @@ class Division:
         specs: Sequence[AttentionSpec | StateSpec],
         held: Mapping[str, HeldMatrix],
         ranks: int,
+        config: object = None,
     ) -> Division:
         """Raises UnsupportedError for a matrix that would be divided, but whose scheme cannot cut
         it."""
-        named = {path: kind_of(architecture.divides, path) for path in held}
+        divides = _divides(architecture, config)
+        named = {path: kind_of(divides, path) for path in held}
         for path, kind in named.items():
             if kind is not None and (held[path].unit is None or held[path].shape is None):
                 layout = held[path].layout or "this layout"
@@ -115,7 +123,8 @@ class Division:
                 )
         units = {path: each.unit or (1, 1) for path, each in held.items()}
         inner = [units[path][1] for path, kind in named.items() if kind == "from inner"]
-        inner += [units[path][0] for path, kind in named.items() if kind in ("inner", "two inner")]
+        rows = ("inner", "two inner", "outputs")
+        inner += [units[path][0] for path, kind in named.items() if kind in rows]
         attended = [spec for spec in specs if isinstance(spec, AttentionSpec)]
         states = [spec for spec in specs if isinstance(spec, StateSpec)]
         stored = [
@@ -132,7 +141,7 @@ class Division:
                 attention=not refused,
                 states=not refused_states,
             ),
-            divides=architecture.divides,
+            divides=divides,
             spec=attended[0] if attended and not refused else None,
             state=states[0] if states and not refused_states else None,
             refused=refused,
@@ -190,11 +199,13 @@ class Division:
         summed = {(_layer_of(p), k) for p, k in kinds.items() if k in COLUMNS}
         tables = [p for p, k in kinds.items() if k == "vocabulary"]
         num_sums = len(summed) + bool(tables)  # the embedding is summed
+        gathered = [s[0] for p, k in kinds.items() if k == "outputs" and (s := self.held[p].shape)]
         hidden = max(
             (s[0] for p, k in kinds.items() if k in COLUMNS and (s := self.held[p].shape)),
             default=0,
         )
         wire = num_sums * hidden * DTYPE_BYTES[dtype] * (ranks - 1)
+        wire += sum(gathered) * DTYPE_BYTES[dtype] * (ranks - 1) // ranks
         wire += model.vocab_size * 4 * (ranks - 1) // ranks if tables else 0
         return RankUse(
             count=ranks,
@@ -206,6 +217,7 @@ class Division:
             copied=tuple(self._copied()),
             weight_bytes=sum(each.nbytes for each in self.held.values()),
             num_sums=num_sums,
+            num_gathers=len(gathered),
             wire_bytes=wire,
         )
 
@@ -224,8 +236,12 @@ class Division:
         )
 
     def _copied(self) -> Iterator[str]:
-        """Say of which heads or groups there are fewer than ranks."""
+        """Say what every rank has whole, and of which heads or groups there are fewer than
+        ranks."""
         ranks = self.shard.ranks
+        for what, why in (("cache", self.refused), ("states", self.refused_states)):
+            if why:
+                yield f"the {what}, whole on every rank: {why}"
         kinds = (self.spec, "heads of keys and values"), (self.state, "groups of heads of states")
         for spec, what in kinds:
             if spec is None or (groups := counts(spec)[1]) >= ranks:
@@ -247,9 +263,14 @@ class Division:
 
 
 def kind_of(divides: Mapping[str, Divided], path: str) -> Divided | None:
-    """Return what a matrix is divided by, by the last two parts of its path or the last one."""
+    """Return what a matrix is divided by, by its path, the last two parts of it or the last one."""
     *_, parent, name = ("", "", *path.split("."))
-    return divides.get(f"{parent}.{name}", divides.get(name))
+    return next((divides[n] for n in (path, f"{parent}.{name}", name) if n in divides), None)
+
+
+def _divides(architecture: Architecture, config: object) -> Mapping[str, Divided]:
+    own: Mapping[str, Divided] = getattr(config, "divides", {})
+    return {**architecture.divides, **own}
 
 
 def _axis(kind: Divided) -> int:
@@ -294,7 +315,9 @@ def _of_state(kind: Divided, size: int, spec: StateSpec, shard: Shard) -> int:
 def _whole_attention(specs: Sequence[AttentionSpec], stored: Sequence[Stored], ranks: int) -> str:
     """Return why attention cannot be divided; an empty string if it can."""
     if not specs:
-        return "there is no attention"
+        return ""
+    if not any(kind in ATTENTION for kind, *_ in stored):
+        return "its matrices are not divided by heads"
     heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}
     if len(heads) > 1 or specs[0].output_dim != (specs[0].latent_dim or specs[0].head_dim):
         return "heads of several sizes are not divided"
@@ -316,7 +339,7 @@ def _whole_states(specs: Sequence[StateSpec], stored: Sequence[Stored], ranks: i
     if len(set(specs)) > 1:
         return "states of several sizes are not divided"
     for spec in specs[:1]:
-        if not spec.heads:
+        if not spec.heads or not any(kind in STATE for kind, *_ in stored):
             return "its states do not say what their heads are"
         if not divides_heads(spec, ranks):
             groups = f" in {spec.groups} groups" if spec.groups else ""

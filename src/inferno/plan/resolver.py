@@ -93,9 +93,10 @@ def _decide(given: stages.Given) -> Opened:
         check_options(given.options)
     proposal = stages.choose_proposal(given, model)
     mtp = bool(proposal.mtp.tensors)
-    check_ranks(given.options, compute.device, model.name, model.architecture.value, mtp=mtp)
+    architecture, device = model.architecture.value, compute.device
+    check_ranks(given.options, device, model.name, architecture, model.config, mtp=mtp)
     elsewhere = given.machine is not None and given.machine.elsewhere
-    engines = choose_engines(given.options, compute.device, elsewhere=elsewhere)
+    engines = choose_engines(given.options, device, elsewhere=elsewhere)
     weights = stages.choose_weights(given, model, compute, proposal)
     attention = stages.choose_layers(given, model, compute, proposal, weights)
     invariance = choose_invariance(

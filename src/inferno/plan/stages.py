@@ -192,7 +192,7 @@ def choose_weights(
     division: Division | None = None
     if options.tp > 1:
         held, specs = schemes.value.held(packed), model.config.cache_specs()
-        division = Division.of(model.architecture.value, specs, held, options.tp)
+        division = Division.of(model.architecture.value, specs, held, options.tp, model.config)
         matrices = schemes.value.loaded(packed, dtype, division.local)
     machine, device = given.machine or Machine(), compute.device
     environ = machine.environ

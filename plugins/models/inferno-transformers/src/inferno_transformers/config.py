@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import AttentionSpec
+from inferno.contracts import AttentionSpec, Divided
 from inferno.errors import ERRORS, PluginError
 
 
@@ -38,6 +38,8 @@ class HostedConfig:
     """Every tensor that transformers would load, by its name in the model."""
     plain: frozenset[str]
     """Paths of modules whose code reads the matrix itself, which stays dense."""
+    divides: Mapping[str, Divided]
+    """What each matrix in inferno's layers is divided by among ranks, by path."""
     unused_tensors: tuple[str, ...]
     """Matrices that are tied to another."""
 
@@ -54,6 +56,7 @@ class HostedConfig:
             attention=specs,
             parameters=frozenset(shown["parameters"]),
             plain=frozenset(shown["plain"]),
+            divides=shown["divides"],
             unused_tensors=tuple(shown["unused_tensors"]),
         )
 

@@ -20,6 +20,7 @@ from inferno.contracts import AttentionSpec
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
+from inferno_transformers.matrices import divides
 from inferno_transformers.model import hidden, logits
 from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
 from inferno_transformers.step import running
@@ -68,6 +69,7 @@ def inspect(config: str) -> dict[str, Any]:
         "attention": {paths[module]: attrs.asdict(spec) for module, spec in record.specs.items()},
         "parameters": sorted(found.parameters),
         "plain": sorted(plain),
+        "divides": divides(found.model),
         "unused_tensors": list(found.tied),
     }
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from inferno.contracts import Divided, Shard
 from inferno.errors import UnsupportedError
 from inferno.nn import Embedding, Linear, LMHead, TiedLMHead
 from inferno_transformers.refusals import REMEDY
@@ -49,6 +50,17 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
     return tuple(tied)
 
 
+def divides(model: nn.Module) -> dict[str, Divided]:
+    """Return what each matrix is divided by among ranks, by path."""
+    found: dict[str, Divided] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, HostedEmbedding | HostedHead):
+            found[path] = "vocabulary"
+        elif isinstance(module, HostedLinear):
+            found[path] = "outputs"
+    return found
+
+
 def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) -> nn.Module | None:
     """Make the replacement of a linear or an embedding. None for a class whose code may do more: it
     stays, with a dense matrix."""
@@ -77,12 +89,19 @@ class HostedLinear(Linear):
         self.bias = original.bias
         self.in_features, self.out_features = original.in_features, original.out_features
 
+    def divide(self, shard: Shard) -> None:
+        """Compute some outputs: the module around it does not know of ranks."""
+        self.keep_outputs(shard)
+
     def forward(self, input: Tensor) -> Tensor:  # some code names the argument, as torch does
         return _by_rows(super().forward, input)
 
 
 class HostedHead(HostedLinear, LMHead):
     """The output head, which in-situ quantization skips."""
+
+    def divide(self, shard: Shard) -> None:
+        self.keep_outputs(shard, 1)
 
 
 class HostedTiedHead(TiedLMHead):
@@ -121,7 +140,7 @@ class HostedEmbedding(Embedding):
         return y
 
     def rows(self, input: Tensor) -> Tensor:
-        return self.weight.rows(input.reshape(-1)).view(*input.shape, self.embedding_dim)
+        return super().forward(input.reshape(-1)).view(*input.shape, self.embedding_dim)
 
 
 class _Rows(TorchFunctionMode):

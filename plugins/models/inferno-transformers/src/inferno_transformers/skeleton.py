@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,10 @@ MOST_LAYERS, MOST_TENSORS, LARGEST_TABLE = 1000, 100_000, 1 << 26
 """Limits beyond any published model, so that no config.json can exhaust time or memory."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""How a parameter is registered is changed for all of torch's modules, and changed back."""
+
+
 @frozen(eq=False)
 class Skeleton:
     """A model whose parameters are on meta; its buffers are computed."""
@@ -52,7 +57,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     Raises CheckpointError for a config that transformers cannot read, UnsupportedError if it is not
     a plain decoder."""
     config, auto = _config(fields), AutoModelForCausalLM
-    with _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
+    with _ONE_AT_A_TIME, _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
         try:
             model: Any = auto.from_config(
                 config,
@@ -204,9 +209,12 @@ def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
 def _parameters_on_meta() -> Iterator[None]:
     """Context in which parameters take no memory, but a module's own tables are computed."""
     original, count = nn.Module.register_parameter, itertools.count(1)
+    own = threading.get_ident()
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, param)
+        if threading.get_ident() != own:
+            return
         if param is not None and not param.is_meta:
             param = module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
         if param is not None:  # nothing is drawn for it: in a large mixture, that takes seconds
