@@ -187,6 +187,23 @@ def test_a_matrix_that_cannot_be_cut_is_refused_by_name() -> None:
     assert "act-order" in caught.value.remedy
 
 
+def test_what_is_cut_by_rows_only_is_divided_by_outputs() -> None:
+    """As with act-order: inputs are gathered, then results, of all that would be summed."""
+    found = {path: evolve(each, unit=(1, 0)) for path, each in matrices().items()}
+    division = divided(found)
+    assert not division.shard.columns and division.shard.attention
+    shapes = {path.rpartition(".")[2]: division.local(path).shape for path in found}
+    assert (shapes["q_proj"], shapes["o_proj"]) == ((64, 64), (32, 128))
+    assert (shapes["up_proj"], shapes["down_proj"]) == ((48, 64), (32, 96))
+    use = division.use("processes", "inferno", resolve_config(), "float32")
+    assert (use.num_sums, use.num_gathers) == (1, 4)
+    gathered = 4 * (64 + 128 + 64 + 96) // 2
+    assert use.wire_bytes == 4 * 64 + gathered + 4 * 1000 // 2
+    experts = {path.replace(".mlp.", ".mlp.experts.0."): each for path, each in found.items()}
+    with pytest.raises(UnsupportedError, match=r"experts\.0\.gate_proj"):
+        divided(experts)
+
+
 def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None:
     """What a config says of its matrices, by path, is by which they are divided."""
     path = "model.layers.0.self_attn.q_proj"

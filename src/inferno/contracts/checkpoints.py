@@ -260,7 +260,8 @@ class HeldMatrix:
     """Bytes of memory that the weight takes."""
     unit: tuple[int, int] | None = None
     """Rows and columns that `Weight.cut` keeps together, such as those of a block: (1, 1) for a
-    plain matrix. None: it cannot be cut, so that several ranks cannot share it."""
+    plain matrix. 0 columns: it is cut by rows only, as where columns are in another order. None: it
+    cannot be cut, so that several ranks cannot share it."""
 
 
 def _undeclared(*_: object) -> Any:

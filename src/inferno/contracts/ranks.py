@@ -70,6 +70,9 @@ class Shard:
     """Whether attention is divided by heads. If not, every rank computes all of it."""
     states: bool = True
     """Whether recurrent states are divided by heads."""
+    columns: bool = True
+    """Whether matrices are cut by columns. If not, ranks gather what each of them would multiply,
+    compute some outputs of these matrices, and gather the results."""
 
     def divides(self, size: int, unit: int | None = None) -> bool:
         """Whether every rank gets a part of so many rows or columns. If not, each has them all."""

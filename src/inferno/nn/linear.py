@@ -37,6 +37,8 @@ class Linear(Layer):
         """Whether each rank's result is a part of the sum over the ranks."""
         self.widths: tuple[int, ...] = ()
         """How many outputs each rank computes, if every rank gathers them all."""
+        self.gathered: tuple[int, ...] = ()
+        """How many inputs each rank has, if every rank gathers them all."""
 
     def keep_rows(self, *ranges: Range) -> None:
         """Compute only these outputs."""
@@ -53,7 +55,15 @@ class Linear(Layer):
 
     def keep_columns(self, columns: Range, shard: Shard, *, summed: bool = True) -> None:
         """Take only these inputs, and sum the results of all ranks, unless the caller does that.
-        One of them adds the bias."""
+        One of them adds the bias. If the matrix is not cut by columns, each rank takes the inputs
+        of all, and computes some outputs."""
+        if not shard.columns:
+            assert summed, "the plan refuses experts that are not cut by columns"
+            shares, size = shard.shares(self.weight.shape[1]), columns[1] - columns[0]
+            uneven = tuple(stop - start for start, stop in shares)
+            self.gathered = uneven if shares[shard.rank] == columns else (size,) * shard.ranks
+            self.keep_outputs(shard)
+            return
         self.cuts = {"weight": Cut(1, (columns,))}
         self.share = Share(self.cuts["weight"], self.weight.shape)
         if shard.rank > 0:
@@ -66,6 +76,8 @@ class Linear(Layer):
             self.bias = None
 
     def forward(self, x_TI: Tensor) -> Tensor:
+        if self.gathered:
+            x_TI = self.ops.all_gather(x_TI, self.gathered)
         y_TO = self.weight.matmul(x_TI, self.bias)
         if self.widths:
             return self.ops.all_gather(y_TO, self.widths)

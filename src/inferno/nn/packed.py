@@ -210,6 +210,10 @@ class Wrapper(Weight):
         """Return the same wrapper around another weight."""
         raise NotImplementedError
 
+    def cut(self, cut: Cut) -> Weight:
+        assert not cut.axis, "the plan does not divide what changes all columns together"
+        return self.around(self.inner.cut(cut))
+
     def joins(self, other: Weight) -> bool:
         """Whether one such wrapper can serve this and `other`, with their inner weights stacked."""
         return False
@@ -259,10 +263,6 @@ class Permuted(Wrapper):
 
     def around(self, inner: Weight) -> Permuted:
         return Permuted(inner, self.order)
-
-    def cut(self, cut: Cut) -> Weight:
-        assert not cut.axis, "the plan does not divide columns in another order"
-        return Permuted(self.inner.cut(cut), self.order)
 
     def joins(self, other: Weight) -> bool:
         return isinstance(other, Permuted) and torch.equal(self.order, other.order)

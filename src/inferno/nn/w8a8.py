@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inferno.contracts import W8A8Layout
 from inferno.errors import CheckpointError
+from inferno.nn.cut import Cut
 from inferno.nn.packed import CHUNK, Packed
 from inferno.nn.weight import Weight, with_biases
 
@@ -108,6 +109,13 @@ class W8A8(Packed):
             torch.cat(zeros) if zeros else None,
             self.dtype,
         )
+
+    def cut(self, cut: Cut) -> Weight:
+        assert not cut.axis, "the plan does not divide columns whose activations share a scale"
+        kept = [None if t is None else cut.of(t).contiguous() for t in (self.scales, self.zeros)]
+        scales_O1, zeros_O1 = kept
+        assert scales_O1 is not None, "there are always scales"
+        return W8A8(cut.of(self.data).contiguous(), scales_O1, zeros_O1, self.dtype)
 
 
 def rounded_tokens(x_TI: Tensor) -> tuple[Tensor, Tensor]:

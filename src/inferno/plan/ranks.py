@@ -26,7 +26,6 @@ from inferno.contracts import (
     Shard,
     StateSpec,
     counts,
-    divides_heads,
 )
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
@@ -34,6 +33,7 @@ from inferno.plan.joining import choose_join
 from inferno.plan.numa import rank_cores
 from inferno.plan.options import Options
 from inferno.plan.plan import pattern_of
+from inferno.plan.rank_heads import attended, of_state, whole_attention, whole_states
 from inferno.plan.rank_use import RankUse, WholeUse
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
@@ -113,36 +113,45 @@ class Division:
         it."""
         divides = _divides(architecture, config)
         named = {path: kind_of(divides, path) for path in held}
+        columns = all(
+            (held[path].unit or (1, 1))[1] for path, kind in named.items() if kind in COLUMNS
+        )
         for path, kind in named.items():
-            if kind is not None and (held[path].unit is None or held[path].shape is None):
+            whole = not columns and kind is not None and "experts" in path.split(".")
+            if kind is not None and (whole or not held[path].unit or held[path].shape is None):
                 layout = held[path].layout or "this layout"
                 raise UnsupportedError(
                     f"{path}: a matrix in {layout}, as it is stored, cannot be divided among ranks",
-                    "Leave --tp out, or use a checkpoint of another scheme: dense, GGUF, or GPTQ, "
-                    "AWQ and compressed-tensors without act-order.",
+                    "Leave --tp out, or use a checkpoint of another scheme: dense, GGUF, or of "
+                    "experts GPTQ, AWQ and compressed-tensors without act-order.",
                 )
         units = {path: each.unit or (1, 1) for path, each in held.items()}
-        inner = [units[path][1] for path, kind in named.items() if kind == "from inner"]
+        inner = [units[path][1] or 1 for path, kind in named.items() if kind == "from inner"]
         rows = ("inner", "two inner", "outputs")
-        inner += [units[path][0] for path, kind in named.items() if kind in rows]
-        attended = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+        inner += [
+            units[path][0]
+            for path, kind in named.items()
+            if kind in rows or (kind in COLUMNS and not columns)
+        ]
+        attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
         states = [spec for spec in specs if isinstance(spec, StateSpec)]
         stored = [
-            (kind, shape[_axis(kind)], units[path][_axis(kind)])
+            (kind, shape[_axis(kind)], units[path][_axis(kind)] or 1)
             for path, kind in named.items()
             if kind is not None and (shape := held[path].shape) is not None
         ]
-        refused = _whole_attention(attended, stored, ranks)
-        refused_states = _whole_states(states, stored, ranks)
+        refused = whole_attention(attention, stored, ranks)
+        refused_states = whole_states(states, stored, ranks)
         return cls(
             shard=Shard(
                 ranks=ranks,
                 unit=math.lcm(1, *inner),
                 attention=not refused,
                 states=not refused_states,
+                columns=columns,
             ),
             divides=divides,
-            spec=attended[0] if attended and not refused else None,
+            spec=attention[0] if attention and not refused else None,
             state=states[0] if states and not refused_states else None,
             refused=refused,
             refused_states=refused_states,
@@ -166,10 +175,14 @@ class Division:
         kind, shape = kind_of(self.divides, path), self.held[path].shape
         if kind is None or shape is None:
             return None
-        if kind in ATTENTION:
-            return kind if self.spec is not None else None
-        if kind in STATE:
-            return kind if self.state is not None else None
+        if (self.spec if kind in ATTENTION else self.state if kind in STATE else True) is None:
+            return None
+        if kind == "from inner" and not self.shard.divides(shape[1]):
+            return None
+        if kind in COLUMNS and not self.shard.columns:
+            kind = "outputs"
+        if kind in ATTENTION | STATE:
+            return kind
         width = shape[1] if kind in COLUMNS else shape[0] // (2 if kind == "two inner" else 1)
         unit = 1 if kind == "vocabulary" else None
         return kind if self.shard.divides(width, unit) else None
@@ -178,10 +191,10 @@ class Division:
         """Return how many of the matrix's rows or columns the largest rank has."""
         if kind in ATTENTION:
             assert self.spec is not None, "only then is it divided by heads"
-            return sum(_attended(kind, size, self.spec, self.shard))
+            return sum(attended(kind, size, self.spec, self.shard))
         if kind in STATE:
             assert self.state is not None, "only then is it divided by heads"
-            return _of_state(kind, size, self.state, self.shard)
+            return of_state(kind, size, self.state, self.shard)
         both = 2 if kind == "two inner" else 1
         shares = self.shard.shares(size // both, 1 if kind == "vocabulary" else None)
         return both * max(stop - start for start, stop in shares)
@@ -199,9 +212,13 @@ class Division:
         summed = {(_layer_of(p), k) for p, k in kinds.items() if k in COLUMNS}
         tables = [p for p, k in kinds.items() if k == "vocabulary"]
         num_sums = len(summed) + bool(tables)  # the embedding is summed
-        gathered = [s[0] for p, k in kinds.items() if k == "outputs" and (s := self.held[p].shape)]
+        gathered = [size for path in kinds for size in self._gathered(path)]
         hidden = max(
-            (s[0] for p, k in kinds.items() if k in COLUMNS and (s := self.held[p].shape)),
+            (
+                shape[k == "vocabulary"]
+                for p, k in kinds.items()
+                if (k in COLUMNS or k == "vocabulary") and (shape := self.held[p].shape)
+            ),
             default=0,
         )
         wire = num_sums * hidden * DTYPE_BYTES[dtype] * (ranks - 1)
@@ -220,6 +237,11 @@ class Division:
             num_gathers=len(gathered),
             wire_bytes=wire,
         )
+
+    def _gathered(self, path: str) -> Iterator[int]:
+        """Return what ranks gather of a matrix: its outputs, its inputs before them, or neither."""
+        if self.kind(path) == "outputs" and (shape := self.held[path].shape) is not None:
+            yield from shape if kind_of(self.divides, path) in COLUMNS else shape[:1]
 
     def _whole(self, kinds: Mapping[str, Divided | None]) -> tuple[WholeUse, ...]:
         whys: dict[str, list[str]] = defaultdict(list)
@@ -281,77 +303,6 @@ def _layer_of(path: str) -> str:
     """Return the path of the layer that a module is in."""
     found = _LAYER.match(path)
     return found[1] if found else path
-
-
-Stored = tuple[Divided, int, int]
-"""Of a matrix that is divided: by what, its rows or columns, how many of which keep together."""
-
-
-def _attended(kind: Divided, size: int, spec: AttentionSpec, shard: Shard) -> tuple[int, ...]:
-    """Return the rows or columns that a rank has of a matrix of attention: those of its queries,
-    keys and values, if it is one for all."""
-    local = shard.local(spec)
-    heads, kv_heads, width = local.num_heads, local.num_kv_heads, spec.head_dim
-    if kind != "heads":
-        return (size // spec.num_heads * heads,)
-    for whole, part in (
-        (spec.num_heads, (heads,)),
-        (spec.num_kv_heads, (kv_heads,)),
-        (spec.num_heads + 2 * spec.num_kv_heads, (heads, kv_heads, kv_heads)),
-    ):
-        if size == whole * width:
-            return tuple(count * width for count in part)
-    return (size,)
-
-
-def _of_state(kind: Divided, size: int, spec: StateSpec, shard: Shard) -> int:
-    """Return the rows or columns that a rank has of a matrix of a recurrent layer."""
-    heads, groups = counts(shard.local(spec))
-    if kind == "state inputs":
-        return spec.sized(size, heads, groups)
-    return size // spec.heads * heads
-
-
-def _whole_attention(specs: Sequence[AttentionSpec], stored: Sequence[Stored], ranks: int) -> str:
-    """Return why attention cannot be divided; an empty string if it can."""
-    if not specs:
-        return ""
-    if not any(kind in ATTENTION for kind, *_ in stored):
-        return "its matrices are not divided by heads"
-    heads = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}
-    if len(heads) > 1 or specs[0].output_dim != (specs[0].latent_dim or specs[0].head_dim):
-        return "heads of several sizes are not divided"
-    spec, shard = specs[0], Shard(ranks=ranks)
-    if not divides_heads(spec, ranks):
-        return (
-            f"{spec.num_heads} query heads over {spec.num_kv_heads} of keys and values are not "
-            f"divisible by {ranks} ranks"
-        )
-    for kind, size, unit in stored:
-        if kind in ATTENTION and any(n % unit for n in _attended(kind, size, spec, shard)):
-            width = size // spec.num_heads if kind != "heads" else spec.head_dim
-            return f"heads of {width} do not fill the blocks of {unit} in which they are stored"
-    return ""
-
-
-def _whole_states(specs: Sequence[StateSpec], stored: Sequence[Stored], ranks: int) -> str:
-    """Return why recurrent states cannot be divided; an empty string if they can."""
-    if len(set(specs)) > 1:
-        return "states of several sizes are not divided"
-    for spec in specs[:1]:
-        if not spec.heads or not any(kind in STATE for kind, *_ in stored):
-            return "its states do not say what their heads are"
-        if not divides_heads(spec, ranks):
-            groups = f" in {spec.groups} groups" if spec.groups else ""
-            return f"{spec.heads} heads of states{groups} are not divisible by {ranks} ranks"
-        for kind, size, unit in stored:
-            if kind not in STATE or unit == 1:
-                continue
-            # How the rows of one head lie in a block of rows, only the model knows.
-            own = _of_state(kind, size, spec, Shard(ranks=ranks))
-            if kind not in COLUMNS or own % unit:
-                return f"heads of states do not fill the blocks of {unit} in which they are stored"
-    return ""
 
 
 def choose_ranks(

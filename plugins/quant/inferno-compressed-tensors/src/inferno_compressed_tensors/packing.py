@@ -66,13 +66,13 @@ class Packing:
         return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
 
     @property
-    def unit(self) -> tuple[int, int] | None:
-        """Rows and columns that stay together; None if the matrix cannot be cut: with columns in
-        another order, and where a scale of activations belongs to all columns."""
+    def unit(self) -> tuple[int, int]:
+        """Rows and columns that stay together; no columns are cut that are in another order, or
+        whose activations share a scale."""
         layout = self.layout
         if isinstance(layout, tuple):
             return layout if layout[0] > 1 else (1, 1)
-        return (1, layout.group) if isinstance(layout, IntLayout) and not self.ordered else None
+        return (1, layout.group if isinstance(layout, IntLayout) and not self.ordered else 0)
 
     @property
     def nbytes(self) -> int:

@@ -27,7 +27,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         layout=packing.layout.name,
         shape=(packing.rows, packing.columns),
         nbytes=nbytes + (8 * packing.columns if packing.ordered else 0),
-        unit=None if packing.ordered else (1, packing.layout.group),
+        unit=(1, 0 if packing.ordered else packing.layout.group),
     )
 
 

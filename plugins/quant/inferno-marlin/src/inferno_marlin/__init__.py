@@ -16,6 +16,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         layout=packing.layout.name,
         shape=(packing.rows, packing.columns),
         nbytes=packing.layout.nbytes(packing.rows, packing.columns),
+        unit=(1, packing.layout.group),
     )
 
 

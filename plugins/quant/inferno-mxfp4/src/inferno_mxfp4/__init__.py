@@ -28,6 +28,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         layout=LAYOUT,
         shape=(shape[0], shape[1] * 32) if len(shape) == 2 else None,
         nbytes=sum(info.nbytes for info in stored.parts.values()),
+        unit=(1, 32),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError
-from inferno.nn import Weight
+from inferno.nn import Cut, Weight
 from inferno_mxfp4 import LAYOUT
 
 GROUP = 32
@@ -67,6 +67,10 @@ class Mxfp4(Weight):
         return Mxfp4(
             torch.cat([self.data, *(w.data for w in others if isinstance(w, Mxfp4))]), self.dtype
         )
+
+    def cut(self, cut: Cut) -> Weight:
+        data_OB = cut.of(self.data, GROUP, BLOCK) if cut.axis else cut.of(self.data)
+        return Mxfp4(data_OB.contiguous(), self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
