@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from attrs import evolve
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import WriteOptions
+from inferno.plan import Options, open_model
 from inferno.testing.ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
+from inferno.weights.loading import load_model
 from inferno_convert.convert import convert
 
 PROMPTS = [[207, 932, 879], list(range(30, 70)), [5]]
@@ -33,7 +41,8 @@ def same_tokens(path: Path, catalog: Catalog, ranks: int) -> None:
     found = []
     for count in (1, ranks):
         engine = load_shared(path, catalog, count)
-        found.append([tokens_of(answers(engine, PROMPTS, each)) for each in (GREEDY, SEEDED)])
+        params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
+        found.append([tokens_of(answers(engine, PROMPTS, each)) for each in params])
         shares = engine.plan.ranks
         assert shares is None or shares.divided
         engine.close()
@@ -62,3 +71,70 @@ def test_columns_in_another_order_are_gathered(
     g_idx = load_file(path / "model.safetensors")["model.layers.0.mlp.down_proj.g_idx"]
     assert (g_idx.diff() < 0).any(), "columns are in another order"
     same_tokens(path, catalog, ranks)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the bytes of stored tensors that operators read; a view reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given = list[Tensor]()
+        self._owners = dict[int, int]()
+        self._seen = dict[tuple[Any, ...], int]()
+
+    def give(self, tensor: Tensor) -> Tensor:
+        self.given.append(tensor)  # kept: another may not take its memory
+        self._owners[tensor.untyped_storage().data_ptr()] = len(self.given)
+        return tensor
+
+    @property
+    def total(self) -> int:
+        return sum(self._seen.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = {t.untyped_storage().data_ptr() for t in _plain(result)}
+        for tensor in _plain((args, kwargs or {})):
+            address = tensor.untyped_storage().data_ptr()
+            if address in self._owners and address not in made:
+                place = address, tensor.storage_offset() * tensor.itemsize, *tensor.shape
+                self._seen[place] = tensor.nbytes
+        return result
+
+
+def _plain(values: Any) -> list[Tensor]:
+    found = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+    return [t for t in found if not t.is_meta and t.layout == torch.strided]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rank"),
+    [
+        ("gptq-int4", 1),
+        *(
+            pytest.param(scheme, rank, marks=pytest.mark.slow)
+            for scheme in ("gptq-int4", "awq-int4", "compressed-tensors", "q8_0")
+            for rank in (0, 1)
+        ),
+    ],
+)
+def test_a_rank_reads_its_share(scheme: str, rank: int, catalog: Catalog, tmp_path: Path) -> None:
+    """And at most a twentieth more: norms, and what all of a matrix have in common."""
+    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
+    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
+    options = Options(tp=2, device="cpu", memory="2GiB", packed_cache="none")
+    with open_model(str(path), options, catalog) as opened:
+        assert opened.plan.ranks is not None and not opened.plan.ranks.whole
+        reads, inner = Reads(), opened.checkpoint
+        own = SimpleNamespace(
+            config=inner.config,
+            tensors=inner.tensors,
+            text=inner.text,
+            read=lambda name: reads.give(inner.read(name)),
+            close=inner.close,
+        )
+        others: Any = SimpleNamespace(all_reduce=lambda x: x, all_gather=lambda x, widths: x)
+        with reads:
+            load_model(evolve(opened, rank=rank, communicator=others, checkpoint=cast(Any, own)))
+        stored = sum(i.nbytes for n, i in inner.tensors.items() if "embed_tokens" not in n)
+    assert 0.4 * stored < reads.total <= 1.05 * stored / 2, "the embedding is mapped"

@@ -45,6 +45,7 @@ from inferno.contracts.chat import (
     ToolWriter,
 )
 from inferno.contracts.checkpoints import (
+    Along,
     BareDecoder,
     Checkpoint,
     CheckpointView,
@@ -182,6 +183,7 @@ from inferno.request.sessions import SessionHint, SessionView
 from inferno.request.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "Along",
     "ADAPTER_OPS",
     "ATTENTION",
     "AdapterBase",

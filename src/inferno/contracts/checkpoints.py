@@ -247,6 +247,11 @@ class StoredMatrix:
     """`quantization_config` of `config.json`; empty if there is none."""
 
 
+Along = tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]
+"""Of a stored tensor, along the rows of its matrix and along the columns: the axis, and how many
+rows or columns are in how many entries of it. None: it is the same for all of them."""
+
+
 @frozen(kw_only=True)
 class HeldMatrix:
     """What a matrix is in memory, once its scheme has loaded it."""
@@ -262,6 +267,10 @@ class HeldMatrix:
     """Rows and columns that `Weight.cut` keeps together, such as those of a block: (1, 1) for a
     plain matrix. 0 columns: it is cut by rows only, as where columns are in another order. None: it
     cannot be cut, so that several ranks cannot share it."""
+    along: Mapping[str, Along] = field(factory=dict, eq=False)
+    """How stored tensors lie along its rows and columns, by part, where its scheme converts them
+    when it loads: of a matrix that is cut, only what a rank has is read then, and is loaded as a
+    smaller matrix. Parts that are left out are given whole. Empty: the loaded weight is cut."""
 
 
 def _undeclared(*_: object) -> Any:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from inferno.contracts import QuantScheme
 from inferno.nn import Cut, Weight
+from inferno.weights.sharing import cut_before
 
 
 class CutMatrixTests:
     """Mixed into `QuantSchemeTests`: what a scheme's `HeldMatrix.unit` says can be cut gives the
-    values of the whole matrix, and takes memory for no others."""
+    values of the whole matrix, and takes memory for no others; so does what is cut before it is
+    loaded (`HeldMatrix.along`)."""
 
     shapes: ClassVar[Sequence[tuple[int, int]]]
 
@@ -39,6 +41,14 @@ class CutMatrixTests:
                     own = weight.cut(cut)
                     assert own.shape == cut.shape((rows, columns)) and own.layout == weight.layout
                     assert torch.equal(values(own), cut.of(whole_OI))
+                    matrix, shape = self._stored(parts), (rows, columns)
+                    small, read, was_cut = cut_before(
+                        cut, matrix, parts, shape, lambda each: item.holds(each, dtype)
+                    )
+                    if was_cut:  # of what is stored, no more is read
+                        loaded: Weight = item.load(small, read, dtype=dtype)
+                        assert torch.equal(values(loaded), values(own))
+                        assert loaded.layout == own.layout
                     kept = _held(own) - _whole(own, weight)
                     assert kept <= _held(weight) * (cut.size / size) + 256
 

@@ -218,24 +218,22 @@ def _weight_of(
     plan, module, path = opened.plan, stored.module, stored.path
     parameters = {part for part, _ in module.named_parameters(recurse=False)}
     infos = {part: info for part, info in stored.parts.items() if part not in parameters}
-    cut = cuts_of(module).get("weight")
-    whole = {part: _read(stored, part, opened) for part in infos}
-    parts, read, was_cut = cut_before(cut, infos, whole, shape)
-    tensors = {part: stream(tensor) for part, tensor in read.items()}
-    name = plan.scheme_of(path)
-    assert name is not None, f"the plan has no scheme for {path}"
-    if "bias" in tensors and tensors.pop("bias").any():
+    if infos.pop("bias", None) and _read(stored, "bias", opened).any():
         raise CheckpointError(
             f"{path}.bias is stored, but the model has no such tensor",
             "A bias that the model lacks must be zero: check config.json.",
         )
-    matrix = StoredMatrix(
-        path=path,
-        parts={part: parts[part] for part in tensors},
-        quant_config=quant_config_of(opened.checkpoint, path),
+    name, cut = plan.scheme_of(path), cuts_of(module).get("weight")
+    assert name is not None, f"the plan has no scheme for {path}"
+    scheme, config = opened.parts.schemes[name], quant_config_of(opened.checkpoint, path)
+    matrix = StoredMatrix(path=path, parts=infos, quant_config=config)
+    whole = {part: _read(stored, part, opened) for part in infos}
+    matrix, read, was_cut = cut_before(
+        cut, matrix, whole, shape, lambda part: scheme.holds(part, plan.dtype)
     )
+    tensors = {part: stream(tensor) for part, tensor in read.items()}
     try:
-        weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
+        weight: Weight = scheme.load(matrix, tensors, dtype=plan.dtype)
     except CheckpointError as error:
         error.cause = f"{path}: {error.cause}"
         raise

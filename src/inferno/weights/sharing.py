@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
+import torch
 from torch import Tensor, nn
 
-from inferno.contracts import TensorInfo
+from inferno.contracts import Along, HeldMatrix, StoredMatrix
 from inferno.errors import OptionError, PluginError
 from inferno.nn import Attention, Cut, State
 from inferno.plan import Opened, Plan
@@ -48,19 +49,43 @@ def kept(module: nn.Module, part: str, tensor: Tensor) -> Tensor:
 
 def cut_before(
     cut: Cut | None,
-    parts: Mapping[str, TensorInfo],
+    matrix: StoredMatrix,
     tensors: Mapping[str, Tensor],
     shape: tuple[int, int],
-) -> tuple[Mapping[str, TensorInfo], Mapping[str, Tensor], bool]:
-    """Cut a stored tensor that has the matrix's own shape before its scheme sees it, so that no
-    other page of its file is read. Returns the headers, the tensors, and whether they were cut: if
+    holds: Callable[[StoredMatrix], HeldMatrix],
+) -> tuple[StoredMatrix, Mapping[str, Tensor], bool]:
+    """Cut stored tensors before their scheme sees them, so that no other page of their file is
+    read: a tensor that has the matrix's own shape, and those of which `holds` says how they lie
+    along it. Returns the matrix that is then stored, its tensors, and whether they were cut: if
     not, the scheme's weight is."""
-    if cut is None or [info.shape for info in parts.values()] != [shape]:
-        return parts, tensors, False
-    [(part, tensor)] = tensors.items()
-    own = cut.of(tensor)
-    info = attrs.evolve(parts[part], shape=tuple(own.shape), nbytes=own.nbytes)
-    return {part: info}, {part: own}, True
+    whole = matrix, tensors, False
+    if cut is None:
+        return whole
+    dense = [info.shape for info in matrix.parts.values()] == [shape]
+    held = None if dense else holds(matrix)
+    along = dict.fromkeys(tensors, _DENSE) if held is None else held.along
+    if not dense and cut.axis and len(cut.ranges) > 1:
+        return whole  # groups would not follow each other
+    own = dict(tensors)
+    for part in along.keys() & own.keys():
+        if (place := along[part][cut.axis]) is None:
+            continue
+        axis, values, stored = place
+        if any(end % values and end < shape[cut.axis] for each in cut.ranges for end in each):
+            return whole
+        of_part = Cut(axis, cut.ranges).of(own[part], values, stored)
+        own[part] = of_part.clone(memory_format=torch.contiguous_format) if axis else of_part
+    infos = {
+        part: attrs.evolve(info, shape=tuple(own[part].shape), nbytes=own[part].nbytes)
+        for part, info in matrix.parts.items()
+    }
+    part_of_it = attrs.evolve(matrix, parts=infos)
+    if not along or (held is not None and holds(part_of_it).layout != held.layout):
+        return whole  # its columns would be in other groups
+    return part_of_it, own, True
+
+
+_DENSE: Along = ((0, 1, 1), (1, 1, 1))
 
 
 def check_shares(model: nn.Module, matrices: Mapping[str, nn.Module], plan: Plan) -> None:

@@ -17,6 +17,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         shape=(packing.rows, packing.columns),
         nbytes=packing.layout.nbytes(packing.rows, packing.columns),
         unit=(1, packing.layout.group),
+        along=packing.along,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix
+from inferno.contracts import COMPUTE_DTYPES, Along, IntLayout, Refused, StoredMatrix
 
 PARTS = {"qweight", "qzeros", "scales"}
 VERSIONS = ("gemm", "gemv")
@@ -32,6 +32,18 @@ class Packing:
     def layout(self) -> IntLayout:
         """The layout in memory."""
         return IntLayout.fitting(4, self.group)
+
+    @property
+    def along(self) -> dict[str, Along]:
+        """As `HeldMatrix.along`; nothing for `gemv`, whose words are views of what is stored."""
+        if self.by_rows:
+            return {}
+        by_group = (0, self.group, 1)
+        return {
+            "qweight": ((1, 8, 1), (0, 1, 1)),
+            "qzeros": ((1, 8, 1), by_group),
+            "scales": ((1, 1, 1), by_group),
+        }
 
     @classmethod
     def of(cls, stored: StoredMatrix) -> Packing:

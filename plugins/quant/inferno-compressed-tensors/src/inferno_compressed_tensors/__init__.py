@@ -28,7 +28,10 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     layout = packing.layout
     name = fp8_layout(layout) if isinstance(layout, tuple) else layout.name
     shape = packing.rows, packing.columns
-    return HeldMatrix(layout=name, shape=shape, nbytes=packing.nbytes, unit=packing.unit)
+    along = packing.along(stored)
+    return HeldMatrix(
+        layout=name, shape=shape, nbytes=packing.nbytes, unit=packing.unit, along=along
+    )
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:

@@ -17,6 +17,7 @@ from attrs import frozen
 from inferno.configs import PatternError, begins_with
 from inferno.contracts import (
     COMPUTE_DTYPES,
+    Along,
     IntLayout,
     Refused,
     StoredMatrix,
@@ -73,6 +74,20 @@ class Packing:
         if isinstance(layout, tuple):
             return layout if layout[0] > 1 else (1, 1)
         return (1, layout.group if isinstance(layout, IntLayout) and not self.ordered else 0)
+
+    def along(self, stored: StoredMatrix) -> dict[str, Along]:
+        """As `HeldMatrix.along`, of packed integers with scales for each row."""
+        scales = stored.parts["weight_scale"].shape
+        if not isinstance(self.layout, IntLayout) or not self.packed:
+            return {}
+        if len(scales) != 2 or scales[0] != self.rows:
+            return {}
+        word, by_group = 32 // self.bits, (1, self.group, 1)
+        return {
+            "weight_packed": ((0, 1, 1), (1, word, 1)),
+            "weight_scale": ((0, 1, 1), by_group),
+            "weight_zero_point": ((0, word, 1), by_group),
+        }
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         shape=(packing.rows, packing.columns),
         nbytes=nbytes + (8 * packing.columns if packing.ordered else 0),
         unit=(1, 0 if packing.ordered else packing.layout.group),
+        along=packing.along,
     )
 
 

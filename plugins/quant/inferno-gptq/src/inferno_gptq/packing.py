@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from inferno.configs import PatternError, begins_with
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix, TensorInfo
+from inferno.contracts import COMPUTE_DTYPES, Along, IntLayout, Refused, StoredMatrix, TensorInfo
 
 PARTS = {"qweight", "qzeros", "scales"}
 FORMATS = ("gptq", "gptq_v2")
@@ -42,6 +42,18 @@ class Packing:
         """The layout in memory: 2 and 3 bits become 4, as kernels have no fewer."""
         size = math.gcd(self.group, self.columns)  # the last group may be cut off
         return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
+
+    @property
+    def along(self) -> dict[str, Along]:
+        """As `HeldMatrix.along`."""
+        shared = math.gcd(32, self.bits)
+        words, by_group = (32 // shared, self.bits // shared), (0, self.group, 1)
+        return {
+            "qweight": ((1, 1, 1), (0, *words)),
+            "scales": ((1, 1, 1), by_group),
+            "qzeros": ((1, *words), by_group),
+            "g_idx": (None, (0, 1, 1)),
+        }
 
     @classmethod
     def of(cls, stored: StoredMatrix) -> Packing:

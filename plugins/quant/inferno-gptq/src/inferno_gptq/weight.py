@@ -35,6 +35,8 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
     packing = Packing.of(stored)
     layout = packing.layout
     g_idx_I = tensors.get("g_idx")
+    if g_idx_I is not None and not packing.ordered:  # some columns of a matrix have later groups
+        g_idx_I = g_idx_I - g_idx_I[0]
     order_I = None if g_idx_I is None else column_order(g_idx_I, packing.group)
     zeros_OG = None if layout.symmetric else zero_points(packing, tensors["qzeros"]).T
     if layout.symmetric and not (zero_points(packing, tensors["qzeros"]) == 128).all():
