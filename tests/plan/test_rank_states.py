@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inferno.configs import mamba2_state
 from inferno.contracts import (
@@ -69,7 +67,9 @@ def use_of(division: Division) -> Any:
     return division.use("processes", "inferno", Config(), "float32")  # type: ignore[arg-type]
 
 
-@given(st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 4]), st.integers(2, 8))
+@pytest.mark.parametrize("ranks", range(2, 9))
+@pytest.mark.parametrize("groups", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("shared", [1, 2, 3, 4])
 def test_each_head_of_a_state_is_on_one_rank_with_its_group(
     groups: int, shared: int, ranks: int
 ) -> None:
