@@ -14,7 +14,7 @@ from litestar.testing import TestClient
 from tests.fake_engine import FakeClient, byte_backend
 
 from inferno.core.engine import Engine
-from inferno.llm import AsyncLLM
+from inferno.llm import LLM, AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Opened, Options, open_model
 from inferno.server import create_app
@@ -72,6 +72,12 @@ def write(
 def opened_llm(folder: Path) -> AsyncLLM:
     """An AsyncLLM whose engine runs in this process."""
     return llm_of(open_model(str(folder), OPTIONS))
+
+
+def opened_in_this_process(folder: Path) -> LLM:
+    """An LLM with the same options."""
+    with open_model(str(folder), OPTIONS) as opened:
+        return LLM.of(Engine.load(opened), Preprocessor.open(opened))
 
 
 def llm_of(opened: Opened) -> AsyncLLM:

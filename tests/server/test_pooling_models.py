@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 import torch
 from tests.fake_engine import byte_backend
-from tests.tiny_served import SIZES, opened_llm, serving, transformers, write
+from tests.tiny_served import (
+    SIZES,
+    opened_in_this_process,
+    opened_llm,
+    serving,
+    transformers,
+    write,
+)
 
-from inferno.errors import CheckpointError
+from inferno.errors import CheckpointError, RequestError
 from inferno.testing.tiny import randomize
 
 YES, NO = ord("y"), ord("n")
@@ -97,6 +104,30 @@ def test_a_reranker_compares_two_logits(tmp_path: Path, own: bool) -> None:
     assert {r["index"]: r["relevance_score"] for r in found} == pytest.approx(expected, abs=1e-4)
     scores = [r["relevance_score"] for r in found]
     assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["embedder", "judge", "classifier"])
+def test_the_python_api_scores_alike(tmp_path: Path, kind: str) -> None:
+    if kind == "classifier":
+        write_classifier(tmp_path, "Qwen3")
+    elif kind == "judge":
+        settings = {"true_token_id": YES, "false_token_id": NO}
+        write(tmp_path, ("Transformer", {}), ("LogitScore", settings))
+    else:
+        write(tmp_path, ("Transformer", {}), ("Pooling", {"pooling_mode": "mean"}))
+    with serving(tmp_path) as http:
+        answer = http.post("/v1/score", json={"text_1": "which?", "text_2": TEXTS}).json()
+    with opened_in_this_process(tmp_path) as llm:
+        scores = llm.score("which?", TEXTS)
+        assert scores == pytest.approx([each["score"] for each in answer["data"]], abs=1e-5)
+        assert llm.score(["which?"] * 2, TEXTS[:2]) == pytest.approx(scores[:2], abs=1e-5)
+        with pytest.raises(RequestError, match="2 strings, text_2 3"):
+            llm.score(["a", "b"], TEXTS)
+        with pytest.raises(RequestError, match="text_2 has an empty string"):
+            llm.score("which?", ["a", ""])
+        if kind != "judge":
+            with pytest.raises(RequestError, match="instruction"):
+                llm.score("which?", TEXTS, instruction="Judge.")
 
 
 def _add_words(folder: Path) -> None:

@@ -14,6 +14,7 @@ from inferno.llm.adapters import reading
 from inferno.llm.engine import SleepingEngine, StepEngine, in_own_processes
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
+from inferno.llm.pairs import paired, scoring_of
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import (
     Messages,
@@ -24,6 +25,7 @@ from inferno.llm.prompts import (
     is_one_conversation,
     params_of,
     prompts_of,
+    with_seconds,
 )
 from inferno.llm.turns import Turns
 from inferno.llm.weights import Weights, unless_failed, weights_file, woken_wholly
@@ -165,8 +167,30 @@ class LLM:
         params, many = SamplingParams(max_tokens=1), recipe.prompted(prompts_of(prompts))
         parents = [self._preprocessor.prepare(p, params, pooling=recipe.pooling) for p in many]
         builders = [parent.builders[0] for parent in parents]
-        self._run(parents)
+        self._complete(parents)
         return recipe.finish([b.embedding or () for b in builders])
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+    ) -> list[float]:
+        """Return the score of each pair of strings, a query and a document: one with one, one with
+        each of many, or many with as many. A cross-encoder or a model with one label gives its
+        logit, or the logit's sigmoid as its checkpoint says; a reranker that judges by its next
+        token, to whom `instruction` says what is relevant, a probability; an embedding model the
+        cosine of two vectors. Raises RequestError."""
+        pairs = paired(text_1, text_2)
+        scoring = scoring_of(self._preprocessor, pairs, instruction=instruction)
+        parents = [
+            self._preprocessor.prepare(p, scoring.params, pooling=scoring.pooling)
+            for p in with_seconds(scoring.prompts, scoring.seconds)
+        ]
+        self._complete(parents)
+        results = [result for parent in parents if (result := parent.builders[0].take())]
+        return scoring.scores([scoring.numbers(result) for result in results])
 
     def stream(
         self,
@@ -289,6 +313,12 @@ class LLM:
         self.close()
 
     def _run(self, parents: list[ParentRequest]) -> list[RequestOutput]:
+        self._complete(parents)
+        return [
+            parent.output([d for b in parent.builders if (d := b.take())]) for parent in parents
+        ]
+
+    def _complete(self, parents: list[ParentRequest]) -> None:
         builders = [b for parent in parents for b in parent.builders]
         try:
             self._submit(builders)
@@ -298,9 +328,6 @@ class LLM:
             _raise_first(builders)
         finally:
             self._forget(builders)
-        return [
-            parent.output([d for b in parent.builders if (d := b.take())]) for parent in parents
-        ]
 
     def _deltas(self, parent: ParentRequest) -> Generator[TextDelta, None, None]:
         try:
