@@ -25,6 +25,8 @@ from inferno.plan import Opened, Options, open_model
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.alike import alike
+from inferno.testing.ranks import load_shared
 from inferno.testing.reference import transformers_model
 from inferno.testing.tiny import installed, torch_only
 from inferno.testing.trained_weights import like_trained
@@ -239,6 +241,20 @@ class ImageTests:
         assert [o.token_id for o in outputs[2]] == asked[4].wanted
         [found], [cached] = generated(engine, asked[1:2])
         assert found == asked[1].wanted and cached <= 16, "what is before the image may be left"
+
+    @alike
+    def test_ranks_see_as_one_process_does(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
+        catalog = torch_only()
+        with self.opened(checkpoint) as opened:
+            divided = catalog.architecture(opened.plan.architecture).item.divides
+        if not divided:
+            pytest.skip("the architecture does not divide")
+        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "memory": "2GiB"}
+        engine = load_shared(checkpoint, catalog, dtype="float32", device="cpu", **limits)
+        try:
+            assert generated(engine, asked)[0] == [each.wanted for each in asked]
+        finally:
+            engine.close()
 
     def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
         with self.opened(checkpoint, max_image_tokens=30) as opened:
