@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pluggy
@@ -100,9 +101,19 @@ def _entry_points_in(
     return tuple(found[key] for key in sorted(found))
 
 
+class _Manager(pluggy.PluginManager):
+    """Knows the hooks of a group. Of a module it looks at functions alone: pluggy looks at every
+    attribute, past its getters, which took half of the time of a catalog."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), FunctionType):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def _manager(group: str) -> pluggy.PluginManager:
     """Return a manager that knows a group's hooks and no plugin."""
-    manager = pluggy.PluginManager(ENGINE)
+    manager = _Manager(ENGINE)
     hooks = {name: hook.function for name, hook in HOOKS.items() if hook.group == group}
     manager.add_hookspecs(type("Hooks", (), hooks))
     return manager
@@ -133,10 +144,10 @@ def _declared(
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
     for hook in HOOKS:
-        if HOOKS[hook].group != group:
+        if HOOKS[hook].group != group or not (call := getattr(manager.hook, hook)).get_hookimpls():
             continue
         kind = KINDS[hook]
-        for items in getattr(manager.hook, hook)():
+        for items in call():
             held = declared.setdefault(hook, [])
             for item in items:
                 if not isinstance(item, kind):
