@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,18 @@ MODEL = Path(str(files("inferno_demo"))) / "model"
 Change = Callable[[Path], None]
 
 
+@cache
+def _model() -> Path:
+    """Return a copy to be linked to: a link changes the times of the file itself, by which other
+    tests that run meanwhile know it."""
+    folder = Path(tempfile.mkdtemp(prefix="inferno-verify-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(shutil.copytree(MODEL, folder / "model"))
+
+
 def copy(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    for file in MODEL.iterdir():
+    for file in _model().iterdir():
         os.link(file, folder / file.name) if _same_disk(file, folder) else shutil.copy(file, folder)
     return folder
 
