@@ -9,7 +9,7 @@ from inferno.contracts import Device
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.engine_use import EnginesUse
-from inferno.plan.numa import rank_cores
+from inferno.plan.numa import process_cores
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 
@@ -50,12 +50,9 @@ def choose_engines(
         if not elsewhere:
             raise OptionError(cause, f"Use --dp {most}." if most > 1 else "Leave --dp out.")
         notes = (f"{cause}: the plan is for another machine",)
-    use = EnginesUse(count=options.dp)
-    if options.numa is not None:
-        own, each = rank_cores(options.numa, count, host.numa_nodes()), options.tp
-        dealt = tuple(own[i * each : (i + 1) * each] for i in range(options.dp))
-        use = evolve(use, cores=dealt)
-    return Decided(use, notes=notes)
+    own, each = process_cores(options), options.tp
+    dealt = tuple(own[i : i + each] for i in range(0, len(own), each))
+    return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)
 
 
 def plan_of_engine(plan: Plan, index: int) -> Plan:

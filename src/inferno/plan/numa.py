@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from inferno import host
 from inferno.errors import OptionError
+from inferno.plan.options import Options
+
+
+def process_cores(options: Options) -> tuple[tuple[int, ...], ...]:
+    """Return the cores of each process on this machine that computes: of the ranks of one engine
+    after those of another. Empty unless they are bound. Raises OptionError."""
+    if options.numa is None:
+        return ()
+    return rank_cores(options.numa, options.processes_here, host.numa_nodes())
 
 
 def rank_cores(

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from inferno import host
 from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
 from inferno.contracts import (
@@ -30,7 +29,7 @@ from inferno.contracts import (
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.joining import choose_join
-from inferno.plan.numa import rank_cores
+from inferno.plan.numa import process_cores
 from inferno.plan.options import Options
 from inferno.plan.plan import pattern_of
 from inferno.plan.rank_heads import attended, of_state, whole_attention, whole_states
@@ -328,7 +327,6 @@ def choose_ranks(
     if launcher is not None:
         offers.append(("machines", launcher))
     if options.numa is not None:
-        own = rank_cores(options.numa, options.processes_here, host.numa_nodes())
-        first = own[: options.ranks_here]  # of the first engine
+        first = process_cores(options)[: options.ranks_here]  # of the first engine
         use = evolve(use, numa=options.numa, cores=first * options.nodes)
     return Decided(use, tuple(offers), choice.refusals)

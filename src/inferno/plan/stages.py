@@ -50,7 +50,7 @@ from inferno.plan.dtypes import compute_dtype, on_device
 from inferno.plan.encoders import is_encoder
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
-from inferno.plan.numa import rank_cores
+from inferno.plan.numa import process_cores
 from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -253,7 +253,7 @@ def _threads(weights: int, options: Options) -> int:
     layer. Ranks and engines share the cores."""
     if weights < SHARED_FROM:
         return 1
-    own = rank_cores(options.numa, options.processes_here, host.numa_nodes())
+    own = process_cores(options)
     return min(map(len, own), default=max(1, host.usable_cores() // options.processes_here))
 
 
