@@ -4,12 +4,12 @@ no torch."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from inferno.configs.vision import VisionConfig
+from inferno.configs.vision import SeesGrids
 from inferno.contracts import ImageProcessor, Pixels
 from inferno.errors import UnsupportedError
 
@@ -36,25 +36,29 @@ def given_looks(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in LOOKS if fields.get(name) is not None}
 
 
-def grid_processor(
-    made: Any, vision: VisionConfig, fields: Mapping[str, Any], most: int
-) -> ImageProcessor:
-    """Return what cuts images into grids of patches: `made` is a class of transformers that scales
-    them to a number of pixels between two, of which `most` tokens is a limit."""
-    side = vision.patch_size * vision.spatial_merge_size
-    size = fields.get("size") or {}
-    least = fields.get("min_pixels") or size.get("shortest_edge") or 4 * side**2
-    largest = fields.get("max_pixels") or size.get("longest_edge") or 1280 * side**2
-    largest = min(largest, most * side**2)
-    return _GridProcessor(
-        made(
-            size={"shortest_edge": min(least, largest), "longest_edge": largest},
-            patch_size=vision.patch_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            merge_size=vision.spatial_merge_size,
-            **given_looks(fields),
+def grid_processor(module: str, name: str) -> Callable[..., ImageProcessor]:
+    """Return an `Architecture.images` of a `SeesGrids` config. The class of transformers scales
+    images to a number of pixels between two, and cuts them into grids of patches."""
+
+    def processor(config: SeesGrids, fields: Mapping[str, Any], most: int) -> ImageProcessor:
+        """Raises UnsupportedError where transformers or Pillow is missing."""
+        made, vision = transformers_processor(module, name), config.vision
+        side = vision.patch_size * vision.spatial_merge_size
+        size = fields.get("size") or {}
+        least = fields.get("min_pixels") or size.get("shortest_edge") or 4 * side**2
+        largest = fields.get("max_pixels") or size.get("longest_edge") or 1280 * side**2
+        largest = min(largest, most * side**2)
+        return _GridProcessor(
+            made(
+                size={"shortest_edge": min(least, largest), "longest_edge": largest},
+                patch_size=vision.patch_size,
+                temporal_patch_size=vision.temporal_patch_size,
+                merge_size=vision.spatial_merge_size,
+                **given_looks(fields),
+            )
         )
-    )
+
+    return processor
 
 
 @frozen
