@@ -22,7 +22,6 @@ from inferno.nn.media import (
     ImageInputs,
     MRope,
     SeeingDecoder,
-    deepstack,
     grid_inputs,
     grid_positions,
 )
@@ -48,6 +47,7 @@ from inferno.nn.table import TableGroups
 from inferno.nn.token_types import TokenTypes
 from inferno.nn.vision import (
     DeepEncoder,
+    DeepstackLM,
     PatchEmbed,
     VisionAttention,
     patch_angles,
@@ -68,6 +68,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DeepEncoder",
+    "DeepstackLM",
     "DeepstackLayer",
     "Dense",
     "Divisible",
@@ -117,7 +118,6 @@ __all__ = [
     "Wrapper",
     "causal_conv",
     "column_order",
-    "deepstack",
     "divide",
     "finalize",
     "gated_delta",

@@ -10,16 +10,20 @@ O of each layer that has some for the decoder, 4 corners.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.configs import DeepVisionConfig, VisionConfig
+from inferno.configs import DeepVisionConfig, SeesGridsDeeply, VisionConfig
 from inferno.contracts import Grid
+from inferno.nn.decoder import CausalLM, DecoderLayer
 from inferno.nn.layer import Layer
 from inferno.nn.linear import Linear
-from inferno.nn.media import ImageEncoder
+from inferno.nn.media import ImageEncoder, SeeingDecoder, deepstack
 from inferno.nn.norm import LayerNorm
 
 EPS, THETA = 1e-6, 10_000.0
@@ -103,6 +107,23 @@ class DeepEncoder(ImageEncoder):
             if layer in deep:
                 features.append(deep[layer](x_PD))
         return torch.cat([self.merger(x_PD), *features], dim=1)
+
+
+class DeepstackLM(CausalLM):
+    """A causal model with a `DeepEncoder` whose features are added after its first layers, and
+    positions in three dimensions. `layer` makes the layer of a number, of a kind of
+    `DecoderLayer`."""
+
+    def __init__(
+        self,
+        config: SeesGridsDeeply,
+        layer: Callable[[Any, int, Callable[..., DecoderLayer]], nn.Module],
+    ) -> None:
+        inputs, kinds = deepstack(config)
+        layers = (layer(config, layer_id, kind) for layer_id, kind in enumerate(kinds))
+        decoder = SeeingDecoder.seeing(config, layers, inputs, woven=True)
+        super().__init__(decoder, tied=config.tie_word_embeddings)
+        self.visual = DeepEncoder(config.vision)
 
 
 class DeepBlock(nn.Module):

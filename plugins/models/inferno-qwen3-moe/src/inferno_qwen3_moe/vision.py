@@ -6,15 +6,11 @@ https://arxiv.org/abs/2511.21631; reference: transformers/models/qwen3_vl_moe.
 
 from __future__ import annotations
 
-from inferno.nn import CausalLM, DeepEncoder, SeeingDecoder, deepstack
+from inferno.nn import DeepstackLM
 from inferno_qwen3_moe.model import layer
 from inferno_qwen3_moe.vision_config import Qwen3VLMoeConfig
 
 
-class Qwen3VLMoeForConditionalGeneration(CausalLM):
+class Qwen3VLMoeForConditionalGeneration(DeepstackLM):
     def __init__(self, config: Qwen3VLMoeConfig) -> None:
-        inputs, kinds = deepstack(config)
-        layers = (layer(config, layer_id, kind) for layer_id, kind in enumerate(kinds))
-        decoder = SeeingDecoder.seeing(config, layers, inputs, woven=True)
-        super().__init__(decoder, tied=config.tie_word_embeddings)
-        self.visual = DeepEncoder(config.vision)
+        super().__init__(config, layer)
