@@ -47,7 +47,7 @@ class Asking:
         return taken, answer.raise_for_status().json()["usage"]
 
     def text_of(self, tokens: int, question: str) -> str:
-        """Return a text with which a prompt has so many tokens, or slightly fewer."""
+        """Return text that makes a prompt this many tokens long, or slightly shorter."""
         words = [f"{i % 1000:03d} " for i in range(2 * tokens)]
         fewest, most = 1, len(words)
         while fewest < most - 1:

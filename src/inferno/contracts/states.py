@@ -39,7 +39,7 @@ class StateSpec:
     """Channels of `conv` that belong to one group."""
 
     def part(self, heads: int, groups: int) -> StateSpec:
-        """Return what is kept of so many heads, of so many groups."""
+        """Return the spec of a part of the state, with this many heads and groups."""
         tensors = dict(self.tensors)
         if (state := tensors.get("state")) is not None:
             tensors["state"] = evolve(state, shape=(heads, *state.shape[1:]))

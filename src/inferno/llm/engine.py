@@ -48,7 +48,7 @@ class SleepingEngine(StepEngine, Protocol):
 
 
 def in_own_processes(opened: Opened, chat_template: str | None) -> tuple[StepEngine, Preprocessor]:
-    """Start a plan's engines, each in a process of its own, and read the text side."""
+    """Start the plan's engines, each in a separate process, and load the preprocessor."""
     from inferno.process.blocking import BlockingClient
 
     # Callers wait for whole answers.

@@ -39,8 +39,8 @@ class SeeingTokens(tuple[int, ...]):
 
     @classmethod
     def of(cls, ids: Sequence[int], config: Any, pictures: Sequence[Picture], param: str) -> Any:
-        """Put pictures at the places of the token that stands for one in an `ImageModelConfig`: it
-        is repeated at each position. Raises RequestError unless there are as many."""
+        """Expand each image token (`ImageModelConfig.image_token_id`) of a prompt to the positions
+        of an image, in order. Raises RequestError unless there are as many tokens as images."""
         token = config.image_token_id
         if (places := list(ids).count(token)) != len(pictures):
             raise RequestError(

@@ -138,7 +138,7 @@ def _prompts(
 
     if sum(len(query) for query, _ in pairs) > _MAX_QUERIES:
         raise RequestError(
-            "the query is too long for so many documents: each is judged in its own prompt",
+            "the query is too long for this many documents: it is repeated in the prompt of each",
             "Send fewer documents, or a shorter query.",
             param="documents",
         )

@@ -64,7 +64,7 @@ class VisionAttention(nn.Module):
         q_PHC, k_PHC, v_PHC = self.qkv(x_PD).unflatten(1, (3, self.num_heads, -1)).unbind(1)
         q_PHC, k_PHC = turned(q_PHC, turn), turned(k_PHC, turn)
         found = [
-            # One sequence of its own: no patch of another is masked, and none is computed.
+            # Each part is a separate sequence: no mask is needed, and no score is wasted.
             F.scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in part))
             for part in zip(*(x.split(lengths) for x in (q_PHC, k_PHC, v_PHC)), strict=True)
         ]

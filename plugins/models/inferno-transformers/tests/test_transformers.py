@@ -104,7 +104,7 @@ class TestGPT2(FamilyTests):
     """Absolute positions, biases everywhere, a tied head."""
 
     uncaptured = "aten.lift_fresh.default in GPT2Model.warn_if_padding_and_no_attention_mask"
-    most_of_two = 1.0  # its layers are of a class of its own
+    most_of_two = 1.0  # its linear layers are Conv1D, which ranks do not share
     config = family("gpt2", n_embd=64, n_head=4, n_layer=2, n_positions=256)
 
     def test_a_checkpoint_of_the_time_gives_the_same(

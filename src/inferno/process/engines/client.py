@@ -316,8 +316,8 @@ class EnginesClient:
 
 
 def _files(control: Control, folders: Sequence[str | None]) -> list[Control]:
-    """Give each engine a file of its own, which it deletes, in its folder if it is confined. Not
-    links to one: an engine notices that another has removed its own."""
+    """Copy the file for each engine, which deletes its copy, into the engine's scratch folder if it
+    is sandboxed. Hard links would not do: removing one changes the state of the others."""
     source, taken = Path(control.path), False
     each = []
     for i, folder in enumerate(folders):

@@ -18,7 +18,7 @@ from inferno.request.requests import Request
 from inferno.stores.keys import extend_keys
 
 CHUNK = 64
-"""Tokens that a key stands for, at least: finer ones take longer to make than they are worth."""
+"""Minimum number of tokens per key: with fewer, computing the keys costs more than is saved."""
 _USUAL_ANSWER = 256
 """Tokens of an answer, until some have ended."""
 _LEAST_LEFT = 16
