@@ -229,7 +229,10 @@ def test_names_of_the_code_exist(page: Path) -> None:
 def _exists(start: str, rest: list[str]) -> bool:
     module, _, name = start.partition(":")
     rest = [name, *rest] if name else rest
-    while rest and (ROOT / "src" / "inferno" / module.replace(".", "/") / f"{rest[0]}.py").exists():
+    folder = ROOT / "src" / "inferno"
+    while rest and any(
+        (folder / module.replace(".", "/") / name).exists() for name in (f"{rest[0]}.py", rest[0])
+    ):
         module, rest = f"{module}.{rest[0]}", rest[1:]
     found = importlib.import_module(f"inferno.{module}")
     for part in rest:
