@@ -19,6 +19,9 @@ Four launches, of which the middle two do nothing for rows that take the best to
 4. `select`: one program for each row searches the list, for the ends of `top_k` and of `top_p`, and
    for the token.
 
+A row's spans have `parts` blocks of equal size each. How a batch is divided varies with its size:
+those numbers are not specialized, so that no size of a batch compiles a kernel.
+
 Suffixes of tiles: D logits of a row, S its spans, P pivots.
 """
 
@@ -81,12 +84,12 @@ def top_of(tops, row, spans, SP: tl.constexpr):
     return tl.max(tl.load(tops + row * spans + s, mask=s < spans, other=-float("inf")), 0)
 
 
-@triton.jit
-def best(x, own, tops, ids, own_tops, own_ids, width, x_t, own_t, span, spans,
-         OWN: tl.constexpr, DB: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["parts", "spans"])
+def best(x, own, tops, ids, own_tops, own_ids, width, x_t, own_t, parts, spans,
+         OWN: tl.constexpr, PART: tl.constexpr, DB: tl.constexpr):  # fmt: skip
     """Find the best logit of a span and its first token, and of the model's own logits if OWN.
     Grid: (rows, spans)."""
-    row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, s, span = tl.program_id(0).to(tl.int64), tl.program_id(1), parts * PART
     d = tl.arange(0, DB)
     best_D = tl.full([DB], -float("inf"), tl.float32)
     id_D = tl.zeros([DB], tl.int32)
@@ -122,12 +125,12 @@ def first_best(tops, ids, row, spans, SP: tl.constexpr):
     return tl.min(tl.where(top_S == tl.max(top_S, 0), id_S, 2147483647), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "spans"])
 def measure(x, tops, counts, masses, temperatures, min_ps, top_ks, top_ps, uniforms, width, x_t,
-            span, spans, OWN: tl.constexpr, SP: tl.constexpr, P: tl.constexpr,
+            parts, spans, OWN: tl.constexpr, SP: tl.constexpr, P: tl.constexpr,
             DB: tl.constexpr):  # fmt: skip
     """Sum counts and masses of a span above each fixed logit. Grid: (rows, spans)."""
-    row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, s, span = tl.program_id(0).to(tl.int64), tl.program_id(1), parts * DB
     top = top_of(tops, row, spans, SP)
     if (tl.abs(top) == float("inf")) | (tl.load(uniforms + row) < 0):
         return
@@ -157,13 +160,13 @@ def measure(x, tops, counts, masses, temperatures, min_ps, top_ks, top_ps, unifo
     tl.store(masses + to_P, tl.sum(mass_PD, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "spans"])
 def gather(x, tops, counts, masses, listed, listed_ids, totals, out, temperatures, min_ps, top_ks,
-           top_ps, uniforms, width, x_t, span, spans, OWN: tl.constexpr, SP: tl.constexpr,
+           top_ps, uniforms, width, x_t, parts, spans, OWN: tl.constexpr, SP: tl.constexpr,
            P: tl.constexpr, DB: tl.constexpr):  # fmt: skip
     """Write the tokens of a span that may be kept to the row's list; or, if all of the row may be
     drawn, find the token if it is in this span. Grid: (rows, spans)."""
-    row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, s, span = tl.program_id(0).to(tl.int64), tl.program_id(1), parts * DB
     top, uniform = top_of(tops, row, spans, SP), tl.load(uniforms + row)
     if (tl.abs(top) == float("inf")) | (uniform < 0):
         return
@@ -258,7 +261,7 @@ def place(listed, length, top, temperature, found, DB: tl.constexpr):
     return tl.sum(count_D, 0), tl.sum(mass_D, 0), tl.maximum(tl.max(each_D, 0), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans"])
 def select(tops, ids, own_tops, own_ids, listed, listed_ids, totals, out, temperatures, min_ps,
            top_ks, top_ps, uniforms, width, spans, DRAW: tl.constexpr, SP: tl.constexpr,
            P: tl.constexpr, DB: tl.constexpr):  # fmt: skip
@@ -341,7 +344,7 @@ def adjust(x, out, rows, recent, generated, repetition, frequency, presence, wor
     tl.store(out + row * width + d, x_D, mask=mask_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def bias(x, at, ids, values, count, width, BN: tl.constexpr):
     """Add biases to single logits. Grid: (blocks of BN biases,)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -18,7 +18,7 @@ from inferno_triton.mixture import rows_of
 from inferno_triton.paged import elements, quantized
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def quantize(x, out, scales, tokens, columns, x_t, BT: tl.constexpr):
     """Round activations to 8 bits, with a scale for each token and 128 columns: the scales of a
     group of columns are contiguous. Grid: (blocks of tokens, groups of columns)."""
@@ -32,7 +32,7 @@ def quantize(x, out, scales, tokens, columns, x_t, BT: tl.constexpr):
     tl.store(scales + group * tokens + t, scales_T, mask=t < tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "splits"])
 def product(
     x, x_scales, data, scales, starts, out, tokens, outputs, columns, x_t, splits,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACROSS: tl.constexpr, KIND: tl.constexpr,

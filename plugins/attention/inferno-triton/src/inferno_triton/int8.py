@@ -38,7 +38,7 @@ def quantize(x, out, scales, sums, columns, x_t, BC: tl.constexpr):
     tl.store(sums + row, tl.sum(sum_C, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "splits"])
 def product(
     x, x_scales, x_sums, data, scales, zeros, starts, out, tokens, outputs, columns, splits,
     ZEROS: tl.constexpr, EXPERTS: tl.constexpr, EP: tl.constexpr, BO: tl.constexpr,

@@ -26,7 +26,7 @@ def slot_of(slots, tokens, MOST: tl.constexpr, BT: tl.constexpr):
     return t, slot_T, tl.max(tl.where(own_T, slot_T, -1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def shrink(
     x, down, slots, out, tokens, ranks, columns, x_t,
     MOST: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
@@ -62,7 +62,7 @@ def shrink(
     tl.store(out_TR, acc_TR, mask=own_T[:, None] & mask_R[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def expand(
     y, h, up, slots, tokens, rank, outputs, y_t, h_t,
     MOST: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def select(
     logits, correction, experts, weights, tokens, scale,
     E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
@@ -52,7 +52,7 @@ def select(
     tl.store(weights + at_TK, weight_TK * scale, mask=mask_TK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def sort(experts, tokens, starts, places, count, top, BN: tl.constexpr):
     """Sort pairs by expert, then by token. Grid: (experts,). Each program counts the pairs of lower
     experts, then finds the pairs of its expert."""

@@ -124,7 +124,7 @@ def words(scales, mins, row_O, mask_O, index, rows, MINS: tl.constexpr):
     return scale_O, mins_O
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "splits"])
 def few(
     x, low, high, scales, mins, steps, least, table, starts, out, tokens, outputs, columns, blocks,
     rows, x_t, splits,
@@ -187,7 +187,7 @@ def few(
         tl.store(to_O + 3 * outputs, tl.sum(sum3, 1), mask=mask_O & (3 < stop))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "splits"])
 def many(
     x, low, high, scales, mins, steps, least, table, starts, out, tokens, outputs, columns, blocks,
     rows, x_t, splits,
@@ -233,7 +233,7 @@ def many(
     tl.store(out + to_OT, acc_OT, mask=mask_O[:, None] & mask_T[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def unpack(
     low, high, scales, mins, steps, least, table, ids, out, count, columns, blocks, rows,
     LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,

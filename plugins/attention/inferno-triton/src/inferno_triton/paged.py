@@ -74,7 +74,7 @@ def elements(x, like, KIND: tl.constexpr):
         return x.to(like.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def store(
     k, v, k_cache, v_cache, k_scales, v_scales, slots, num_tokens, k_t, k_h, v_t, v_h,
     HEADS: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CP: tl.constexpr, VP: tl.constexpr,
@@ -117,7 +117,7 @@ def shares(best, other):
     return top, tl.exp2(best - base), tl.exp2(other - base)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_s", "num_seqs", "splits"])
 def attend(
     q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums,
     amplitudes, used, lines, line_s, num_waves,
@@ -350,7 +350,7 @@ def stretch(
     return best_M, total_M, acc_MV, rest_MV
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge(
     parts, sums, sinks, out, splits,
     H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, SINKS: tl.constexpr, BS: tl.constexpr,

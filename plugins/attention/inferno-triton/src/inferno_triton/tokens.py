@@ -16,7 +16,7 @@ from inferno_triton.ops import as_rows
 
 _WIDTH = 1024
 """Logits that a program adjusts."""
-_BEST = 2048
+_BEST = 1024
 """Logits that are compared at once."""
 _SUMMED = 512
 """Logits whose masses are summed at once. Spans have a multiple."""
@@ -81,7 +81,8 @@ def draw(logits_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None = N
     own_BV = None if own_BV is None else as_rows(own_BV)
     B, width = x_BV.shape
     ids_B = torch.empty(B, dtype=torch.int64, device=x_BV.device)
-    step = B if params is None else max(1, _LISTED // width)
+    # Rows begin where a kernel's pointers are aligned alike: at multiples of 16 rows.
+    step = B if params is None else max(1, _LISTED // width // 16) * 16
     for at in range(0, B, max(1, step)):
         part = slice(at, at + step)
         own = None if own_BV is None else own_BV[part]
@@ -93,9 +94,8 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
     B, width = x_BV.shape
     programs = _PROGRAMS * chips.chip_at(x_BV.device).processors
     blocks = triton.cdiv(width, _SUMMED)
-    span = _SUMMED * triton.cdiv(blocks, min(_SPANS, max(1, programs // B)))
-    spans = triton.cdiv(width, span)
-    empty, wide = x_BV.new_empty, triton.next_power_of_2(spans)
+    parts = triton.cdiv(blocks, min(_SPANS, max(1, programs // B)))
+    spans, empty = triton.cdiv(blocks, parts), x_BV.new_empty
     tops_BS = empty(B, spans, dtype=torch.float32)
     best_BS = empty(B, spans, dtype=torch.int32)
     own_tops_BS, own_best_BS = tops_BS, best_BS
@@ -112,18 +112,18 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
         width,
         x_BV.stride(0),
         x_BV.stride(0) if own_BV is None else own_BV.stride(0),
-        span,
+        parts,
         spans,
         OWN=own,
-        DB=min(_BEST, triton.next_power_of_2(span)),
-        num_warps=8 if span >= _BEST else 4,
+        PART=_SUMMED,
+        DB=_BEST,
     )
     best = tops_BS, best_BS, own_tops_BS, own_best_BS
     if params is None:
         nothing = [ids_B] * 9
         draws.select[(B,)](
             *best, *nothing[:3], ids_B, *nothing[4:], width, spans,
-            DRAW=False, SP=wide, P=_PIVOTS, DB=_SUMMED,
+            DRAW=False, SP=_SPANS, P=_PIVOTS, DB=_SUMMED,
         )  # fmt: skip
         return
     counts_BSP = empty(B, spans, _PIVOTS, dtype=torch.int32)
@@ -131,8 +131,8 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
     listed = empty(B, width, dtype=torch.float32), empty(B, width, dtype=torch.int32)
     totals_B3 = empty(B, 3, dtype=torch.int64)
     given = params.temperature_B, params.min_p_B, params.top_k_B, params.top_p_B, params.uniform_B
-    sizes = width, x_BV.stride(0), span, spans
-    tiles = {"SP": wide, "P": _PIVOTS, "DB": _SUMMED, "num_warps": 8, **_EXACT}
+    sizes = width, x_BV.stride(0), parts, spans
+    tiles = {"SP": _SPANS, "P": _PIVOTS, "DB": _SUMMED, "num_warps": 8, **_EXACT}
     draws.measure[(B, spans)](
         x_BV, tops_BS, counts_BSP, masses_BSP, *given, *sizes, OWN=own, **tiles
     )
