@@ -25,7 +25,7 @@ _SPANS = 128
 """Spans of a row, at most."""
 _PROGRAMS = 4
 """Programs for each multiprocessor, about."""
-_LISTED = 1 << 23
+_LISTED = 1 << 25
 """Logits whose lists, of 8 bytes each, are in memory at once."""
 _EXACT = {"enable_fp_fusion": False}
 """Rounded after each operation, as torch's operators are."""
