@@ -81,12 +81,14 @@ class FlexAttend(GatheredAttend):
 
     def _score(self, hidden_SQL: Tensor, length: int, sinks_H: Tensor | None) -> Score:
         """Return the function of a score: soft cap, mask, and the sink behind the last key."""
-        cap, last = self.need.soft_cap, length - 1
+        cap = self.need.soft_cap
+        # A tensor: torch's compiler cannot lower a number of Python that varies within a score.
+        last = torch.full((), length - 1, device=hidden_SQL.device)
 
         def masked(score: Tensor, s: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             if cap is not None:
                 score = cap * torch.tanh(score / cap)
-            return torch.where(hidden_SQL[s, q, k.clamp(max=last)], -float("inf"), score)
+            return torch.where(hidden_SQL[s, q, torch.minimum(k, last)], -float("inf"), score)
 
         if sinks_H is None:
             return masked
