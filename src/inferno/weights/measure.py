@@ -33,6 +33,12 @@ _PARAMS = SamplingParams(
     seed=0,
 )
 """Sampling that takes memory: penalties, top-p, log-probabilities."""
+_DRAWS = (
+    evolve(_PARAMS, logprobs=None, prompt_logprobs=None),
+    SamplingParams(max_tokens=1, top_p=0.9),
+    SamplingParams(max_tokens=1, temperature=0),
+)
+"""Sampling that leaves its tokens on the device: with penalties, without, and of the best token."""
 
 
 class Trial(Protocol):
@@ -90,11 +96,10 @@ def _measured(
     with device_errors(plan.device, "compute a step of the most tokens"):
         engine, runner = start(trial)
         _run(engine, trial_lengths(plan), _PARAMS, pooled=plan.whole_prompts)
-        if (
-            runner.overlaps and not plan.whole_prompts
-        ):  # other draws, which do not wait for log-probabilities
-            params = evolve(_PARAMS, logprobs=None, prompt_logprobs=None)
-            _run(engine, [1] * len(trial_lengths(plan)), params)
+        if runner.overlaps and not plan.whole_prompts:
+            # Kernels are compiled here: at the first request, that would take two seconds.
+            for params in _DRAWS:
+                _run(engine, [1] * len(trial_lengths(plan)), params)
     computed, captured = free(), 0
     if runner.capture_ahead(0):
         runner.capture_ahead(1)
