@@ -156,17 +156,18 @@ def launched(
 
 def check(launch: Launch, chip: str) -> None:
     kernel = launch.kernel.fn.__name__
-    long = kernel == "attend" and launch.arguments["LONG"]
-    large = not long and kernel in ("attend", "few", "many", "grouped", "product")
+    loops = kernel == "attend" and (launch.arguments["LONG"] or launch.arguments["SPLIT"])
+    one = not (loops and launch.arguments["LONG"])
+    large = one and kernel in ("attend", "few", "many", "grouped", "product")
     machine = compiled(launch, chip, disassemble=large)
     name = f"{kernel} {launch.options}: {machine}"
     # Chips of one compiler share a compilation: it must fit into the least memory among them.
     limit = min(CHIPS[each].shared_memory for each in {chip, ALIKE.get(chip, chip)})
     assert machine.shared_memory <= limit, name
     # The sums of earlier stretches may wait in memory: they are needed once in 512 keys.
-    waiting = launch.arguments["BM"] * launch.arguments["V"] * 4 if long else 0
-    threads = 32 * launch.options["num_warps"] if long else 1
-    assert machine.spilled <= waiting // threads + (64 if long else 0), name
+    waiting = launch.arguments["BM"] * launch.arguments["V"] * 4 if loops else 0
+    threads = 32 * launch.options["num_warps"] if loops else 1
+    assert machine.spilled <= waiting // threads + (64 if loops else 0), name
     if large:
         assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
     if kernel in ("many", "grouped", "product"):

@@ -24,8 +24,16 @@ STRETCH = 512
 tile's keys. The fewer, the more programs share the context of a single token; the more, the less is
 added up."""
 
-MAX_PARTS = 1 << 23
+MAX_PARTS = 1 << 25
 """Elements of float32 that the stretches of a step may have in memory, to be computed at once."""
+
+_PROGRAMS = 16
+"""Programs for each multiprocessor that a step of single tokens is split into, of which two or
+three run at once: one long context among short ones must occupy more than a few."""
+
+_LONG, _LEAST = 16, 4
+"""Stretches of a context from which it is split though every processor has a program, and the
+fewest programs that then share one. The sum of the parts costs as much as 2000 keys."""
 
 AT_ONCE = 4
 """Stretches that a program loads at once to add them."""
@@ -136,16 +144,21 @@ class TritonAttend:
         P = triton.cdiv(longest, STRETCH)
         if need.sliding_window is not None:
             P = min(P, triton.cdiv(need.sliding_window + queries, STRETCH) + 1)
-        idle = programs[0] * programs[1] <= self.chip.processors  # half of what they can run
-        split = P > 1 and idle and T * H * P * V <= MAX_PARTS  # which changes no bit
+        # How a context is shared changes no bit. Prompts are split only if processors would idle:
+        # their parts are as large as their keys.
+        sharing = min(P, _PROGRAMS * self.chip.processors // (programs[0] * programs[1]))
+        idle = programs[0] * programs[1] <= self.chip.processors
+        uneven = single and P >= _LONG and sharing >= _LEAST
+        split = sharing > 1 and (idle or uneven) and T * H * P * V <= MAX_PARTS
         out_THV = q_THC.new_empty(T, H, V)
-        parts = sums = out_THV
+        parts = sums = counts = out_THV
         if split:
             parts = q_THC.new_empty(T, H, P, V, dtype=torch.float32)
             sums = q_THC.new_empty(T, H, P, 2, dtype=torch.float32)
+            counts = q_THC.new_empty(T, H, dtype=torch.int32)
         sinks = q_THC if sinks_H is None else sinks_H
         keys, values = Shape.of(C), Shape.of(V)
-        paged.attend[(*programs, P if split else 1)](
+        paged.attend[(*programs, sharing if split else 1)](
             q_THC,
             *cache,
             sinks,
@@ -154,6 +167,7 @@ class TritonAttend:
             batch.context_lens_S,
             parts,
             sums,
+            counts,
             *_arguments(waves, q_THC),
             need.scale,
             need.soft_cap or 1.0,
@@ -193,6 +207,7 @@ class TritonAttend:
             paged.merge[(T * H,)](
                 parts,
                 sums,
+                counts,
                 sinks,
                 out_THV,
                 P,

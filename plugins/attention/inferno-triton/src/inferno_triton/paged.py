@@ -119,7 +119,7 @@ def shares(best, other):
 
 @triton.jit(do_not_specialize=["table_s", "num_seqs", "splits"])
 def attend(
-    q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums,
+    q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums, counts,
     amplitudes, used, lines, line_s, num_waves,
     scale, cap, window, q_t, q_h, table_s, num_seqs, splits,
     HEADS: tl.constexpr, G: tl.constexpr, GB: tl.constexpr, C: tl.constexpr, C1: tl.constexpr,
@@ -130,12 +130,13 @@ def attend(
     WAVES: tl.constexpr,
 ):  # fmt: skip
     """Attend from BQ queries of a sequence, GB query heads each. Grid: (blocks of queries,
-    key/value heads x blocks of their G query heads, splits).
+    key/value heads x blocks of their G query heads, programs that share a context).
 
     A row's sums begin anew at every multiple of STRETCH keys, and stretches are added in order,
     after the sink: so they depend on positions alone. LONG: there may be several, one after the
-    other. SPLIT: a program has one of them; `out` has its weighted values in float32, and `sums`
-    its maximum, base 2, and its denominator, for `merge`. Otherwise `out` is the result.
+    other. SPLIT: programs take turns; of each stretch, of at most `splits`, `out` has the weighted
+    values in float32, and `sums` the maximum, base 2, and the denominator, for `merge`, and
+    `counts` says how many a row has. Otherwise `out` is the result.
 
     SINGLE: every sequence has one query. Otherwise sequence s owns the blocks from
     starts[s] // BQ + s on. REUSE: values are the first V1 elements of the keys; VS is the distance
@@ -208,46 +209,60 @@ def attend(
             acc_MV = tl.fma(acc_MV, keep_M[:, None], part_MV * add_M[:, None])
             if V2 > 0:
                 rest_MV = tl.fma(rest_MV, keep_M[:, None], more_MV * add_M[:, None])
+    elif SPLIT:
+        parts = tl.cdiv(tl.maximum(0, high - low // STRETCH * STRETCH), STRETCH)
+        at_M = row_M * (HEADS * G) + h_M
+        if tl.program_id(2) == 0:
+            tl.store(counts + at_M, parts, mask=live_M)
+        for part in range(tl.program_id(2), parts, tl.num_programs(2)):
+            start = (low // STRETCH + part) * STRETCH
+            other_M, sum_M, part_MV, more_MV = stretch(
+                q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+                heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
+                position_M, oldest, tl.maximum(low, start), tl.minimum(high, start + STRETCH),
+                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+            )  # fmt: skip
+            to_M = at_M * splits + part
+            tl.store(sums + 2 * to_M, other_M, mask=live_M)
+            tl.store(sums + 2 * to_M + 1, sum_M, mask=live_M)
+            # `merge` reads no part without a denominator.
+            put(out, to_M, part_MV, more_MV, live_M & (sum_M > 0), V, V1, V2)
+        return
     else:
-        if SPLIT:
-            start = (low // STRETCH + tl.program_id(2)) * STRETCH
-            low = tl.maximum(low, start)
-            high = tl.minimum(high, start + STRETCH)
         other_M, sum_M, part_MV, more_MV = stretch(
             q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
             heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
             position_M, oldest, low, high,
             HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
         )  # fmt: skip
-        if SINKS and not SPLIT:
+        if SINKS:
             best_M, keep_M, add_M = shares(best_M, other_M)
             total_M = tl.fma(total_M, keep_M, sum_M * add_M)
             acc_MV = part_MV * add_M[:, None]
             rest_MV = more_MV * add_M[:, None]
         else:
             best_M, total_M, acc_MV, rest_MV = other_M, sum_M, part_MV, more_MV
-    at_M = row_M * (HEADS * G) + h_M
-    if SPLIT:
-        at_M = at_M * splits + tl.program_id(2)
-        tl.store(sums + 2 * at_M, best_M, mask=live_M)
-        tl.store(sums + 2 * at_M + 1, total_M, mask=live_M)
-        live_M = live_M & (total_M > 0)  # `merge` reads no other part
-    else:
-        safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
-        acc_MV = acc_MV / safe_M[:, None]
-        rest_MV = rest_MV / safe_M[:, None]
+    safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
+    acc_MV = acc_MV / safe_M[:, None]
+    rest_MV = rest_MV / safe_M[:, None]
+    put(out, row_M * (HEADS * G) + h_M, acc_MV, rest_MV, live_M, V, V1, V2)
+
+
+@triton.jit
+def put(out, row_M, x_MV, rest_MV, mask_M, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr):
+    """Store rows of values, in two parts."""
     v1 = tl.arange(0, V1)
     tl.store(
-        out + at_M[:, None] * V + v1[None, :],
-        acc_MV.to(out.dtype.element_ty),
-        mask=live_M[:, None] & (v1[None, :] < V),
+        out + row_M[:, None] * V + v1[None, :],
+        x_MV.to(out.dtype.element_ty),
+        mask=mask_M[:, None] & (v1[None, :] < V),
     )
     if V2 > 0:
         v2 = V1 + tl.arange(0, V2)
         tl.store(
-            out + at_M[:, None] * V + v2[None, :],
+            out + row_M[:, None] * V + v2[None, :],
             rest_MV.to(out.dtype.element_ty),
-            mask=live_M[:, None] & (v2[None, :] < V),
+            mask=mask_M[:, None] & (v2[None, :] < V),
         )
 
 
@@ -352,11 +367,10 @@ def stretch(
 
 @triton.jit(do_not_specialize=["splits"])
 def merge(
-    parts, sums, sinks, out, splits,
+    parts, sums, counts, sinks, out, splits,
     H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, SINKS: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Add the stretches of one query head in order, BS of them loaded at once. Grid: (queries x
-    query heads,)."""
+    """Add the stretches of one query head in order, BS at once. Grid: (queries x query heads,)."""
     row = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, BS), tl.arange(0, VP)
     best = -float("inf")
@@ -365,9 +379,10 @@ def merge(
         best = tl.load(sinks + row % H).to(tl.float32) * LOG2E
         total = 1.0
     acc_V = tl.zeros([VP], tl.float32)
-    for at in range(0, splits, BS):
+    count = tl.load(counts + row)
+    for at in range(0, count, BS):
         at_S = row * splits + at + s
-        known_S = at + s < splits
+        known_S = at + s < count
         best_S = tl.load(sums + 2 * at_S, mask=known_S, other=-float("inf"))
         sum_S = tl.load(sums + 2 * at_S + 1, mask=known_S, other=0.0)
         x_SV = tl.load(
