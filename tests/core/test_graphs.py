@@ -17,7 +17,9 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.device import GraphCapture
 from inferno.errors import OutOfMemoryError
+from inferno.nn import Attention
 from inferno.nn.arena import Arena
+from inferno.nn.batch import Batch
 from inferno.nn.capture import _Notes, _Watch
 from inferno.plan import CUDA_GRAPHS, CaptureUse, Plan, device_sizes, trial_plan
 from inferno.testing import load_toy, ragged_prompts
@@ -187,6 +189,64 @@ def test_graphs_captured_ahead_change_no_token(cuda: FakeCuda, toy: Toy) -> None
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
     assert captures == len(device_sizes(8)), "the largest first, then all others"
     assert captures == len([e for e in cuda.events if e.startswith("capture")]), "none later"
+
+
+def attend(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Any, batch: Batch) -> Tensor:
+    """Attention of prompts that can be captured: it reads no length but from tensors. Caches are
+    (block, token, head, element)."""
+    (T, H, C), K = q_THC.shape, k_TKC.shape[1]
+    # Padding repeats what the first token stores.
+    token_T = torch.where(batch.slots_T >= 0, torch.arange(T), 0)
+    slots_T = batch.slots_T[token_T].clamp(min=0)
+    for name, x_TKC in (("k", k_TKC), ("v", v_TKC)):
+        cache[name].flatten(0, 1).index_copy_(0, slots_T, x_TKC[token_T])
+    tokens_T = torch.arange(T, dtype=torch.int32)
+    owner_T = torch.bucketize(tokens_T, batch.query_starts_S1, right=True) - 1
+    context_T, stop_T = batch.context_lens_S[owner_T], batch.query_starts_S1[owner_T + 1]
+    position_T = context_T - stop_T + tokens_T
+    tables_TM = batch.blocks_SM[owner_T]
+    keys_TNKC, values_TNKC = (cache[name][tables_TM].flatten(1, 2) for name in ("k", "v"))
+    seen_TN = torch.arange(keys_TNKC.shape[1])[None] <= position_T[:, None]
+    q_TKGC = q_THC.view(T, K, H // K, C)
+    scores = torch.einsum("tkgc,tnkc->tkgn", q_TKGC, keys_TNKC) * C**-0.5
+    scores = torch.where(seen_TN[:, None, None], scores, -1e30).softmax(-1)
+    return torch.einsum("tkgn,tnkc->tkgc", scores, values_TNKC).reshape(T, H, C)
+
+
+def test_steps_with_prompts_are_captured_and_change_no_token(
+    cuda: FakeCuda, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole prompts, parts of them beside single tokens, and the rest of a prompt that is found in
+    the cache: each step that fits is replayed, whatever was in its shape before."""
+    for layer in toy.model.modules():
+        if isinstance(layer, Attention):
+            monkeypatch.setattr(layer, "attend", attend)
+    usual = toy.plan.capture
+    assert usual is not None
+    use = evolve(usual, prompts=(16, 64), sequences=9)
+    plan = evolve(toy.plan, capture=use, max_num_batched_tokens=40)
+    engine = Toy(plan, toy.model).engine(GraphCapture(), lag=1)
+    runner = runner_of(engine)
+    runner.capture_ahead()
+    computed: list[int] = []
+    logits_of = ModelRunner.logits_of
+
+    def noted(self: ModelRunner, hidden_SD: Tensor) -> Tensor:
+        computed.append(len(hidden_SD))
+        return logits_of(self, hidden_SD)
+
+    monkeypatch.setattr(ModelRunner, "logits_of", noted)
+    prompts = ragged_prompts(plan.vocab_size)
+    expected = generate(Toy(evolve(plan, capture=None), toy.model), prompts, 8)
+    assert computed, "steps without a capture"
+    for some in (prompts, prompts[::-1], prompts[-1:]):
+        computed.clear()
+        found = generate(Toy(plan, toy.model), some, 8, engine=engine)
+        assert not computed, "every step that samples is replayed"
+        for ours, prompt in zip(found, some, strict=True):
+            theirs = expected[prompts.index(prompt)]
+            assert ours.token_ids == theirs.token_ids
+            torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
 
 
 def test_the_largest_is_captured_first_and_what_fails_is_computed(

@@ -240,9 +240,9 @@ def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch)
     def held() -> list[Tensor]:
         return [t.view(torch.uint8).clone() for each in runner.cache.layers for t in each.values()]
 
-    def compared(self: Replays, tokens: int, width: int) -> Any:
+    def compared(self: Replays, *sizes: int) -> Any:
         before = held()
-        shape = captured(self, tokens, width)
+        shape = captured(self, *sizes)
         trials.append(all(map(torch.equal, before, held())))
         return shape
 
@@ -296,7 +296,7 @@ def test_long_contexts_are_recorded_too() -> None:
 def computed(found: Callable[[Tensor], Tensor], times: int = 3) -> Replays:
     """Steps of other token ids each, in which a model calls this function: they get its result."""
 
-    def compute(batch: Batch) -> Tensor:
+    def compute(batch: Batch, last_L: Tensor | None = None, /) -> Tensor:
         return found(batch.token_ids_T[:, None])
 
     use = CaptureUse(name="torch", sizes=(1,), blocks=(4,))

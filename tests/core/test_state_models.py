@@ -267,7 +267,7 @@ def test_a_recorded_step_moves_each_state_once() -> None:
         def replay(self) -> None:
             self.output.copy_(compute(done[-1]))
 
-    def compute(batch: Batch) -> torch.Tensor:
+    def compute(batch: Batch, last_L: torch.Tensor | None = None, /) -> torch.Tensor:
         done.append(batch)
         assert batch.state_slots_S is not None
         for slot in batch.state_slots_S.numpy():

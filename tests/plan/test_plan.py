@@ -817,6 +817,47 @@ def test_cuda_graphs_see_every_distributions_kernels_but_cost_torchs_attention_t
     assert "up to the longest context" in refused.notes[0]
 
 
+def test_steps_with_prompts_are_captured_where_every_backend_can() -> None:
+    """In sizes that the step's tokens limit, with one sequence more than there may be, and never as
+    many as tokens."""
+    need = AttentionNeed.of(
+        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25),
+        dtype="bfloat16",
+        device=Device("cuda"),
+        cache_dtype="auto",
+    )
+
+    def chosen(*able: bool, tokens: int = 300, sequences: int = 40) -> CaptureUse:
+        uses = [
+            AttentionUse(
+                name="any",
+                distribution="a",
+                need=need,
+                layers=(i,),
+                cache={},
+                captures_prompts=each,
+            )
+            for i, each in enumerate(able)
+        ]
+        use = choose_capture(
+            Decided(()),
+            uses,
+            Device("cuda"),
+            max_tokens=40,
+            max_blocks=50,
+            max_batched=tokens,
+            max_sequences=sequences,
+        ).value
+        assert use is not None
+        return use
+
+    assert (chosen(True, True).prompts, chosen(True).sequences) == ((64, 128, 192, 256), 41)
+    assert chosen(True, False).prompts == () == chosen(True, tokens=0).prompts
+    assert chosen(True, tokens=4096).prompts[-1] == 1024
+    assert chosen(True, sequences=63).sequences == 65, "not as many as tokens"
+    assert chosen(True, sequences=5000).sequences == 513
+
+
 @pytest.mark.parametrize(
     ("most", "sizes"),
     [

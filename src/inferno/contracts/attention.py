@@ -215,6 +215,10 @@ class AttentionBackend:
     """Name of the cache layout. Two backends with the same one, whose `cache` is equal for a need,
     may serve the same layer: one its prompts, the other its single tokens. Empty: no other backend
     reads it."""
+    captures_prompts: bool = False
+    """Whether a captured step may have sequences of several tokens: their starts and lengths are
+    read from the batch's tensors alone, and padding tokens, whose sequence has length 0, cost next
+    to nothing."""
     priority: int = 0
     """Among the backends that do not refuse, the highest priority wins."""
     api_version: int = 1

@@ -46,7 +46,9 @@ class Batch:
     states."""
     captured: bool = False
     """Whether the step is captured, to run again with other values in its tensors. Every sequence
-    has one token, or is a padding row. What is read from anything but the tensors is fixed."""
+    has one token, or is a padding row; or `query_starts` tells only the number of tokens, where the
+    attention's backends can capture steps with prompts. What is read from anything but the tensors
+    is fixed."""
     scratch: dict[object, Any] = field(factory=dict)
     """Values that an attention backend derives from the step once and its other layers reuse, under
     the backend's own key."""

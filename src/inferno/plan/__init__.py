@@ -9,6 +9,7 @@ from inferno.plan.adapter_use import AdapterRoom, AdapterTarget, AdapterUse
 from inferno.plan.adapters import MERGE_ADAPTER, find_adapter, names_in_model
 from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
 from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.engine_use import EnginesUse
@@ -21,11 +22,9 @@ from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
-    CUDA_GRAPHS,
     TORCH,
     AttentionUse,
     BackendUse,
-    CaptureUse,
     Chosen,
     GrammarUse,
     InSitu,

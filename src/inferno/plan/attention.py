@@ -73,6 +73,7 @@ class _Pair:
             need=need,
             layers=layers,
             cache=cache,
+            captures_prompts=prompts.item.captures_prompts,
         )
 
 

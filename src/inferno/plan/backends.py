@@ -23,13 +23,12 @@ from inferno.contracts import (
     KernelProvider,
     ModelConfig,
 )
+from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
 from inferno.plan.decided import Decided
 from inferno.plan.plan import (
-    CUDA_GRAPHS,
     TORCH,
     AttentionUse,
     BackendUse,
-    CaptureUse,
     GrammarUse,
     KernelUse,
     by_pattern,
@@ -44,6 +43,10 @@ MAX_CAPTURED = 64
 
 MAX_CAPTURED_ON_DEVICE = 512
 """With more sequences, a device computes for longer than the host launches."""
+
+PROMPT_SIZES = (*range(64, 256, 64), *range(256, 1025, 128))
+"""Numbers of tokens of captured steps with prompts: close enough for little padding. Of more tokens
+a device computes for longer than the host launches."""
 
 ONEDNN_X86, ONEDNN_ARM = {"avx512bw", "avx512vl", "avx512dq"}, {"bf16"}
 """Features of processors for which torch's oneDNN packs bfloat16 matrices."""
@@ -217,9 +220,11 @@ def choose_capture(
     *,
     max_tokens: int,
     max_blocks: int,
+    max_batched: int = 0,
+    max_sequences: int = 0,
     reads_hidden: str | None = None,
 ) -> Decided[CaptureUse | None]:
-    """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
+    """Choose which steps are captured: by the kernel provider, if what it cannot see is all
     torch's. Work of another distribution, outside torch's dispatcher, would be left out. CUDA
     graphs see all kernels, from whatever library. None if a proposer, named `reads_hidden`, needs
     the hidden states: a captured step returns only logits.
@@ -261,7 +266,18 @@ def choose_capture(
         blocks = _powers_of_two(MIN_BLOCKS, max(MIN_BLOCKS, max_blocks))
         return Decided(CaptureUse(name=name, sizes=sizes, blocks=blocks))
     sizes = device_sizes(min(max_tokens, MAX_CAPTURED_ON_DEVICE))
-    return Decided(CaptureUse(name=name, sizes=sizes, blocks=(max_blocks,), ahead=True))
+    use = CaptureUse(name=name, sizes=sizes, blocks=(max_blocks,), ahead=True)
+    if attention and all(each.captures_prompts for each in attention):
+        use = _with_prompts(use, max_batched, min(max_sequences, MAX_CAPTURED_ON_DEVICE))
+    return Decided(use)
+
+
+def _with_prompts(use: CaptureUse, max_batched: int, max_sequences: int) -> CaptureUse:
+    """Return a use that captures steps with prompts too, of at most so many tokens and sequences:
+    no tokens where the host must know the lengths, as for recurrent states."""
+    sizes = tuple(size for size in PROMPT_SIZES if size <= max_batched)
+    sequences = max_sequences + 1
+    return evolve(use, prompts=sizes, sequences=sequences + (sequences in sizes))
 
 
 def device_sizes(most: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.capture_use import CaptureUse
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.event_use import EventUse
 from inferno.plan.image_use import ImageUse
@@ -133,6 +134,8 @@ class AttentionUse:
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]
     """Tensors that each layer keeps per block."""
+    captures_prompts: bool = False
+    """Whether its steps with prompts can be captured."""
 
 
 @frozen(kw_only=True)
@@ -173,22 +176,6 @@ class ChatFormatUse:
 
 TORCH = "torch"
 """What multiplies matrices that no kernel provider takes."""
-CUDA_GRAPHS = "CUDA graphs"
-"""What captures decode steps on a CUDA device whose kernel providers do not."""
-
-
-@frozen(kw_only=True)
-class CaptureUse:
-    """Which decode steps are captured, and by what."""
-
-    name: str
-    """The kernel provider, or `CUDA_GRAPHS`."""
-    sizes: tuple[int, ...]
-    """Numbers of sequences of one token each, ascending. A step is padded to the next, if any."""
-    blocks: tuple[int, ...]
-    """Numbers of blocks of a sequence, ascending. Tables are padded to the next."""
-    ahead: bool = False
-    """Whether all of them are captured before the first step, the largest first."""
 
 
 @frozen

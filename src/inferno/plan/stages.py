@@ -43,6 +43,7 @@ from inferno.plan.backends import (
     products_of,
 )
 from inferno.plan.cache_groups import StateUse, state_uses
+from inferno.plan.capture_use import CaptureUse
 from inferno.plan.composite import Override, composed
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine, find_device
@@ -56,10 +57,8 @@ from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
 from inferno.plan.plan import (
     AttentionUse,
-    CaptureUse,
     KernelUse,
     MemoryItem,
-    Speculation,
 )
 from inferno.plan.rank_use import RankUse
 from inferno.plan.ranks import Division, choose_ranks
@@ -381,8 +380,7 @@ def choose_steps(
     drafting: Drafting | None,
     cache: Cache,
 ) -> Steps:
-    speculation: Speculation | None = drafting.speculation if drafting is not None else None
-    num_drafts = speculation.num_drafts if speculation is not None else 0
+    num_drafts = drafting.speculation.num_drafts if drafting is not None else 0
     proposer, block_size = proposal.proposer, attention.block_size
     rows = given.options.max_num_seqs * (1 + num_drafts)
     capture = choose_capture(
@@ -391,10 +389,12 @@ def choose_steps(
         compute.device,
         max_tokens=rows + block_size - 1,  # the rest of a prompt
         max_blocks=-(-cache.size.value.max_model_len // block_size),
+        max_batched=0 if attention.states else given.options.max_num_batched_tokens,
+        max_sequences=rows,
         reads_hidden=proposer.item.name if proposer is not None and proposal.mtp.specs else None,
     )
     return Steps(
         capture=capture,
-        overlap=compute.device.kind == "cuda" and speculation is None,
+        overlap=compute.device.kind == "cuda" and drafting is None,
         max_step_time=max_step_time(given.options.max_step_time, compute.device.kind),
     )

@@ -159,7 +159,12 @@ class Inputs:
         inputs["positions"][tokens:] = 0
         inputs["rows"][sequences:] = self.spec.trial_slot or 0
         inputs["last"][sampled:] = 0
-        inputs["query_starts"][sequences:] = range(tokens, self.tokens + 1)
+        # One token each; or, in steps with prompts, all tokens that are left are one sequence's.
+        single = self.tokens == self.sequences
+        inputs["query_starts"][sequences:] = (
+            range(tokens, self.tokens + 1) if single else self.tokens
+        )
+        inputs["query_starts"][sequences] = tokens
         inputs["context_lens"][sequences:] = 0
         for group in range(self.spec.num_groups):
             inputs[f"slots {group}"][tokens:] = -1
@@ -173,9 +178,11 @@ class Inputs:
         return self._batch(arrays.query_starts, arrays.context_lens)
 
     def to_capture(self) -> Batch:
-        """Return a step to capture, of one token per sequence."""
+        """Return a step to capture. Where it is not one token per sequence, it does not say which
+        tokens are whose."""
         longest = min(self.width * self.spec.block_size, self.spec.max_model_len)
-        return self._batch(range(self.tokens + 1), [longest] * self.tokens, captured=True)
+        starts = [min(i, self.tokens) for i in range(self.sequences)]
+        return self._batch([*starts, self.tokens], [longest] * self.sequences, captured=True)
 
     def _batch(
         self, query_starts: Sequence[int], context_lens: Sequence[int], captured: bool = False

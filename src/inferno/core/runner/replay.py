@@ -5,9 +5,10 @@ arithmetic. A kernel provider (`contracts.KernelProvider.capture`) captures a st
 which changes nothing. Steps of that shape write their inputs to its memory and run it again.
 
 These are decode steps, and those with a few tokens more: the last tokens of a prompt whose other
-blocks are cached. Each of these is a sequence in the captured step, as drafts are.
+blocks are cached. Each of these is a sequence in the captured step, as drafts are. Where attention
+reads from tensors which tokens are whose, steps with parts of prompts are captured as they are.
 
-Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
+Suffixes: T tokens of the step, M blocks, L sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
@@ -33,15 +35,19 @@ from inferno.plan import NOT_CAPTURED, CaptureUse
 _DRAFTED = 256
 """The most blocks of a sequence in the steps that are captured for drafts."""
 
-Compute = Callable[[Batch], Tensor]
-"""Maps a batch to the logits of its tokens."""
+
+class Compute(Protocol):
+    def __call__(self, batch: Batch, last_L: Tensor | None = None, /) -> Tensor:
+        """Return the logits of a batch's tokens; of those at `last_L`, if it is given."""
+
 
 log = logging.getLogger("inferno.runner")
 
 
 @frozen(eq=False)
 class Shape:
-    """A captured step of T sequences with at most M blocks each."""
+    """A captured step of sequences with at most M blocks each: one token each, or one of
+    `CaptureUse.prompts`."""
 
     inputs: Inputs
     captured: Captured
@@ -65,9 +71,12 @@ class Replays:
     refusal: str | None = None
     """Why steps are not captured."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
+    _prompts: dict[int, Shape] = field(factory=dict)
+    """Steps with prompts, by their number of tokens."""
     _seen: set[tuple[int, int]] = field(factory=set)
     """Shapes of steps with parts of prompts so far."""
     _waiting: list[tuple[int, int]] = field(init=False)
+    """(sequences, blocks), or (tokens, 0) of steps with prompts."""
 
     @classmethod
     def of_model(
@@ -85,9 +94,10 @@ class Replays:
         if capture is None or use is None:
             return None
 
-        def compute(batch: Batch) -> Tensor:
-            logits_TV: Tensor = model.logits(model(batch))  # type: ignore[operator]
-            return logits_TV
+        def compute(batch: Batch, last_L: Tensor | None = None, /) -> Tensor:
+            hidden_TD = model(batch) if last_L is None else model(batch)[last_L]
+            logits_LV: Tensor = model.logits(hidden_TD)  # type: ignore[operator]
+            return logits_LV
 
         return cls(around(compute), capture, use, spec, partial(fill_tables, model), begin, drafts)
 
@@ -97,6 +107,7 @@ class Replays:
         wide = max((width for width in use.blocks if width <= _DRAFTED), default=use.blocks[0])
         drafted = [(1 + count, wide) for count in (0, *self.drafts) if 1 + count in use.sizes]
         self._waiting = shapes[::-1] if use.ahead else drafted[::-1] if self.drafts else []
+        self._waiting[:0] = [(size, 0) for size in use.prompts[::-1]]
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -113,9 +124,16 @@ class Replays:
         most the `most` next ones. Shapes that cannot be captured run without a capture."""
         for size, width in self._waiting[:most]:
             try:
-                self._shapes[size, width] = self._captured(size, width)
+                if width:
+                    self._shapes[size, width] = self._captured(size, size, width)
+                else:
+                    use = self.use
+                    self._prompts[size] = self._captured(size, use.sequences, use.blocks[-1])
             except Uncaptured as reason:
-                self._refuse(f"{reason}, in steps of {size}")
+                if width:
+                    self._refuse(f"{reason}, in steps of {size}")
+                else:
+                    log.warning("steps of %s tokens of prompts are not captured: %s", size, reason)
         del self._waiting[:most]
         if not self._waiting and self._shapes:
             self.refusal = None  # smaller ones could be captured
@@ -142,20 +160,30 @@ class Replays:
         if not len(arrays.last):
             return None
         if prompt := tokens > sequences:
+            if (shape := self._with_prompts(tokens, sequences)) is not None:
+                return self._replayed(shape, arrays)[: len(arrays.last)]
             # Recurrent states see one token of a sequence in a step.
             if tokens - sequences >= self.spec.block_size or self.spec.trial_slot is not None:
                 return None
             arrays = arrays.token_by_token()
         if (shape := self._shape(tokens, blocks, at_once=not prompt)) is None:
             return None
+        logits_TV = self._replayed(shape, arrays)
+        if len(arrays.last) < tokens:
+            return logits_TV[shape.inputs.last_L[: len(arrays.last)]]
+        return logits_TV if logits_TV.shape[0] == tokens else logits_TV[:tokens]
+
+    def _replayed(self, shape: Shape, arrays: StepArrays) -> Tensor:
         shape.inputs.write(arrays)
         if self.begin is not None:
             self.begin(shape.inputs.batch(arrays))
         shape.captured.replay()
-        logits_TV = shape.captured.output
-        if len(arrays.last) < tokens:
-            return logits_TV[shape.inputs.last_L[: len(arrays.last)]]
-        return logits_TV if logits_TV.shape[0] == tokens else logits_TV[:tokens]
+        return shape.captured.output
+
+    def _with_prompts(self, tokens: int, sequences: int) -> Shape | None:
+        """Return the smallest captured step of as many tokens, with a sequence for the padding."""
+        size = at_least(self.use.prompts, tokens)
+        return self._prompts.get(size or 0) if sequences < self.use.sequences else None
 
     def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
         """Return the smallest captured shape for so many sequences: a wide table costs nothing. A
@@ -173,21 +201,24 @@ class Replays:
             self._seen.add((size, width))
             return None
         try:
-            shape = self._shapes[size, width] = self._captured(size, width)
+            shape = self._shapes[size, width] = self._captured(size, size, width)
         except Uncaptured as reason:
             self._refuse(str(reason))
         return shape
 
-    def _captured(self, size: int, width: int) -> Shape:
-        inputs = Inputs(self.spec, size, size, width, size)
+    def _captured(self, tokens: int, sequences: int, width: int) -> Shape:
+        inputs = Inputs(self.spec, tokens, sequences, width, sequences)
+        last_L = None if tokens == sequences else inputs.last_L
         inputs.clear()
         self.prepare(inputs.to_capture())
         if self.begin is not None:
             self.begin(inputs.to_capture())
-        if not self._shapes:  # creates values made on first use, such as a float32 bias
-            self.compute(inputs.to_capture())
+        if not (
+            self._shapes or self._prompts
+        ):  # creates values made on first use, such as a float32 bias
+            self.compute(inputs.to_capture(), last_L)
         # A new batch for each run: what a backend keeps in `scratch` belongs to one.
-        return Shape(inputs, self.capture(lambda: self.compute(inputs.to_capture())))
+        return Shape(inputs, self.capture(lambda: self.compute(inputs.to_capture(), last_L)))
 
 
 def at_least(numbers: Sequence[int], wanted: int) -> int | None:

@@ -16,6 +16,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses=attention.refuses,
             build="inferno_triton.attend:build",
             cache=attention.cache,
+            captures_prompts=True,
             features=frozenset(
                 {
                     "sliding_window",

@@ -54,12 +54,12 @@ class Adapting(StepPart):
         else with none."""
         step = self.adapters.step
 
-        def computed(batch: Batch) -> Tensor:
+        def computed(batch: Batch, last_L: Tensor | None = None, /) -> Tensor:
             before = step.active, step.count
             step.active, step.count = active, len(batch.token_ids_T)
             try:
-                with step.sampling(step.slots_T):  # a captured step has the logits of all tokens
-                    return compute(batch)
+                with step.sampling(step.slots_T if last_L is None else step.slots_T[last_L]):
+                    return compute(batch, last_L)
             finally:
                 step.active, step.count = before
 
