@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from inferno.catalog import Catalog
 from inferno.contracts import Capture, CheckpointView, KernelProvider, TensorInfo
+from inferno.device.graphs import GraphCapture
 from inferno.errors import CheckpointError
 from inferno.nn import Attention, Rope, State
 from inferno.nn.capture import CallCapture
@@ -33,6 +34,7 @@ from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.ranks import RankTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
+    DEVICE,
     Recorder,
     Toy,
     assert_close,
@@ -228,7 +230,13 @@ class ArchitectureTests(
     def test_captured_decode_steps_change_nothing(
         self, toy: Toy, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
-        """With the native kernels, if a provider of them captures steps."""
+        """With the native kernels, if a provider of them captures steps; on a GPU, as graphs, and
+        with a step in flight."""
+        if DEVICE != "cpu":
+            if toy.plan.capture is None:
+                pytest.skip("; ".join(toy.plan.notes))
+            self._compare_captured(toy, GraphCapture(), prompts, lag=1)
+            return
         able = [o.item.name for o in catalog.of("inferno_kernels") if o.item.capture is not None]
         if not able:
             pytest.skip("no installed kernel provider captures steps")

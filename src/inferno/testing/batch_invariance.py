@@ -14,6 +14,7 @@ from inferno.errors import UnsupportedError
 from inferno.plan import Plan
 from inferno.testing.alike import alike
 from inferno.testing.tiny import (
+    DEVICE,
     Outcome,
     Toy,
     generate,
@@ -59,6 +60,8 @@ class BatchInvariantTests:
 
 def _causes(plain: Plan, catalog: Catalog) -> Iterator[str]:
     """Words of every cause that a plan without the option has for a refusal with it."""
+    if DEVICE != "cpu":
+        yield "nothing promises the same bits"
     if plain.states:
         yield "recurrent states"
     if catalog.architecture(plain.architecture).item.varies is not None:

@@ -17,6 +17,7 @@ from inferno.contracts import COMPUTE_DTYPES, DType, KernelNeed, KernelProvider,
 from inferno.ops import draws
 from inferno.plan import find_device
 from inferno.testing.installed import Installed
+from inferno.testing.placed import Placed
 
 
 def random(*shape: int) -> Tensor:
@@ -85,4 +86,8 @@ class DrawTests(Installed):
     def _op(self, item: KernelProvider, op: str, dtype: DType):  # type: ignore[no-untyped-def]  # each op its own signature
         if op not in item.ops or self._refused(item, op, dtype):
             return None
-        return lazy.resolved(item.ops[op])
+        return self._bound(item, op)
+
+    def _bound(self, item: KernelProvider, op: str):  # type: ignore[no-untyped-def]  # as `_op`
+        run = lazy.resolved(item.ops[op])
+        return run if self.device == "cpu" else Placed(run, self.device)

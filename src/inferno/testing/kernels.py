@@ -179,7 +179,7 @@ class KernelProviderTests(AdapterOpTests):
             if self._refused(item, LINEAR, dtype, weight.layout):
                 continue
             dense_OK = weight.rows(torch.arange(rows))
-            ours = item.ops[LINEAR](weight)
+            ours = self._bound(item, LINEAR)(weight)
             assert ours is not None and tuple(ours.shape) == (rows, columns)
             assert_close(ours.rows(torch.arange(rows)), dense_OK, dtype, ulps=0)
             for tokens in (1, 2, 7, 33):
@@ -202,7 +202,7 @@ class KernelProviderTests(AdapterOpTests):
         for weight in self.weights(100, 512, getattr(torch, dtype)):
             if self._refused(item, LINEAR, dtype, weight.layout):
                 continue
-            ours = item.ops[LINEAR](weight)
+            ours = self._bound(item, LINEAR)(weight)
             dense_OK = weight.rows(torch.arange(100))
             bias_O = (10 * random(100)).to(dense_OK.dtype)
             for tokens in (1, 5, 33):
@@ -226,7 +226,7 @@ class KernelProviderTests(AdapterOpTests):
         for weight in self.weights(48, 256, torch.bfloat16):
             if self._refused(item, LINEAR, "bfloat16", weight.layout):
                 continue
-            ours = item.ops[LINEAR](weight)
+            ours = self._bound(item, LINEAR)(weight)
             if (saved := item.packing.save(ours)) is None:
                 continue
             about, data = json.loads(json.dumps(saved[0])), b"".join(map(bytes, saved[1]))
@@ -247,8 +247,8 @@ class KernelProviderTests(AdapterOpTests):
         for stacked in zip(*parts, strict=True):
             if self._refused(item, LINEAR, dtype, stacked[0].layout):
                 continue
-            each = [item.ops[LINEAR](weight) for weight in stacked]
-            whole = item.ops[LINEAR](*stacked)
+            each = [self._bound(item, LINEAR)(weight) for weight in stacked]
+            whole = self._bound(item, LINEAR)(*stacked)
             if whole is not None:
                 assert tuple(whole.shape) == (97, 256)
                 assert torch.equal(
@@ -265,7 +265,7 @@ class KernelProviderTests(AdapterOpTests):
             if self._refused(item, GROUPED, dtype, weight.layout):
                 continue
             dense_OK = weight.rows(torch.arange(rows * count))
-            ours = item.ops[GROUPED](weight)
+            ours = self._bound(item, GROUPED)(weight)
             assert ours is not None and tuple(ours.shape) == (rows * count, columns)
             x_NK, bias_O = (
                 random(*s).to(dense_OK.dtype) for s in ((sum(counts), 2 * columns), (rows * count,))

@@ -127,7 +127,8 @@ def load_shared(
 ) -> Engine:
     """Load a model that is shared by ranks in threads, or with one rank in this one alone. Its
     limits are those of `load_toy`. `plan` changes its plan."""
-    with open_model(str(path), small_options({**options, "tp": ranks}), catalog) as opened:
+    asked = small_options({"device": "cpu", **options, "tp": ranks})
+    with open_model(str(path), asked, catalog) as opened:
         opened = evolve(opened, plan=plan(opened.plan))
         if ranks == 1:
             return Engine.load(opened)

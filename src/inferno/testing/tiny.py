@@ -37,6 +37,12 @@ from inferno.weights.loading import check, load_model
 
 MAX_MODEL_LEN = 160
 
+DEVICE = os.environ.get("INFERNO_TEST_DEVICE", "cpu")
+"""Device of toy models. On a GPU, its kernels and captured steps are compared with the references,
+which stay on the CPU."""
+_ON_DEVICE = {} if DEVICE == "cpu" else {"memory": "2GiB", "block_size": 16}
+"""The processes of a test run share a GPU, and its backends' blocks are longer than the prompts."""
+
 
 @frozen(eq=False)
 class Outcome:
@@ -111,7 +117,7 @@ class Recorder(ModelRunner):
             launched = super().launch(step, cut)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
-            self.seen.setdefault(self._owners[row], []).append(logits_V.float())
+            self.seen.setdefault(self._owners[row], []).append(logits_V.float().cpu())
         return launched
 
     def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
@@ -203,7 +209,7 @@ def count_tensors(path: str | Path, catalog: Catalog | None = None, **options: A
 def small_options(options: Mapping[str, Any]) -> Options:
     """Return options for a float32 model on the CPU with the kit's limits, unless these differ."""
     few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": MAX_MODEL_LEN}
-    return Options(**{"dtype": "float32", "device": "cpu", **few, **options})
+    return Options(**{"dtype": "float32", "device": DEVICE, **_ON_DEVICE, **few, **options})
 
 
 def same_bits(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:

@@ -57,6 +57,7 @@ class TestInterpreted(Products):
 class TestCompiled(KernelProviderTests):
     provider = "triton"
     device = "cuda"
+    linear_tolerance = Products.linear_tolerance
 
 
 def random_ints(layout: IntLayout, rows: int, columns: int, dtype: torch.dtype) -> IntGroups:
