@@ -11,7 +11,7 @@ from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 from inferno.configs.reader import read_config
 from inferno.errors import CheckpointError
 
-_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @frozen(kw_only=True)
@@ -19,7 +19,8 @@ class RopeConfig:
     """Rotary position embedding: its base, and its extension past the trained context.
 
     The fields are those of transformers' `rope_parameters`; yarn is arXiv:2309.00071, longrope
-    arXiv:2402.13753.
+    arXiv:2402.13753. With "proportional", pairs span the whole head, those of the first
+    `partial_rotary_factor` turn at the frequencies of a head that turns whole, and the rest do not.
     """
 
     rope_type: str = field(default="default", validator=in_(_TYPES))

@@ -65,7 +65,7 @@ class Dialect:
     """Module path in the model -> the stacks in the file that hold it head by head."""
     present: Mapping[str, str] = field(factory=dict)
     """Boolean fields of `config.json` -> the tensor that a file stores if they are true:
-    {"qkv_bias": "blk.0.attn_q.bias"}."""
+    {"qkv_bias": "blk.0.attn_q.bias"}. With `{n}` in its name, a list with one for each layer."""
     values: Mapping[str, Mapping[Any, Any]] = field(factory=dict)
     """Fields whose values files spell differently: {"scoring_func": {1: "softmax", 2:
     "sigmoid"}}."""

@@ -32,7 +32,7 @@ def place_of(dialect: Dialect, name: str, fused: Collection[str] = ()) -> Stored
     are those of its `rows` that the file stores as one matrix, although it could store several."""
     path, _, part = name.rpartition(".")
     for stored, ours in dialect.modules.items():
-        if ours is not None and stored.endswith((".weight", ".bias")):
+        if ours is not None and stored.endswith((".weight", ".bias", ".scale")):
             if (place := _matched(stored, ours, name, 0)) is not None:
                 return place
     modules = {stored: (ours,) for stored, ours in dialect.modules.items() if ours is not None}

@@ -46,7 +46,8 @@ class Rope(Layer):
     ) -> None:
         super().__init__()
         self.interleaved = interleaved
-        self.rotated = int(head_dim * scaling.partial_rotary_factor)
+        whole = scaling.rope_type == "proportional"
+        self.rotated = head_dim if whole else int(head_dim * scaling.partial_rotary_factor)
         self.scaling = scaling
         self.ops = ops.TORCH
         self.wants_lines = False
@@ -222,6 +223,9 @@ def _frequencies(
     match scaling.rope_type:
         case "linear":
             return plain_E / scaling.factor, 1.0
+        case "proportional":
+            turned = int(scaling.partial_rotary_factor * rotated // 2)
+            return plain_E / scaling.factor * (torch.arange(len(plain_E)) < turned), 1.0
         case "llama3":
             return _llama3(plain_E, scaling, max_position_embeddings), 1.0
         case "yarn":

@@ -73,6 +73,8 @@ class SelfAttention(nn.Module):
         self.k_layernorm = layernorms[1] if layernorms else None
         self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
         self.attention = Attention(layer_id, spec)
+        self.readers: list[RMSNorm] = []
+        """Norms of the queries of other layers that read these keys."""
         self.constant_keys: ConstantKeys | None = None
         self.evening: tuple[Tensor, Tensor] | None = None
         """What rotated queries and keys are multiplied by, (H, C) and (K, C)."""
@@ -92,7 +94,7 @@ class SelfAttention(nn.Module):
             moved = ((first + k[0], first + k[1]) for first in (first_k, first_v))
             self.qkv_proj.keep_rows(q, *moved)
         else:
-            self.qkv.keep_rows(q_proj=[q], k_proj=[k], v_proj=[k])
+            self.qkv.keep_rows(**{n: [q] if n == "q_proj" else [k] for n in self.qkv.names})
         getattr(self, self.output).keep_columns(q, shard)
         for norm, kept in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
             if callable(keep := getattr(norm, "keep_heads", None)):
@@ -115,7 +117,8 @@ class SelfAttention(nn.Module):
                 usual_KC = usual_X.abs().view(-1, self.head_dim)  # one row if heads share a norm
                 factors_KC = evening_factors(usual_KC, pairs)
                 group = len(self.q_norm.weight) // len(usual_X)
-                self.q_norm.scale(factors_KC.repeat_interleave(group, 0).flatten())
+                for norm in (self.q_norm, *self.readers):
+                    norm.scale(factors_KC.repeat_interleave(group, 0).flatten())
                 self.k_norm.scale(1 / factors_KC.flatten())
             return False
         if self.k_layernorm is not None:

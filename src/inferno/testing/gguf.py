@@ -183,6 +183,10 @@ def _write_config(writer: Any, dialect: Dialect, config: Mapping[str, Any]) -> N
         factors = {"long": rope.long_factor, "short": rope.short_factor}
         for length, values in factors.items():
             writer.add_tensor(f"rope_factors_{length}.weight", torch.tensor(values).numpy())
+    if rope.rope_type == "proportional":
+        pairs = config["global_head_dim"] // 2
+        turned = torch.arange(pairs) < int(rope.partial_rotary_factor * pairs)
+        writer.add_tensor("rope_freqs.weight", torch.where(turned, 1.0, 1e30).numpy())
     if rope.rope_type == "llama3":
         from inferno.nn import Rope
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inferno import hookimpl
-from inferno.contracts import DECODER, Architecture
-from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3
+from inferno.contracts import DECODER, Architecture, Divided
+from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3, GEMMA4
 
 _END_OF_TURN = ("<end_of_turn>",)
+_END_OF_TURN_4 = ("<turn|>", "<|tool_response>")
+"""The second follows a call of a tool, whose answer the model would make up."""
+_SHARED: Mapping[str, Divided] = {**DECODER, "embed_tokens_per_layer": "vocabulary"}
 
 
 @hookimpl
@@ -80,5 +85,52 @@ def inferno_architectures() -> list[Architecture]:
                 "google/medgemma-4b-it",
             ),
             note="text only: this checkpoint's vision tower is not loaded",
+        ),
+        Architecture(
+            name="Gemma4ForCausalLM",
+            aliases=("Gemma4TextModel",),
+            model_types=("gemma4_text",),
+            config="inferno_gemma.config4:Gemma4Config.from_json",
+            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
+            adapt="inferno_gemma.experts:of_text",
+            divides=_SHARED,
+            dialects={"gguf": GEMMA4},
+            stop_tokens=_END_OF_TURN_4,
+        ),
+        Architecture(
+            name="Gemma4ForConditionalGeneration",
+            model_types=("gemma4",),
+            config="inferno_gemma.config4:Gemma4Config.from_multimodal",
+            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
+            adapt="inferno_gemma.experts:of_part",
+            divides=_SHARED,
+            stop_tokens=_END_OF_TURN_4,
+            checkpoints=(
+                "google/gemma-4-E2B-it",
+                "google/gemma-4-E4B-it",
+                "google/gemma-4-26B-A4B-it",
+                "google/gemma-4-31B-it",
+            ),
+            note="text only: this checkpoint's encoders of images and sound are not loaded",
+        ),
+        Architecture(
+            name="Gemma4UnifiedForCausalLM",
+            model_types=("gemma4_unified_text",),
+            config="inferno_gemma.config4:Gemma4UnifiedConfig.from_json",
+            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
+            adapt="inferno.contracts:with_head",
+            divides=DECODER,
+            stop_tokens=_END_OF_TURN_4,
+        ),
+        Architecture(
+            name="Gemma4UnifiedForConditionalGeneration",
+            model_types=("gemma4_unified",),
+            config="inferno_gemma.config4:Gemma4UnifiedConfig.from_multimodal",
+            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
+            adapt="inferno.contracts:text_part",
+            divides=DECODER,
+            stop_tokens=_END_OF_TURN_4,
+            checkpoints=("google/gemma-4-12B-it",),
+            note="text only: images and sound are not read",
         ),
     ]

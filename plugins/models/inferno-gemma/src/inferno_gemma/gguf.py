@@ -1,11 +1,12 @@
-"""The GGUF dialect of Gemma 1, 2 and 3. Imports no torch."""
+"""The GGUF dialects of Gemma. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import Dialect
+from inferno.configs import FULL, SLIDING, typed_layers
+from inferno.contracts import Dialect, RowSplit
 
 _LAYER = "model.layers.{n}"
 
@@ -66,4 +67,109 @@ GEMMA3 = Dialect(
     modules=_MODULES_2,
     added=dict.fromkeys(_NORMS_3, 1.0),
     config=_gemma3,
+)
+
+_NEVER = 1e29
+"""Pairs whose divisor is larger do not turn."""
+
+INPUTS: Mapping[str, str] = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "blk.{n}.inp_gate": f"{_LAYER}.per_layer_input_gate",
+    "blk.{n}.proj": f"{_LAYER}.per_layer_projection",
+    "blk.{n}.post_norm": f"{_LAYER}.post_per_layer_input_norm",
+    **_MODULES_2,
+}
+"""Modules of Gemma 3n and 4."""
+
+
+def kinds(fields: Mapping[str, Any]) -> list[str]:
+    """Return the type of each layer. Files say which have a window."""
+    return typed_layers(fields["sliding_window_pattern"], fields["num_hidden_layers"])
+
+
+def _gemma4(fields: Mapping[str, Any]) -> dict[str, Any]:
+    files_only = (
+        "sliding_window_pattern",
+        "stores_values",
+        "rope_theta",
+        "rope_scaling",
+        "partial_rotary_factor",
+        "rope_local_base_freq",
+        "rope_width",
+        "local_rope_width",
+        "kv_heads",
+        "inner_sizes",
+    )
+    config = {name: value for name, value in fields.items() if name not in files_only}
+    types = config["layer_types"] = kinds(fields)
+    config["attention_k_eq_v"] = not fields["stores_values"][types.index(FULL)]
+    heads, inner = fields.get("kv_heads", fields["num_attention_heads"]), fields["inner_sizes"]
+    config["num_key_value_heads"] = heads
+    if isinstance(heads, list):
+        config["num_key_value_heads"] = heads[types.index(SLIDING)]
+        config["num_global_key_value_heads"] = heads[types.index(FULL)]
+    config["intermediate_size"] = inner[0] if isinstance(inner, list) else inner
+    config["use_double_wide_mlp"] = isinstance(inner, list)
+    config["vocab_size_per_layer_input"] = fields["vocab_size"]
+    config["enable_moe_block"] = bool(fields.get("num_experts"))
+    divisors = (fields.get("rope_scaling") or {}).get("short_factor") or [1.0]
+    turned = sum(divisor < _NEVER for divisor in divisors)
+    config["rope_parameters"] = {
+        FULL: {
+            "rope_type": "proportional",
+            "rope_theta": fields["rope_theta"],
+            "partial_rotary_factor": turned / len(divisors),
+            "factor": divisors[0],
+        },
+        SLIDING: {"rope_type": "default", "rope_theta": fields.get("rope_local_base_freq", 1e4)},
+    }
+    return config
+
+
+GEMMA4 = Dialect(
+    architecture="gemma4",
+    constants={"model_type": "gemma4_text"},
+    fields={
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+        "sliding_window_pattern": "attention.sliding_window_pattern",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "rope_width": "rope.dimension_count",
+        "local_rope_width": "rope.dimension_count_swa",
+        "num_key_value_heads": None,
+        "kv_heads": "attention.head_count_kv",
+        "intermediate_size": None,
+        "inner_sizes": "feed_forward_length",
+        "head_dim": "attention.key_length_swa",
+        "global_head_dim": "attention.key_length",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        "num_experts_per_tok": None,
+        "top_k_experts": "expert_used_count",
+    },
+    modules={
+        **INPUTS,
+        "blk.{n}.layer_output_scale.weight": f"{_LAYER}.layer_scalar",
+        "blk.{n}.ffn_gate_inp": f"{_LAYER}.router.proj",
+        "blk.{n}.ffn_gate_inp.scale": f"{_LAYER}.router.scale",
+        "blk.{n}.ffn_down_exps.scale": f"{_LAYER}.router.per_expert_scale",
+        "blk.{n}.ffn_gate_exps": None,
+        "blk.{n}.ffn_up_exps": None,
+        "blk.{n}.ffn_down_exps": f"{_LAYER}.experts.{{e}}.down_proj",
+        "blk.{n}.pre_ffw_norm_2": f"{_LAYER}.pre_feedforward_layernorm_2",
+        "blk.{n}.post_ffw_norm_1": f"{_LAYER}.post_feedforward_layernorm_1",
+        "blk.{n}.post_ffw_norm_2": f"{_LAYER}.post_feedforward_layernorm_2",
+    },
+    rows={
+        "blk.{n}.ffn_gate_up_exps": RowSplit(
+            {
+                f"{_LAYER}.experts.{{e}}.gate_proj": 1,
+                f"{_LAYER}.experts.{{e}}.up_proj": 1,
+            }
+        )
+    },
+    present={"stores_values": "blk.{n}.attn_v.weight"},
+    config=_gemma4,
 )

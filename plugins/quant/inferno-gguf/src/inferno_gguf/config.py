@@ -46,7 +46,9 @@ def make_config(
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
     config["tie_word_embeddings"] = "output.weight" not in stored
-    config |= {name: tensor in stored for name, tensor in dialect.present.items()}
+    for name, tensor in dialect.present.items():
+        each = [tensor.replace("{n}", str(n)) in stored for n in range(int(layers))]
+        config[name] = each if "{n}" in tensor else tensor in stored
     config |= dialect.constants
     if dialect.config is None:
         return config

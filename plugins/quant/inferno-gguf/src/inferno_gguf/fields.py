@@ -66,6 +66,10 @@ def rope_tensors(source: DenseCheckpoint, fields: Mapping[str, Any]) -> dict[str
         return {}
     if _is_divided(rope):
         return {FREQS: torch.tensor(rope.short_factor)}
+    if rope.rope_type == "proportional":  # pairs that do not turn are divided by a huge number
+        pairs = int(fields.get("global_head_dim") or _head_dim(fields)) // 2
+        turned = torch.arange(pairs) < int(rope.partial_rotary_factor * pairs)
+        return {FREQS: torch.where(turned, float(rope.factor), 1e30)}
     if rope.rope_type == "longrope":
         return {LONG: torch.tensor(rope.long_factor), SHORT: torch.tensor(rope.short_factor)}
     if rope.rope_type == "llama3":
@@ -105,7 +109,7 @@ def _is_divided(rope: RopeConfig) -> bool:
 def _rope_metadata(rope: RopeConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
     original = rope.original_max_position_embeddings
-    if rope.rope_type in ("default", "llama3") or _is_divided(rope):
+    if rope.rope_type in ("default", "llama3", "proportional") or _is_divided(rope):
         return found
     if rope.rope_type not in ("linear", "yarn", "longrope"):
         raise UnsupportedError(

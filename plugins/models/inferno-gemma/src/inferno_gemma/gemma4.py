@@ -1,0 +1,188 @@
+"""Gemma 4, text: head sizes and rotary embeddings per kind of layer, keys and values that the last
+layers share, an input per layer, and in some models experts beside each MLP.
+
+https://ai.google.dev/gemma/docs/core/model_card_4; reference: transformers/models/gemma4.
+
+Suffixes: T packed tokens, D hidden, K experts of a token, L layers, P width of a layer's input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inferno.configs import FULL, SLIDING
+from inferno.nn import (
+    CausalLM,
+    Decoder,
+    Embedding,
+    Experts,
+    Finalize,
+    GatedMLP,
+    Layer,
+    Linear,
+    RMSNorm,
+    Rope,
+    RopeByKind,
+    Router,
+    Routing,
+)
+from inferno.nn.batch import Batch
+from inferno.nn.mlp import gated
+from inferno.ops import reference as ops
+from inferno_gemma.config4 import Gemma4Config
+from inferno_gemma.sharing import Given, OthersKeys, OwnKeys
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) · up, with the tanh approximation."""
+    return gated(ops.TORCH, "gelu_tanh", gate, up)
+
+
+class Gemma4Router(Layer):
+    """Selects experts by a normalized state, and weights them by a factor for each expert, too."""
+
+    keep_fp32 = ("per_expert_scale",)
+
+    def __init__(self, config: Gemma4Config) -> None:
+        super().__init__()
+        self.eps, self.ops = config.rms_norm_eps, ops.TORCH
+        routing = Routing(top_k=config.top_k_experts, normalize=True)
+        self.proj = Router(config.hidden_size, config.num_experts, routing)
+        self.scale = nn.Parameter(torch.empty(config.hidden_size))
+        self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+        self.scale = nn.Parameter(self.scale * len(self.scale) ** -0.5, requires_grad=False)
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        experts_TK, weights_TK = self.proj(self.ops.rms_norm(x_TD, self.scale, self.eps))
+        return experts_TK, weights_TK * self.per_expert_scale[experts_TK]
+
+
+class Gemma4DecoderLayer(nn.Module):
+    def __init__(self, config: Gemma4Config, layer: int, self_attn: OwnKeys | OthersKeys) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        width = config.hidden_size_per_layer_input
+        self.layer, self.self_attn = layer, self_attn
+        self.mlp = GatedMLP(hidden, config.inner_size(layer), activation="gelu_tanh")
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.layer_scalar = nn.Parameter(torch.empty(1))
+        self.takes_input, self.routes = width > 0, config.enable_moe_block
+        if self.takes_input:
+            self.per_layer_input_gate = Linear(hidden, width)
+            self.per_layer_projection = Linear(width, hidden)
+            self.post_per_layer_input_norm = RMSNorm(hidden, eps)
+        if self.routes:
+            self.router = Gemma4Router(config)
+            self.experts = Experts(
+                config.num_experts, hidden, config.moe_intermediate_size, gated=gelu_mul
+            )
+            self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, given: Given, batch: Batch
+    ) -> tuple[Tensor, None]:
+        x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
+        h_TD = self.post_attention_layernorm(self.self_attn(h_TD, given, batch))
+        x_TD, h_TD = self.pre_feedforward_layernorm.after(x_TD, h_TD)
+        h_TD = self.mlp(h_TD)
+        if self.routes:
+            routed_TD = self.experts(self.pre_feedforward_layernorm_2(x_TD), *self.router(x_TD))
+            h_TD = self.post_feedforward_layernorm_1(h_TD)
+            h_TD = h_TD + self.post_feedforward_layernorm_2(routed_TD)
+        x_TD = x_TD + self.post_feedforward_layernorm(h_TD)
+        if self.takes_input:
+            assert given.inputs_TLP is not None, "the decoder makes them for every layer"
+            h_TP = gelu_mul(self.per_layer_input_gate(x_TD), given.inputs_TLP[:, self.layer])
+            x_TD = x_TD + self.post_per_layer_input_norm(self.per_layer_projection(h_TP))
+        return x_TD * self.layer_scalar, None
+
+
+class Gemma4Decoder(Decoder):
+    """A decoder that gives each layer an input of its own: half is looked up by the token, half is
+    projected from its embedding."""
+
+    def __init__(self, *args: Any, width: int, known: int, **more: Any) -> None:
+        """`width` is that of a layer's input, 0 without any; tokens up to `known` have one."""
+        super().__init__(*args, **more)
+        self.width, self.known = width, known
+        if width:
+            hidden, size = more["hidden_size"], len(self.layers) * width
+            self.embed_tokens_per_layer = Embedding(known, size)
+            self.per_layer_model_projection = Linear(hidden, size)
+            self.per_layer_projection_norm = RMSNorm(width, more["eps"])
+
+    def inputs(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor | None:
+        """Return the layers' inputs, (T, L, P), from the embeddings and ids of a step's tokens."""
+        if not self.width:
+            return None
+        known_T = token_ids_T.masked_fill(token_ids_T >= self.known, 0)
+        looked_up_TLP = self.embed_tokens_per_layer(known_T).unflatten(-1, (-1, self.width))
+        scale = looked_up_TLP.new_full((), self.width**0.5)
+        h_TLP = (self.per_layer_model_projection(x_TD) * x_TD.shape[-1] ** -0.5).unflatten(
+            -1, (-1, self.width)
+        )
+        both_TLP: Tensor = self.per_layer_projection_norm(h_TLP) + looked_up_TLP * scale
+        return both_TLP * math.sqrt(0.5)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x_TD, delta_TD = self.embed(batch.token_ids_T), None
+        given = Given(self.rope(batch), self.inputs(x_TD, batch.token_ids_T))
+        for layer in self.layers:
+            x_TD, delta_TD = layer(x_TD, delta_TD, given, batch)
+        y_TD: Tensor = self.get_submodule(self.norm_name)(x_TD)
+        return y_TD
+
+
+def attentions(config: Gemma4Config) -> Iterator[OwnKeys | OthersKeys]:
+    """Make the attention of each layer."""
+    made: list[OwnKeys] = []
+    eps, bias = config.rms_norm_eps, config.attention_bias
+    for layer, kind in enumerate(config.layer_types):
+        if layer >= config.num_own:
+            yield OthersKeys(made[config.source(layer)], config.hidden_size, eps=eps, bias=bias)
+            continue
+        made.append(
+            OwnKeys(
+                layer,
+                config.attention_spec(layer),
+                config.hidden_size,
+                eps=eps,
+                kind=kind,
+                bias=bias,
+                values=kind == SLIDING or not config.attention_k_eq_v,
+            )
+        )
+        yield made[-1]
+
+
+class Gemma4ForCausalLM(CausalLM):
+    def __init__(self, config: Gemma4Config) -> None:
+        longest = config.max_position_embeddings
+        ropes = {
+            FULL: Rope(config.global_head_dim, config.rope, max_position_embeddings=longest),
+            SLIDING: Rope(config.head_dim, config.local_rope, max_position_embeddings=longest),
+        }
+        decoder = Gemma4Decoder.of(
+            config,
+            [Gemma4DecoderLayer(config, n, each) for n, each in enumerate(attentions(config))],
+            rope=RopeByKind(ropes),
+            embedding_scale=config.hidden_size**0.5,
+            width=config.hidden_size_per_layer_input,
+            known=config.vocab_size_per_layer_input,
+        )
+        super().__init__(
+            decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
+        )
