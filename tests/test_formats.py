@@ -29,7 +29,7 @@ COMMON = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_facto
 """Fields of any decoder, of older or newer releases of transformers."""
 PUBLISHED = {
     "deepseek": {"scoring_func", "topk_method", "moe_layer_freq"},
-    "gemma": {"text_config"},
+    "gemma": {"text_config", "inner_sizes"},  # the list that Gemma 3n's intermediate_size may be
     "glm4_moe": {"scoring_func"},
     "granite_hybrid": {"position_embedding_type"},
     "hunyuan": {"mlp_bias", "use_cla", "use_qk_norm"},

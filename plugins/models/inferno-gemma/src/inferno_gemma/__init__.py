@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
-from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3, GEMMA4
+from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3, GEMMA3N, GEMMA4
 
 _END_OF_TURN = ("<end_of_turn>",)
 _END_OF_TURN_4 = ("<turn|>", "<|tool_response>")
 """The second follows a call of a tool, whose answer the model would make up."""
+_NOT_LOADED = "text only: this checkpoint's encoders of images and sound are not loaded"
 _SHARED: Mapping[str, Divided] = {**DECODER, "embed_tokens_per_layer": "vocabulary"}
 
 
@@ -87,6 +88,28 @@ def inferno_architectures() -> list[Architecture]:
             note="text only: this checkpoint's vision tower is not loaded",
         ),
         Architecture(
+            name="Gemma3nForCausalLM",
+            aliases=("Gemma3nTextModel",),
+            model_types=("gemma3n_text",),
+            config="inferno_gemma.config3n:Gemma3nConfig.from_json",
+            build="inferno_gemma.gemma3n:Gemma3nForCausalLM",
+            adapt="inferno.contracts:with_head",
+            divides=_SHARED,
+            dialects={"gguf": GEMMA3N},
+            stop_tokens=_END_OF_TURN,
+        ),
+        Architecture(
+            name="Gemma3nForConditionalGeneration",
+            model_types=("gemma3n",),
+            config="inferno_gemma.config3n:Gemma3nConfig.from_multimodal",
+            build="inferno_gemma.gemma3n:Gemma3nForCausalLM",
+            adapt="inferno.contracts:text_part",
+            divides=_SHARED,
+            stop_tokens=_END_OF_TURN,
+            checkpoints=("google/gemma-3n-E2B-it", "google/gemma-3n-E4B-it"),
+            note=_NOT_LOADED,
+        ),
+        Architecture(
             name="Gemma4ForCausalLM",
             aliases=("Gemma4TextModel",),
             model_types=("gemma4_text",),
@@ -111,7 +134,7 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-4-26B-A4B-it",
                 "google/gemma-4-31B-it",
             ),
-            note="text only: this checkpoint's encoders of images and sound are not loaded",
+            note=_NOT_LOADED,
         ),
         Architecture(
             name="Gemma4UnifiedForCausalLM",

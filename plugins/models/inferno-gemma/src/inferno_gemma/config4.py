@@ -7,13 +7,12 @@ from typing import Any, Self
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import ge, gt, optional
+from attrs.validators import gt, optional
 
 from inferno.configs import (
     FULL,
     SLIDING,
     RopeConfig,
-    WindowedConfig,
     check_experts,
     check_known,
     check_positive,
@@ -21,63 +20,12 @@ from inferno.configs import (
 from inferno.contracts import AttentionSpec
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
+from inferno_gemma.sharing_config import SharingConfig
 
 _ROPE: Mapping[str, Any] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-
-
-@frozen(kw_only=True)
-class SharingConfig(WindowedConfig):
-    """A decoder whose last layers read the keys and values of layers before them."""
-
-    num_kv_shared_layers: int = field(default=0, validator=ge(0))
-    """How many. Each reads those of the last layer of its kind that has its own."""
-    local_rope: RopeConfig = RopeConfig()
-    """Rotary config of the sliding-window layers. `rope` is for the others."""
-
-    @property
-    def num_own(self) -> int:
-        """The number of layers with keys and values of their own: the first."""
-        return self.num_hidden_layers - self.num_kv_shared_layers
-
-    @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        names = ("k_proj", "v_proj", "k_norm", "v_norm")
-        shared = (
-            f"model.layers.{layer}.self_attn.{name}.*"
-            for layer in range(self.num_own, self.num_hidden_layers)
-            for name in names
-        )
-        return (*super().unused_tensors, *shared)
-
-    @property
-    def sliding_window_pattern(self) -> tuple[bool, ...]:
-        """Which layers have the window."""
-        return tuple(kind == SLIDING for kind in self.layer_types)
-
-    @property
-    def rope_local_base_freq(self) -> float:
-        return self.local_rope.rope_theta
-
-    def source(self, layer: int) -> int:
-        """Return the layer whose keys and values this one reads; its own index, if it has some."""
-        own = range(min(layer, self.num_own - 1), -1, -1)
-        return next(n for n in own if self.layer_types[n] == self.layer_types[layer])
-
-    def cache_specs(self) -> list[AttentionSpec]:
-        return [self.attention_spec(layer) for layer in range(self.num_own)]
-
-    def check_sharing(self) -> None:
-        """Raise CheckpointError unless every layer has keys and values to read."""
-        kinds, own = set(self.layer_types), set(self.layer_types[: max(self.num_own, 0)])
-        if kinds != own:
-            raise CheckpointError(
-                f"config.json: num_kv_shared_layers is {self.num_kv_shared_layers} of "
-                f"{self.num_hidden_layers}, and no other layer is {' or '.join(kinds - own)}",
-                "Each kind of layer needs one with keys and values of its own.",
-            )
 
 
 @frozen(kw_only=True)
@@ -98,14 +46,10 @@ class Gemma4Config(SharingConfig):
     """Key/value heads of full-attention layers, if `attention_k_eq_v`."""
     max_position_embeddings: int = 131_072
     tie_word_embeddings: bool = True
-    attention_bias: bool = False
     sliding_window: int | None = 512
     attention_k_eq_v: bool = False
     """Whether values of full-attention layers are the projected keys."""
     final_logit_softcapping: float | None = field(default=None, validator=optional(gt(0)))
-    hidden_size_per_layer_input: int = field(default=256, validator=ge(0))
-    """Width of what each layer is given of a token besides its state; 0: nothing."""
-    vocab_size_per_layer_input: int = field(default=262_144, validator=gt(0))
     use_double_wide_mlp: bool = False
     """Whether MLPs are twice as wide in layers that read keys of others."""
     enable_moe_block: bool = False
@@ -190,6 +134,9 @@ class Gemma4Config(SharingConfig):
 
     def slides(self, layer: int) -> bool:
         return (layer + 1) % 6 > 0 and layer + 1 < self.num_hidden_layers
+
+    def has_values(self, layer: int) -> bool:
+        return self.layer_types[layer] == SLIDING or not self.attention_k_eq_v
 
     def inner_size(self, layer: int) -> int:
         """Return the inner width of a layer's MLP."""

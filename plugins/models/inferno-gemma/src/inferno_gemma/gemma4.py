@@ -8,18 +8,12 @@ Suffixes: T packed tokens, D hidden, K experts of a token, L layers, P width of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from inferno.configs import FULL, SLIDING
 from inferno.nn import (
     CausalLM,
-    Decoder,
-    Embedding,
     Experts,
     Finalize,
     GatedMLP,
@@ -32,15 +26,16 @@ from inferno.nn import (
     Routing,
 )
 from inferno.nn.batch import Batch
-from inferno.nn.mlp import gated
 from inferno.ops import reference as ops
 from inferno_gemma.config4 import Gemma4Config
-from inferno_gemma.sharing import Given, OthersKeys, OwnKeys
-
-
-def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """gelu(gate) · up, with the tanh approximation."""
-    return gated(ops.TORCH, "gelu_tanh", gate, up)
+from inferno_gemma.sharing import (
+    Given,
+    OthersKeys,
+    OwnKeys,
+    SharingDecoder,
+    attentions,
+    gelu_mul,
+)
 
 
 class Gemma4Router(Layer):
@@ -110,64 +105,6 @@ class Gemma4DecoderLayer(nn.Module):
         return x_TD * self.layer_scalar, None
 
 
-class Gemma4Decoder(Decoder):
-    """A decoder that gives each layer an input of its own: half is looked up by the token, half is
-    projected from its embedding."""
-
-    def __init__(self, *args: Any, width: int, known: int, **more: Any) -> None:
-        """`width` is that of a layer's input, 0 without any; tokens up to `known` have one."""
-        super().__init__(*args, **more)
-        self.width, self.known = width, known
-        if width:
-            hidden, size = more["hidden_size"], len(self.layers) * width
-            self.embed_tokens_per_layer = Embedding(known, size)
-            self.per_layer_model_projection = Linear(hidden, size)
-            self.per_layer_projection_norm = RMSNorm(width, more["eps"])
-
-    def inputs(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor | None:
-        """Return the layers' inputs, (T, L, P), from the embeddings and ids of a step's tokens."""
-        if not self.width:
-            return None
-        known_T = token_ids_T.masked_fill(token_ids_T >= self.known, 0)
-        looked_up_TLP = self.embed_tokens_per_layer(known_T).unflatten(-1, (-1, self.width))
-        scale = looked_up_TLP.new_full((), self.width**0.5)
-        h_TLP = (self.per_layer_model_projection(x_TD) * x_TD.shape[-1] ** -0.5).unflatten(
-            -1, (-1, self.width)
-        )
-        both_TLP: Tensor = self.per_layer_projection_norm(h_TLP) + looked_up_TLP * scale
-        return both_TLP * math.sqrt(0.5)
-
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD, delta_TD = self.embed(batch.token_ids_T), None
-        given = Given(self.rope(batch), self.inputs(x_TD, batch.token_ids_T))
-        for layer in self.layers:
-            x_TD, delta_TD = layer(x_TD, delta_TD, given, batch)
-        y_TD: Tensor = self.get_submodule(self.norm_name)(x_TD)
-        return y_TD
-
-
-def attentions(config: Gemma4Config) -> Iterator[OwnKeys | OthersKeys]:
-    """Make the attention of each layer."""
-    made: list[OwnKeys] = []
-    eps, bias = config.rms_norm_eps, config.attention_bias
-    for layer, kind in enumerate(config.layer_types):
-        if layer >= config.num_own:
-            yield OthersKeys(made[config.source(layer)], config.hidden_size, eps=eps, bias=bias)
-            continue
-        made.append(
-            OwnKeys(
-                layer,
-                config.attention_spec(layer),
-                config.hidden_size,
-                eps=eps,
-                kind=kind,
-                bias=bias,
-                values=kind == SLIDING or not config.attention_k_eq_v,
-            )
-        )
-        yield made[-1]
-
-
 class Gemma4ForCausalLM(CausalLM):
     def __init__(self, config: Gemma4Config) -> None:
         longest = config.max_position_embeddings
@@ -175,7 +112,7 @@ class Gemma4ForCausalLM(CausalLM):
             FULL: Rope(config.global_head_dim, config.rope, max_position_embeddings=longest),
             SLIDING: Rope(config.head_dim, config.local_rope, max_position_embeddings=longest),
         }
-        decoder = Gemma4Decoder.of(
+        decoder = SharingDecoder.of(
             config,
             [Gemma4DecoderLayer(config, n, each) for n, each in enumerate(attentions(config))],
             rope=RopeByKind(ropes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 from inferno.configs import FULL, SLIDING, typed_layers
@@ -172,4 +173,51 @@ GEMMA4 = Dialect(
     },
     present={"stores_values": "blk.{n}.attn_v.weight"},
     config=_gemma4,
+)
+
+
+def _gemma3n(fields: Mapping[str, Any]) -> dict[str, Any]:
+    files_only = ("sliding_window_pattern", "activation_sparsity_scale", "inner_sizes")
+    config = {name: value for name, value in fields.items() if name not in files_only}
+    layers = fields["num_hidden_layers"]
+    config["layer_types"] = kinds(fields)
+    config["intermediate_size"] = fields["inner_sizes"]
+    config["vocab_size_per_layer_input"] = fields["vocab_size"]
+    scales = fields["activation_sparsity_scale"]
+    scales = scales if isinstance(scales, list) else [scales] * layers
+    config["activation_sparsity_pattern"] = [round(NormalDist().cdf(s), 6) for s in scales]
+    return config
+
+
+GEMMA3N = Dialect(
+    architecture="gemma3n",
+    # Readers of these files know this rank alone.
+    constants={"model_type": "gemma3n_text", "laurel_rank": 64},
+    fields={
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+        "sliding_window_pattern": "attention.sliding_window_pattern",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        "altup_num_inputs": "altup.num_inputs",
+        "altup_active_idx": "altup.active_idx",
+        "activation_sparsity_scale": "activation_sparsity_scale",
+        "intermediate_size": None,
+        "inner_sizes": "feed_forward_length",
+    },
+    modules={
+        **INPUTS,
+        "altup_proj": "model.altup_projections.{e}",
+        "altup_unembd_proj": "model.altup_unembed_projections.{e}",
+        "blk.{n}.altup_correct_coef": f"{_LAYER}.altup.correction_coefs",
+        "blk.{n}.altup_correct_scale.weight": f"{_LAYER}.altup.correct_output_scale",
+        "blk.{n}.altup_predict_coef": f"{_LAYER}.altup.prediction_coefs",
+        "blk.{n}.altup_router": f"{_LAYER}.altup.modality_router",
+        "blk.{n}.altup_router_norm": f"{_LAYER}.altup.router_norm",
+        "blk.{n}.laurel_l": f"{_LAYER}.laurel.linear_left",
+        "blk.{n}.laurel_r": f"{_LAYER}.laurel.linear_right",
+        "blk.{n}.laurel_post_norm": f"{_LAYER}.laurel.post_laurel_norm",
+    },
+    config=_gemma3n,
 )

@@ -1,5 +1,5 @@
-"""Attention of Gemma 3n and 4: values are normalized too, and the last layers have queries alone,
-with the keys and values of a layer before them.
+"""What Gemma 3n and 4 share: each layer is given an input of its own, values are normalized too,
+and the last layers have queries alone, with the keys and values of a layer before them.
 
 Those are in the cache once. A layer that reads them calls the attention of the layer that has them,
 with the same keys and values of this step, which are stored a second time where they are.
@@ -10,8 +10,10 @@ L layers, P width of a layer's input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from inferno.contracts import AttentionSpec, Shard
 from inferno.nn import (
     Attention,
+    Decoder,
+    Embedding,
     Finalize,
     Layer,
     Linear,
@@ -29,7 +33,9 @@ from inferno.nn import (
     SelfAttention,
 )
 from inferno.nn.batch import Batch
+from inferno.nn.mlp import gated
 from inferno.ops import reference as ops
+from inferno_gemma.sharing_config import SharingConfig
 
 
 @frozen(eq=False)
@@ -117,4 +123,76 @@ class OthersKeys(nn.Module):
         q_THC = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         q_TX = given.rotations[self.kind](q_THC, self.q_norm).flatten(1)
         y_TD: Tensor = self.o_proj(self.attention(q_TX, *given.kept[self.kind], batch))
+        return y_TD
+
+
+def attentions(config: SharingConfig) -> Iterator[OwnKeys | OthersKeys]:
+    """Make the attention of each layer."""
+    made: list[OwnKeys] = []
+    eps, bias = config.rms_norm_eps, config.attention_bias
+    for layer, kind in enumerate(config.layer_types):
+        if layer >= config.num_own:
+            yield OthersKeys(made[config.source(layer)], config.hidden_size, eps=eps, bias=bias)
+            continue
+        made.append(
+            OwnKeys(
+                layer,
+                config.attention_spec(layer),
+                config.hidden_size,
+                eps=eps,
+                kind=kind,
+                bias=bias,
+                values=config.has_values(layer),
+            )
+        )
+        yield made[-1]
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) · up, with the tanh approximation."""
+    return gated(ops.TORCH, "gelu_tanh", gate, up)
+
+
+class SharingDecoder(Decoder):
+    """A decoder that gives each layer an input of its own: half is looked up by the token, half is
+    projected from its embedding."""
+
+    def __init__(self, *args: Any, width: int, known: int, **more: Any) -> None:
+        """`width` is that of a layer's input, 0 without any; tokens up to `known` have one."""
+        super().__init__(*args, **more)
+        self.width, self.known = width, known
+        if width:
+            hidden, size = more["hidden_size"], len(self.layers) * width
+            self.embed_tokens_per_layer = Embedding(known, size)
+            self.per_layer_model_projection = Linear(hidden, size)
+            self.per_layer_projection_norm = RMSNorm(width, more["eps"])
+
+    def inputs(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor | None:
+        """Return the layers' inputs, (T, L, P), from the embeddings and ids of a step's tokens."""
+        if not self.width:
+            return None
+        known_T = token_ids_T.masked_fill(token_ids_T >= self.known, 0)
+        looked_up_TLP = self.embed_tokens_per_layer(known_T).unflatten(-1, (-1, self.width))
+        scale = looked_up_TLP.new_full((), self.width**0.5)
+        h_TLP = (self.per_layer_model_projection(x_TD) * x_TD.shape[-1] ** -0.5).unflatten(
+            -1, (-1, self.width)
+        )
+        both_TLP: Tensor = self.per_layer_projection_norm(h_TLP) + looked_up_TLP * scale
+        return both_TLP * math.sqrt(0.5)
+
+    def spread(self, x_TD: Tensor) -> Tensor:
+        """Return what the first layer is given of the embeddings."""
+        return x_TD
+
+    def gather(self, x_TD: Tensor) -> Tensor:
+        """Return the state of each token from what the last layer returns."""
+        return x_TD
+
+    def forward(self, batch: Batch) -> Tensor:
+        embedded_TD = self.embed(batch.token_ids_T)
+        given = Given(self.rope(batch), self.inputs(embedded_TD, batch.token_ids_T))
+        x, delta = self.spread(embedded_TD), None
+        for layer in self.layers:
+            x, delta = layer(x, delta, given, batch)
+        y_TD: Tensor = self.get_submodule(self.norm_name)(self.gather(x))
         return y_TD
