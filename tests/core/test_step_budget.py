@@ -14,9 +14,10 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import Step
 from inferno.plan import Options, resolve
-from inferno.plan.step_budget import LEAST_TOKENS
+from inferno.plan.image_use import ImageUse
+from inferno.plan.step_budget import FIRST_TOKENS, LEAST_TOKENS, StepBudget
 from inferno.plan.step_cost import Work
-from inferno.request.requests import Request
+from inferno.request.requests import ImagePart, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
@@ -132,3 +133,67 @@ def test_the_engine_tells_the_scheduler_what_its_steps_took() -> None:
         assert first == pytest.approx(1.5 * (1 + lag))
         later = scheduler.budget.expected(Work(1, 3), alone=True)
         assert later is not None and 1.4 < later < 3.1
+
+
+# --- images that one step computes ----------------------------------------------------------------
+
+
+def image_at(start: int, count: int) -> ImagePart:
+    return ImagePart(start=start, count=count, digest=b"d", grid=(1, 1, count), path="")
+
+
+def whole_images(max_tokens: int = 512) -> StepBudget:
+    budget = StepBudget(max_tokens)
+    budget.sees(
+        ImageUse(
+            encoder="encoder",
+            num_parameters=1,
+            nbytes=4,
+            most_tokens=64,
+            side=1,
+            cache_bytes=0,
+            distribution="test",
+            whole=True,
+        )
+    )
+    return budget
+
+
+@pytest.mark.parametrize(
+    ("start", "most", "given"),
+    [
+        (0, 100, 100),  # all of both
+        (0, 30, 20),  # up to the first one, which would be divided
+        (20, 16, 16),  # all of it
+        (20, 15, 0),  # it waits for a step with more room
+        (28, 8, 8),  # the rest of one that is found in the cache up to there
+        (28, 7, 0),
+        (0, 36, 36),  # it ends with the image
+        (36, 10, 4),  # up to the second
+        (60, 10, 10),  # after both
+    ],
+)
+def test_no_slice_ends_inside_an_image_of_which_a_step_has_all(
+    start: int, most: int, given: int
+) -> None:
+    budget, images = whole_images(), (image_at(20, 16), image_at(40, 16))
+    budget.begin()
+    assert budget.within(most, start, images) == given
+    assert budget.give(most, start, images) == given
+
+
+def test_an_image_is_given_whole_though_a_stream_waits() -> None:
+    budget = whole_images()
+    budget.max_seconds, budget.streams = 0.01, lambda: (Work(1, 1.0), True)
+    budget.begin()
+    assert budget.give(400, 0) == FIRST_TOKENS
+    budget.begin()
+    assert budget.give(400, 0, (image_at(0, 200),)) == 200
+    assert budget.admitting(400) == 0, "the next prompt waits"
+
+
+def test_a_model_that_divides_images_gives_what_fits() -> None:
+    budget = StepBudget(512)
+    budget.begin()
+    assert budget.within(30, 0, (image_at(20, 16),)) == 30
+    assert budget.give(30, 0, (image_at(20, 16),)) == 30

@@ -110,6 +110,8 @@ from inferno.contracts.media import (
     ImageLayoutConfig,
     ImageModelConfig,
     ImageProcessor,
+    ImageSpanConfig,
+    ImageTextConfig,
     Pixels,
 )
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
@@ -251,6 +253,8 @@ __all__ = [
     "HeldMatrix",
     "Hint",
     "ImageLayoutConfig",
+    "ImageSpanConfig",
+    "ImageTextConfig",
     "ImageModelConfig",
     "ImageProcessor",
     "IntLayout",

@@ -77,3 +77,24 @@ class ImageLayoutConfig(Protocol):
         """Return what is in the place of an image: token ids, and None at each of its positions,
         in order."""
         ...
+
+
+@runtime_checkable
+class ImageSpanConfig(Protocol):
+    """What it has besides if the positions of an image attend to all of it, to later ones too
+    (`nn.SpanAttention`): then a step computes all of an image that is not cached."""
+
+    @property
+    def image_span(self) -> int:
+        """The positions of an image, as many for each."""
+        ...
+
+
+@runtime_checkable
+class ImageTextConfig(Protocol):
+    """What it has besides if a chat template writes something else for an image than its token."""
+
+    @property
+    def image_text(self) -> tuple[str, str]:
+        """What a template writes, and the text with the token that is encoded instead."""
+        ...

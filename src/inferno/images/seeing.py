@@ -130,11 +130,13 @@ class Seeing:
                 at_N = np.flatnonzero((rows_T == row) & (arrays.positions < known_3T.shape[1]))
                 found_3T[:, at_N] = known_3T[:, arrays.positions[at_N]]
             self.inputs.positions_3T[:, :count].copy_(torch.from_numpy(found_3T))
-        self.inputs.given = self._given(arrays.positions, rows_T, own) if own else None
+        self.inputs.given = self.inputs.spans = None
+        if own:
+            self._give(arrays.positions, rows_T, own)
         self._is_given = self.inputs.given is not None
 
-    def _given(self, positions_T: Array, rows_T: Array, own: list[int]) -> Any:
-        """Return the step's tokens that are images', and their embeddings; None without any."""
+    def _give(self, positions_T: Array, rows_T: Array, own: list[int]) -> None:
+        """Give the step's tokens that are images', if there are any, and their embeddings."""
         at, rows = list[Array](), list[Tensor]()
         for row in own:
             mine_N = np.flatnonzero(rows_T == row)
@@ -144,12 +146,15 @@ class Seeing:
                 inside = (places_N >= image.start) & (places_N < image.stop)
                 if inside.any():
                     index_N = torch.from_numpy(places_N[inside] - image.start + image.first)
-                    at.append(mine_N[inside])
+                    place_N = places_N[inside]
+                    at.append(
+                        np.stack([mine_N[inside], place_N, np.full_like(place_N, image.stop)])
+                    )
                     known_MD = self._embeddings_of(image)[index_N.to(self.device)]
                     rows.append(known_MD.expand(-1, self.width))
-        if not at:
-            return None
-        return torch.from_numpy(np.concatenate(at)).to(self.device), torch.cat(rows)
+        if at:
+            self.inputs.spans = torch.from_numpy(np.concatenate(at, 1))
+            self.inputs.given = self.inputs.spans[0].to(self.device), torch.cat(rows)
 
     def _embeddings_of(self, image: ImagePart) -> Tensor:
         """Return an image's embeddings, (M, D), which are computed unless they are kept."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from inferno.contracts import ImageLayoutConfig
+from inferno.contracts import ImageLayoutConfig, ImageTextConfig
 from inferno.errors import RequestError
 from inferno.images.decoding import check_pixels, check_size, data_of, decoded, pillow, upright
 from inferno.images.pixels import Picture, PixelFiles
 from inferno.images.preparing import Preparer, reads_text
-from inferno.llm.prompts import IMAGES, Prompt, images_beside
+from inferno.llm.prompts import IMAGES, Prompt, images_beside, unwrapped
 from inferno.plan import Opened
 from inferno.request.requests import ImagePart
 from inferno.text.messages import is_image
@@ -77,12 +77,25 @@ def seeing(
     return found
 
 
-def pictures_beside(prompt: Prompt, images: PromptImages | None) -> list[Picture]:
-    """Read the images of a vLLM prompt object. Raises RequestError."""
+def written(text: str, images: PromptImages | None) -> str:
+    """Return what is encoded of a prompt that may have images (`contracts.ImageTextConfig`)."""
+    config = None if images is None else images.opened.config
+    return text.replace(*config.image_text) if isinstance(config, ImageTextConfig) else text
+
+
+def pictures_beside(
+    prompt: Prompt, images: PromptImages | None
+) -> tuple[str | Sequence[int], list[Picture]]:
+    """Return what is encoded of a prompt, or its ids, and read the images of a vLLM prompt object.
+    Raises RequestError."""
     sources = images_beside(prompt)
     if sources and images is None:
         raise no_images("this model", IMAGES)
-    return [images.read(each, IMAGES) for each in sources] if images is not None else []
+    plain = unwrapped(prompt) if isinstance(prompt, Mapping) else prompt
+    if images is None or not sources:
+        return plain, []
+    plain = written(plain, images) if isinstance(plain, str) else plain
+    return plain, [images.read(each, IMAGES) for each in sources]
 
 
 def check_whole(token_ids: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from inferno.llm.images import (
     pictures_beside,
     read_all,
     seeing,
+    written,
 )
 from inferno.llm.outputs import OutputBuilder, ParentRequest
 from inferno.llm.pooling import PoolingConfig
@@ -133,9 +134,7 @@ class Preprocessor:
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, SeeingTokens):
             return prompt
-        pictures = pictures_beside(prompt, self.images)
-        if isinstance(prompt, Mapping):
-            prompt = unwrapped(prompt)
+        prompt, pictures = pictures_beside(prompt, self.images)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
             ids = tuple(self.needed_tokenizer("prompt").encode(prompt))
@@ -185,7 +184,8 @@ class Preprocessor:
         writer = self._tool_writer() if tools or has_tool_turns(messages) else None
         if writer is not None:
             messages, tools = with_written_tools(messages, tools, writer), None
-        return self.template.render(messages, seconds, tools=tools, **template_kwargs)
+        text = self.template.render(messages, seconds, tools=tools, **template_kwargs)
+        return written(text, self.images)
 
     def _tool_writer(self) -> ToolWriter | None:
         try:

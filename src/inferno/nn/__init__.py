@@ -41,6 +41,7 @@ from inferno.nn.packed import (
 )
 from inferno.nn.rope import NoRope, QueryScalingRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
+from inferno.nn.spans import SpanAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
 from inferno.nn.table import TableGroups
@@ -108,6 +109,7 @@ __all__ = [
     "ImageInputs",
     "SelfAttention",
     "Stack",
+    "SpanAttention",
     "State",
     "TableGroups",
     "TiedLMHead",

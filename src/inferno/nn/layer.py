@@ -37,7 +37,16 @@ def torch_stack(
     return whole.for_matmul()
 
 
-def no_attention(layer_id: int) -> Attend:
+class Attends(Protocol):
+    """Builds attention backends."""
+
+    def __call__(self, layer_id: int, need: AttentionNeed | None = None) -> Attend:
+        """Return the attention backend of a layer id, for a `need` that its cache can serve too;
+        None: the layer's."""
+        ...
+
+
+def no_attention(layer_id: int, need: AttentionNeed | None = None) -> Attend:
     """The stand-in for attention backends in a model finalized without a plan."""
     raise AssertionError("only a plan gives attention layers a backend")
 
@@ -48,8 +57,7 @@ class Finalize:
 
     stack: Stack = torch_stack
     ops: Ops = TORCH
-    attend: Callable[[int], Attend] = no_attention
-    """Returns the attention backend of a layer id."""
+    attend: Attends = no_attention
     need: Callable[[int], AttentionNeed | None] = lambda layer_id: None
     """Returns what the attention backend of a layer id serves; None without a plan."""
     max_model_len: int | None = None

@@ -72,6 +72,9 @@ class ImageInputs(Layer):
         self.positions_3T = torch.empty(3, 0, dtype=torch.int64)
         self.given: tuple[Tensor, Tensor] | None = None
         """(index in T, numbers): those of this step, which is then not replayed."""
+        self.spans: Tensor | None = None
+        """Of the same tokens, on the host: (3, N), the index in T, the position, and the end of
+        the image."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Return the embeddings of a step with those that are given."""

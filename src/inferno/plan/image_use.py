@@ -23,6 +23,9 @@ class ImageUse:
     """Of embeddings that are kept for images that come again."""
     distribution: str
     """Whose module prepares images."""
+    whole: bool = False
+    """Whether a step computes all of an image that is not cached: its positions attend to each
+    other."""
 
     @property
     def most_pixels(self) -> int:

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from inferno import host
-from inferno.contracts import DTYPE_BYTES, ImageModelConfig
-from inferno.errors import UnsupportedError
+from inferno.contracts import DTYPE_BYTES, ImageModelConfig, ImageSpanConfig
+from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.image_use import ImageUse
 from inferno.plan.plan import MemoryItem
@@ -35,15 +35,25 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
     count = sum(math.prod(info.shape) for name, info in stored if name.startswith(within))
     [(_, offer)] = model.architecture.offers
     longest = options.max_model_len or config.max_position_embeddings
+    most = min(options.max_image_tokens or MOST_TOKENS, longest)
+    if whole := isinstance(config, ImageSpanConfig):
+        if config.image_span > min(most, options.max_num_batched_tokens):
+            raise OptionError(
+                f"an image has {config.image_span} tokens, which one step computes",
+                "Neither --max-image-tokens, --max-num-batched-tokens nor --max-model-len may be "
+                "less.",
+            )
+        most = config.image_span
     return Decided(
         ImageUse(
             encoder=config.image_encoder,
             num_parameters=count,
             nbytes=count * DTYPE_BYTES[dtype],
-            most_tokens=min(options.max_image_tokens or MOST_TOKENS, longest),
+            most_tokens=most,
             side=config.image_patch[0],
             cache_bytes=host.parse_size(options.image_cache_size, "--image-cache-size"),
             distribution=offer.distribution,
+            whole=whole,
         )
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from attrs import define, field
 
+from inferno.plan.image_use import ImageUse
 from inferno.plan.step_cost import StepCost, Work
 from inferno.request.requests import EngineStats, ImagePart
 
@@ -53,10 +54,17 @@ class StepBudget:
     max_images: int = sys.maxsize
     """The most positions whose images an encoder may begin to compute in a step, but one image
     always: streams wait for it."""
+    whole_images: bool = False
+    """Whether a step has all of an image that is not computed, however long it takes."""
     _images: int = 0
     """Those of the step that is planned so far."""
     _limit: float = 0.0
     """Its limit in seconds; 0: none, because no stream waits."""
+
+    def sees(self, images: ImageUse | None) -> None:
+        """Bound the images of steps, too, if the model sees any."""
+        if images is not None:
+            self.max_images, self.whole_images = images.most_tokens, images.whole
 
     def begin(self) -> int:
         """Begin to plan a step. Returns the most tokens that it may have."""
@@ -89,11 +97,30 @@ class StepBudget:
 
     def give(self, most: int, start: int, images: tuple[ImagePart, ...] = ()) -> int:
         """Return what fits of a prompt with these images, and count it."""
-        count = self.fitting(most, start)
+        count = self.first(most, start, images)
         if images:
             count = self._seeing(images, start, count)
         if self._work is not None:
             self._work, self._given = self._work.plus(start, count), self._given + count
+        return count
+
+    def admitting(self, most: int) -> int:
+        """Return how many tokens of a new prompt may fit, at most `most`; 0: none does."""
+        fits = self.fitting(most)
+        return most if fits and self.whole_images else fits
+
+    def within(self, most: int, start: int, images: Collection[ImagePart]) -> int:
+        """Return how many tokens at most a new prompt's first slice has; 0 if it must wait."""
+        return self.first(most, start, images) if images and self.whole_images else most
+
+    def first(self, most: int, start: int, images: Iterable[ImagePart]) -> int:
+        """Return how many tokens of a prompt fit, but for images that are begun: where none is
+        divided, 0 if one is at `start` that does not fit."""
+        count = self.fitting(most, start)
+        for image in images if self.whole_images and count else ():
+            if image.start < start + count < image.stop and start < image.stop:
+                left = image.stop - start
+                return image.start - start if image.start > start else left * (left <= most)
         return count
 
     def _seeing(self, images: Iterable[ImagePart], start: int, count: int) -> int:
@@ -102,7 +129,8 @@ class StepBudget:
         for image in images:
             if not start <= image.start < start + count:
                 continue
-            if self._images and self._images + image.count > self.max_images:
+            begun = self._images and (image.start > start or not self.whole_images)
+            if begun and self._images + image.count > self.max_images:
                 return image.start - start
             self._images += image.count
         return count

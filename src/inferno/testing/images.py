@@ -78,6 +78,9 @@ class ImageTests:
     sizes: ClassVar[Sequence[tuple[int, int]]] = ((112, 112), (84, 168), (56, 64))
     """Pixels of the images, width and height."""
 
+    span: ClassVar[int] = 0
+    """Positions of an image, if all have as many (`contracts.ImageSpanConfig`)."""
+
     def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
         """Return the arguments of the reference for images of Pillow, by transformers' own
         processor."""
@@ -259,7 +262,7 @@ class ImageTests:
     def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
         with self.opened(checkpoint, max_image_tokens=30) as opened:
             plan = opened.plan
-        assert plan.images is not None and plan.images.most_tokens == 30
+        assert plan.images is not None and plan.images.most_tokens == (self.span or 30)
         assert plan.images.num_parameters > 0
         assert {"image encoder", "images"} <= {item.name for item in plan.memory}
         assert not any("images are off" in note for note in plan.notes)

@@ -17,6 +17,7 @@ from inferno.contracts import (
     MTP,
     QUANTIZE,
     Attend,
+    AttentionNeed,
     Capture,
     Drafter,
     DraftParts,
@@ -43,10 +44,10 @@ from inferno.nn import (
 from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
 from inferno.nn.in_vectors import always_in_vectors
-from inferno.nn.layer import torch_stack
+from inferno.nn.layer import Attends, torch_stack
 from inferno.nn.weight import Later, loaded
 from inferno.ops.reference import Ops
-from inferno.plan import CUDA_GRAPHS, TORCH, AttentionUse, Opened, Plan, quant_config_of
+from inferno.plan import CUDA_GRAPHS, TORCH, Opened, Plan, quant_config_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
 from inferno.weights.quantizing import Quantizing
@@ -82,7 +83,7 @@ def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None =
         Finalize(
             stack=stack_of(opened, packed),
             ops=ops_of(opened),
-            attend=attention_of(opened).__getitem__,
+            attend=attention_of(opened),
             need=needs.get,
             max_model_len=opened.plan.max_model_len,
         ),
@@ -334,17 +335,19 @@ def ops_of(opened: Opened) -> Ops:
     return Ops(**kernels)
 
 
-def attention_of(opened: Opened) -> dict[int, Attend]:
-    """Return the backend of each attention layer, by layer id."""
+def attention_of(opened: Opened) -> Attends:
+    """Return what builds the backend of each attention layer."""
     backends = opened.parts.attention
+    uses = {layer: use for use in opened.plan.attention for layer in use.layers}
 
-    def build(use: AttentionUse) -> Attend:
-        attend = backends[use.name].build(use.need)
+    def build(layer_id: int, need: AttentionNeed | None = None) -> Attend:
+        use = uses[layer_id]
+        attend = backends[use.name].build(need or use.need)
         if use.tokens is None:
             return attend
-        return ByStep(attend, backends[use.tokens.name].build(use.need))
+        return ByStep(attend, backends[use.tokens.name].build(need or use.need))
 
-    return {layer: build(use) for use in opened.plan.attention for layer in use.layers}
+    return build
 
 
 def begin_of(opened: Opened, plan: Plan) -> Callable[[Batch], None] | None:

@@ -15,6 +15,7 @@ from inferno.testing import ArchitectureTests, EncoderTests, Toy, generate, load
 from inferno_gemma.config import Gemma2Config, Gemma3Config, GemmaConfig
 from inferno_gemma.gguf import GEMMA2 as GEMMA_2_GGUF
 from inferno_gemma.gguf import GEMMA3 as GEMMA_3_GGUF
+from inferno_gemma.vision_config import SeeingGemma3Config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160,
@@ -59,6 +60,17 @@ GEMMA_3: dict[str, Any] = {
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
 }
+
+
+PUBLISHED: dict[str, Any] = {
+    "hidden_size": 1152,
+    "image_size": 896,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+"""The `vision_config` of gemma-3-4b-it."""
 
 
 class TestGemma2B(ArchitectureTests):
@@ -188,7 +200,8 @@ def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> 
         "sliding_window": 1024,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }
-    ours, theirs = Gemma3Config.from_multimodal({"text_config": given}), Gemma3TextConfig(**given)
+    whole = {"text_config": given, "vision_config": PUBLISHED}
+    ours, theirs = SeeingGemma3Config.from_multimodal(whole), Gemma3TextConfig(**given)
     for name in (
         "vocab_size",
         "num_attention_heads",
@@ -279,7 +292,6 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
             {**GEMMA_3, "final_logit_softcapping": -30.0},
             "final_logit_softcapping",
         ),
-        (Gemma3Config.from_multimodal, GEMMA_3, "text_config"),
     ],
 )
 def test_a_bad_config_is_an_error_that_names_the_field(

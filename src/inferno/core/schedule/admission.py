@@ -75,7 +75,7 @@ class Admission:
             self.without_slot.clear()
         self.rows.adapters.freed = False
         while budget and self.rows.free:
-            fitting = self.steps.fitting(budget)
+            fitting = self.steps.admitting(budget)
             if not fitting or (taken := self._next(fitting)) is None:
                 break
             admitted.append(taken)
@@ -116,8 +116,9 @@ class Admission:
     def _fits(self, sequence: Sequence, match: Match, budget: int) -> bool:
         """Whether there are blocks for what a sequence resumes after and its first slice."""
         groups, start = self.rows.groups, match.num_blocks * self.rows.groups.block_size
-        count = min(pending := len(sequence.token_ids) - start, budget)
-        if groups.whole_prompts and count < pending:
+        pending = len(sequence.token_ids) - start
+        count = self.steps.within(min(pending, budget), start, sequence.request.images)
+        if count < pending and (groups.whole_prompts or not count):
             return False
         missing = groups.blocks_for(start + count) - match.num_cached
         # Idle hits cannot be evicted to make room. One block is left for each running sequence to

@@ -37,6 +37,5 @@ def scheduler_of(
         queue=queue,
         adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
     )
-    if plan.images is not None:
-        scheduler.budget.max_images = plan.images.most_tokens
+    scheduler.budget.sees(plan.images)
     return scheduler

@@ -212,7 +212,7 @@ class Layers:
     def finalizing(self) -> Finalize:
         return Finalize(
             stack=lambda weights, *, grouped=False, rows=False: None,
-            attend=lambda layer: TorchAttend(self.needs[layer]),
+            attend=lambda layer, need=None: TorchAttend(need or self.needs[layer]),
         )
 
     def tensors(self, number: int) -> dict[str, Tensor]:

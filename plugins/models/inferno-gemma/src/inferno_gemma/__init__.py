@@ -74,10 +74,12 @@ def inferno_architectures() -> list[Architecture]:
         Architecture(
             name="Gemma3ForConditionalGeneration",
             model_types=("gemma3",),
-            config="inferno_gemma.config:Gemma3Config.from_multimodal",
-            build="inferno_gemma.gemma3:Gemma3ForCausalLM",
+            config="inferno_gemma.vision_config:SeeingGemma3Config.from_multimodal",
+            build="inferno_gemma.vision:Gemma3ForConditionalGeneration",
+            adapt="inferno_gemma.vision_config:seeing",
+            images="inferno_gemma.images:processor",
+            unquantized=("encoder.*",),
             divides=DECODER,
-            adapt="inferno_gemma.multimodal:text_part",
             stop_tokens=_END_OF_TURN,
             checkpoints=(
                 "google/gemma-3-4b-it",
@@ -85,7 +87,6 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-3-27b-it",
                 "google/medgemma-4b-it",
             ),
-            note="text only: this checkpoint's vision tower is not loaded",
         ),
         Architecture(
             name="Gemma3nForCausalLM",

@@ -11,7 +11,6 @@ from attrs.validators import gt, optional
 
 from inferno.configs import SLIDING, DecoderConfig, RopeConfig, WindowedConfig, check_known
 from inferno.contracts import AttentionSpec
-from inferno.errors import CheckpointError
 
 _ABOVE_0: Any = optional(gt(0))
 
@@ -104,17 +103,6 @@ class Gemma3Config(Gemma2Config):
             return spec
         window = None if spec.sliding_window is None else spec.sliding_window // 2 + 1
         return attrs.evolve(spec, bidirectional=True, sliding_window=window)
-
-    @classmethod
-    def from_multimodal(cls, config: Mapping[str, Any]) -> Self:
-        """The text config of a multimodal checkpoint."""
-        text = config.get("text_config")
-        if not isinstance(text, Mapping):
-            raise CheckpointError(
-                "config.json: text_config is missing", "Add it, with the language model's config."
-            )
-        tied = config.get("tie_word_embeddings", True)
-        return cls.from_json({**text, "tie_word_embeddings": tied})
 
     def slides(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern > 0

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2503.19786; reference: transformers/models/gemma3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from inferno.configs import FULL, SLIDING
@@ -23,30 +24,32 @@ from inferno_gemma.gemma2 import NORMS
 Norm = partial(RMSNorm, offset=1.0)
 
 
+def layers(config: Gemma3Config) -> Iterator[SandwichDecoderLayer]:
+    """Make the decoder's layers."""
+    for layer_id in range(config.num_hidden_layers):
+        yield SandwichDecoderLayer(
+            SelfAttention(
+                layer_id,
+                config.attention_spec(layer_id),
+                config.hidden_size,
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+                head_norm=partial(Norm, config.head_dim, config.rms_norm_eps),
+                kind=config.layer_types[layer_id],
+            ),
+            GatedMLP(config.hidden_size, config.intermediate_size, activation="gelu_tanh"),
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+            norms=NORMS,
+            norm=Norm,
+        )
+
+
 class Gemma3ForCausalLM(CausalLM):
     def __init__(self, config: Gemma3Config) -> None:
-        layers = (
-            SandwichDecoderLayer(
-                SelfAttention(
-                    layer_id,
-                    config.attention_spec(layer_id),
-                    config.hidden_size,
-                    bias=config.attention_bias,
-                    output_bias=config.attention_bias,
-                    head_norm=partial(Norm, config.head_dim, config.rms_norm_eps),
-                    kind=config.layer_types[layer_id],
-                ),
-                GatedMLP(config.hidden_size, config.intermediate_size, activation="gelu_tanh"),
-                hidden_size=config.hidden_size,
-                eps=config.rms_norm_eps,
-                norms=NORMS,
-                norm=Norm,
-            )
-            for layer_id in range(config.num_hidden_layers)
-        )
         decoder = Decoder.of(
             config,
-            layers,
+            layers(config),
             rope=RopeByKind.of(config, {FULL: config.rope, SLIDING: config.local_rope}),
             norm=Norm,
             embedding_scale=config.hidden_size**0.5,

@@ -1,0 +1,165 @@
+"""Gemma 3 with images: SigLIP's encoder, what makes tokens of its patches, and a decoder in which
+the tokens of an image attend to each other.
+
+https://arxiv.org/abs/2503.19786, https://arxiv.org/abs/2303.15343; reference: transformers/models/
+gemma3 and siglip.
+
+Suffixes: P patches of an image, row by row, W numbers of a patch, D the encoder's hidden size,
+H heads, C head dim, M tokens of the image, O the decoder's hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inferno.configs import FULL, SLIDING
+from inferno.contracts import Grid
+from inferno.nn import (
+    CausalLM,
+    ImageEncoder,
+    ImageInputs,
+    Layer,
+    LayerNorm,
+    Linear,
+    RopeByKind,
+    SeeingDecoder,
+    SpanAttention,
+)
+from inferno_gemma.gemma3 import Norm, layers
+from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
+
+
+class Gemma3ForConditionalGeneration(CausalLM):
+    def __init__(self, config: SeeingGemma3Config) -> None:
+        inputs = ImageInputs(config.hidden_size)
+        made = list(layers(config))
+        for layer_id, layer in enumerate(made):
+            spec = config.attention_spec(layer_id)
+            layer.self_attn.attention = SpanAttention(layer_id, spec, inputs)
+        decoder = SeeingDecoder.of(
+            config,
+            made,
+            rope=RopeByKind.of(config, {FULL: config.rope, SLIDING: config.local_rope}),
+            norm=Norm,
+            embedding_scale=config.hidden_size**0.5,
+            inputs=inputs,
+        )
+        super().__init__(
+            decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
+        )
+        self.encoder = SiglipEncoder(config.vision, config.hidden_size)
+
+
+class SiglipEncoder(ImageEncoder):
+    """Layers of attention over the whole image, and what makes a token of some patches."""
+
+    def __init__(self, config: VisionConfig, out: int) -> None:
+        super().__init__()
+        self.vision_tower = VisionTower(config)
+        self.multi_modal_projector = Projector(config, out)
+
+    def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
+        """Return the embeddings of the image's tokens, (M, O), row by row."""
+        embeddings_MO: Tensor = self.multi_modal_projector(self.vision_tower(pixels_PW))
+        return embeddings_MO
+
+
+class VisionTower(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(
+            VisionLayer(config) for _ in range(config.num_hidden_layers)
+        )
+        self.post_layernorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, pixels_PW: Tensor) -> Tensor:
+        x_PD = self.embeddings(pixels_PW)
+        found: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
+        for layer in found:
+            x_PD = layer(x_PD)
+        y_PD: Tensor = self.post_layernorm(x_PD)
+        return y_PD
+
+
+class Embeddings(nn.Module):
+    """A product with the numbers of each patch, which checkpoints store as a convolution, and what
+    is added for its place."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size, width = config.patch_size, config.hidden_size
+        self.patch_embedding, self.position_embedding = nn.Module(), nn.Module()
+        self.patch_embedding.weight = nn.Parameter(torch.empty(width, 3, size, size))
+        self.patch_embedding.bias = nn.Parameter(torch.empty(width))
+        self.position_embedding.weight = nn.Parameter(torch.empty(config.side**2, width))
+
+    def forward(self, pixels_PW: Tensor) -> Tensor:
+        weight: Tensor = self.patch_embedding.weight  # type: ignore[assignment]  # a Parameter
+        bias: Tensor = self.patch_embedding.bias  # type: ignore[assignment]
+        places_PD: Tensor = self.position_embedding.weight  # type: ignore[assignment]
+        return F.linear(pixels_PW.to(weight.dtype), weight.flatten(1), bias) + places_PD
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.layer_norm1 = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.self_attn = VisionAttention(config)
+        self.layer_norm2 = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp = VisionMLP(config)
+
+    def forward(self, x_PD: Tensor) -> Tensor:
+        x_PD = x_PD + self.self_attn(self.layer_norm1(x_PD))
+        y_PD: Tensor = x_PD + self.mlp(self.layer_norm2(x_PD))
+        return y_PD
+
+
+class VisionAttention(Layer):
+    """Attention among all patches, in both directions."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.num_heads, size = config.num_attention_heads, config.hidden_size
+        self.q, self.k, self.v, self.out_proj = (Linear(size, size, bias=True) for _ in range(4))
+
+    def forward(self, x_PD: Tensor) -> Tensor:
+        q, k, v = (
+            product(x_PD).unflatten(1, (self.num_heads, -1)).transpose(0, 1)[None]
+            for product in (self.q, self.k, self.v)
+        )
+        y_HPC = F.scaled_dot_product_attention(q, k, v)[0]
+        y_PD: Tensor = self.out_proj(y_HPC.transpose(0, 1).flatten(1))
+        return y_PD
+
+
+class VisionMLP(Layer):
+    """Two products with biases that no rank divides."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
+
+    def forward(self, x_PD: Tensor) -> Tensor:
+        y_PD: Tensor = self.fc2(F.gelu(self.fc1(x_PD), approximate="tanh"))
+        return y_PD
+
+
+class Projector(nn.Module):
+    """The mean of each token's patches, normalized, times a matrix that is stored transposed."""
+
+    def __init__(self, config: VisionConfig, out: int) -> None:
+        super().__init__()
+        self.side, self.merge = config.side, config.merge
+        self.mm_input_projection_weight = nn.Parameter(torch.empty(config.hidden_size, out))
+        self.mm_soft_emb_norm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x_PD: Tensor) -> Tensor:
+        x_DRR = x_PD.T.unflatten(1, (self.side, self.side))
+        x_MD = F.avg_pool2d(x_DRR, self.merge).flatten(1).T.contiguous()
+        y_MO: Tensor = self.mm_soft_emb_norm(x_MD) @ self.mm_input_projection_weight
+        return y_MO
