@@ -85,8 +85,8 @@ class ImageSpanConfig(Protocol):
     (`nn.SpanAttention`): then a step computes all of an image that is not cached."""
 
     @property
-    def image_span(self) -> int:
-        """The positions of an image, as many for each."""
+    def image_span(self) -> tuple[int, int]:
+        """The fewest and the most positions that an image can be scaled to."""
         ...
 
 

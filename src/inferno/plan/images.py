@@ -37,13 +37,14 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
     longest = options.max_model_len or config.max_position_embeddings
     most = min(options.max_image_tokens or MOST_TOKENS, longest)
     if whole := isinstance(config, ImageSpanConfig):
-        if config.image_span > min(most, options.max_num_batched_tokens):
+        fewest, largest = config.image_span
+        most = min(most, largest, options.max_num_batched_tokens)
+        if most < fewest:
             raise OptionError(
-                f"an image has {config.image_span} tokens, which one step computes",
+                f"an image has {fewest} tokens, which one step computes",
                 "Neither --max-image-tokens, --max-num-batched-tokens nor --max-model-len may be "
                 "less.",
             )
-        most = config.image_span
     return Decided(
         ImageUse(
             encoder=config.image_encoder,

@@ -129,6 +129,9 @@ class TestSmallWithEncoders(ArchitectureTests):
             "position_embedding_size": 64,
         },
         "audio_config": None,
+        "image_token_id": 150,
+        "boi_token_id": 151,
+        "eoi_token_id": 152,
     }
     rerouted = True  # as above
 

@@ -124,9 +124,11 @@ def inferno_architectures() -> list[Architecture]:
         Architecture(
             name="Gemma4ForConditionalGeneration",
             model_types=("gemma4",),
-            config="inferno_gemma.config4:Gemma4Config.from_multimodal",
-            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
-            adapt="inferno_gemma.experts:of_part",
+            config="inferno_gemma.vision4_config:gemma4",
+            build="inferno_gemma.vision4:Gemma4ForConditionalGeneration",
+            adapt="inferno_gemma.vision4_config:seeing",
+            images="inferno_gemma.images:processor4",
+            unquantized=("*.router", "*.router.*", "encoder.*"),
             divides=_SHARED,
             stop_tokens=_END_OF_TURN_4,
             checkpoints=(
@@ -135,7 +137,7 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-4-26B-A4B-it",
                 "google/gemma-4-31B-it",
             ),
-            note=_NOT_LOADED,
+            note="sound is not read: its encoder is not loaded",
         ),
         Architecture(
             name="Gemma4UnifiedForCausalLM",

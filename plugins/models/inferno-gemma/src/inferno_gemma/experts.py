@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows, text_part, with_head
+from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows, with_head
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _MODULES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -27,8 +27,3 @@ def per_expert(checkpoint: Checkpoint) -> Checkpoint:
 def of_text(checkpoint: Checkpoint) -> Checkpoint:
     """The same of a language model that is stored alone."""
     return per_expert(with_head(checkpoint))
-
-
-def of_part(checkpoint: Checkpoint) -> Checkpoint:
-    """The same of the language model beside encoders."""
-    return per_expert(text_part(checkpoint))

@@ -8,11 +8,14 @@ Suffixes: T packed tokens, D hidden, K experts of a token, L layers, P width of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from inferno.configs import FULL, SLIDING
 from inferno.nn import (
+    Attention,
     CausalLM,
     Experts,
     Finalize,
@@ -30,6 +33,7 @@ from inferno.ops import reference as ops
 from inferno_gemma.config4 import Gemma4Config
 from inferno_gemma.sharing import (
     Given,
+    MakeAttention,
     OthersKeys,
     OwnKeys,
     SharingDecoder,
@@ -106,20 +110,28 @@ class Gemma4DecoderLayer(nn.Module):
 
 
 class Gemma4ForCausalLM(CausalLM):
-    def __init__(self, config: Gemma4Config) -> None:
+    def __init__(
+        self,
+        config: Gemma4Config,
+        *,
+        attention: MakeAttention = Attention,
+        decoder: Callable[..., SharingDecoder] = SharingDecoder.of,
+    ) -> None:
+        """`attention` makes what attends in each layer, `decoder` the model without its head."""
         longest = config.max_position_embeddings
         ropes = {
             FULL: Rope(config.global_head_dim, config.rope, max_position_embeddings=longest),
             SLIDING: Rope(config.head_dim, config.local_rope, max_position_embeddings=longest),
         }
-        decoder = SharingDecoder.of(
+        each = enumerate(attentions(config, attention))
+        made = decoder(
             config,
-            [Gemma4DecoderLayer(config, n, each) for n, each in enumerate(attentions(config))],
+            [Gemma4DecoderLayer(config, number, attends) for number, attends in each],
             rope=RopeByKind(ropes),
             embedding_scale=config.hidden_size**0.5,
             width=config.hidden_size_per_layer_input,
             known=config.vocab_size_per_layer_input,
         )
         super().__init__(
-            decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
+            made, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
         )

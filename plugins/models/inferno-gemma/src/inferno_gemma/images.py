@@ -1,8 +1,8 @@
-"""Prepares images for Gemma 3, by transformers' own processor. Imports no torch."""
+"""Prepares images for Gemma 3 and 4, by transformers' own processors. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,8 @@ from attrs import frozen
 
 from inferno.configs import given_looks, transformers_processor
 from inferno.contracts import ImageProcessor, Pixels
+from inferno_gemma.vision4_config import MOST_TOKENS, SeeingGemma4Config
+from inferno_gemma.vision4_config import VisionConfig as VisionConfig4
 from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
 
 if TYPE_CHECKING:
@@ -40,3 +42,35 @@ class _Processor:
         cut = found.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
         patches = np.ascontiguousarray(cut.reshape(side**2, -1), np.float32)
         return Pixels(patches, (1, side, side))
+
+
+_MODULE_4 = "gemma4.image_processing_pil_gemma4"
+
+
+def processor4(config: SeeingGemma4Config, fields: Mapping[str, Any], most: int) -> ImageProcessor:
+    """The same of Gemma 4. An image is scaled to as many tokens as its sides and `most` allow."""
+    tokens = min(most, fields.get("max_soft_tokens") or MOST_TOKENS)
+    made = transformers_processor(_MODULE_4, "Gemma4ImageProcessorPil")(**given_looks(fields))
+    cut = transformers_processor(_MODULE_4, "convert_image_to_patches")
+    return _Processor4(made, cut, config.vision, tokens)
+
+
+@frozen
+class _Processor4:
+    made: Any
+    cut: Callable[[Any, int], Any]
+    vision: VisionConfig4
+    tokens: int
+
+    def __call__(self, image: Image) -> Pixels:
+        """Return patches row by row. Not by `preprocess`, which allows few numbers of tokens, and
+        pads."""
+        made, size, merge = self.made, self.vision.patch_size, self.vision.pooling_kernel_size
+        colours = np.asarray(image).transpose(2, 0, 1)
+        scaled = made.aspect_ratio_preserving_resize(
+            colours, size, self.tokens * merge**2, merge, made.resample
+        )
+        rescaled = made.rescale(image=scaled, scale=made.rescale_factor)
+        patches = np.ascontiguousarray(self.cut(rescaled, size), np.float32)
+        rows, columns = (side // size for side in scaled.shape[-2:])
+        return Pixels(patches, (1, rows, columns))

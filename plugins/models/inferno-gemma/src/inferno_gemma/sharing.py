@@ -11,7 +11,7 @@ L layers, P width of a layer's input.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,9 @@ from inferno.nn.batch import Batch
 from inferno.nn.mlp import gated
 from inferno.ops import reference as ops
 from inferno_gemma.sharing_config import SharingConfig
+
+MakeAttention = Callable[[int, AttentionSpec], Attention]
+"""(layer id, spec) -> the layer's attention over the cache."""
 
 
 @frozen(eq=False)
@@ -62,12 +65,14 @@ class OwnKeys(SelfAttention, Layer):
         kind: str,
         bias: bool = False,
         values: bool = True,
+        attention: MakeAttention = Attention,
     ) -> None:
-        """Without `values`, these are the projected keys."""
+        """Without `values`, these are the projected keys. `attention` makes what attends."""
         norm = partial(RMSNorm, spec.head_dim, eps)
         super().__init__(
             layer_id, spec, hidden_size, bias=bias, output_bias=bias, head_norm=norm, kind=kind
         )
+        self.attention = attention(layer_id, spec)
         if not values:
             sizes = dict(zip(("q_proj", "k_proj"), self.sizes, strict=False))
             self.qkv = MergedLinear(hidden_size, bias=bias, **sizes)
@@ -126,8 +131,10 @@ class OthersKeys(nn.Module):
         return y_TD
 
 
-def attentions(config: SharingConfig) -> Iterator[OwnKeys | OthersKeys]:
-    """Make the attention of each layer."""
+def attentions(
+    config: SharingConfig, attention: MakeAttention = Attention
+) -> Iterator[OwnKeys | OthersKeys]:
+    """Make the attention of each layer, with what attends."""
     made: list[OwnKeys] = []
     eps, bias = config.rms_norm_eps, config.attention_bias
     for layer, kind in enumerate(config.layer_types):
@@ -143,6 +150,7 @@ def attentions(config: SharingConfig) -> Iterator[OwnKeys | OthersKeys]:
                 kind=kind,
                 bias=bias,
                 values=config.has_values(layer),
+                attention=attention,
             )
         )
         yield made[-1]

@@ -122,8 +122,8 @@ class SeeingGemma3Config(Gemma3Config):
         return vision.merge**2 * patch + vision.hidden_size + self.hidden_size
 
     @property
-    def image_span(self) -> int:
-        return self.vision.tokens
+    def image_span(self) -> tuple[int, int]:
+        return self.vision.tokens, self.vision.tokens
 
     @property
     def image_text(self) -> tuple[str, str]:

@@ -1,0 +1,264 @@
+"""Gemma 4 with images: its encoder, and a decoder that is given embeddings of some positions.
+
+Reference: transformers/models/gemma4.
+
+Suffixes: P patches of an image, row by row, W numbers of a patch, D the encoder's hidden size,
+H heads, K key/value heads, C head dim, E a quarter of it, M tokens of the image, O the decoder's
+hidden size, T tokens of a step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inferno.configs import SLIDING
+from inferno.contracts import AttentionSpec, Grid
+from inferno.nn import (
+    Attention,
+    Finalize,
+    ImageEncoder,
+    ImageInputs,
+    Layer,
+    Linear,
+    RMSNorm,
+    SpanAttention,
+    turned,
+)
+from inferno.ops import reference as ops
+from inferno_gemma.gemma4 import Gemma4ForCausalLM
+from inferno_gemma.sharing import SharingDecoder, gelu_mul
+from inferno_gemma.vision4_config import SeeingGemma4Config, SpanningGemma4Config, VisionConfig
+
+
+class SeeingDecoder(SharingDecoder):
+    """A decoder that is given the embeddings of images' positions. To it and its layers' inputs the
+    token at these is padding, wherever it is."""
+
+    def __init__(
+        self, *args: Any, images: ImageInputs, image_token: int, padding: int, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.images, self.image_token, self.padding = images, image_token, padding
+
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        x_TD: Tensor = self.images(super().embed(self._padded(token_ids_T)))
+        return x_TD
+
+    def inputs(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor | None:
+        return super().inputs(x_TD, self._padded(token_ids_T))
+
+    def _padded(self, token_ids_T: Tensor) -> Tensor:
+        return token_ids_T.masked_fill(token_ids_T == self.image_token, self.padding)
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    def __init__(self, config: SeeingGemma4Config) -> None:
+        inputs = ImageInputs(config.hidden_size)
+
+        def attention(layer_id: int, spec: AttentionSpec) -> Attention:
+            windowed = config.layer_types[layer_id] == SLIDING
+            if windowed and isinstance(config, SpanningGemma4Config):
+                return SpanAttention(layer_id, spec, inputs)
+            return Attention(layer_id, spec)
+
+        decoder = partial(
+            SeeingDecoder.of,
+            images=inputs,
+            image_token=config.image_token_id,
+            padding=config.pad_token_id,
+        )
+        super().__init__(config, attention=attention, decoder=decoder)
+        self.encoder = Encoder(config.vision, config.hidden_size)
+
+
+class Encoder(ImageEncoder):
+    """Layers of attention over the whole image, and what makes a token of some patches."""
+
+    def __init__(self, config: VisionConfig, out: int) -> None:
+        super().__init__()
+        self.vision_tower = VisionTower(config)
+        self.embed_vision = Projector(config, out)
+
+    def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
+        """Return the embeddings of the image's tokens, (M, O), row by row."""
+        embeddings_MO: Tensor = self.embed_vision(self.vision_tower(pixels_PW, grid))
+        return embeddings_MO
+
+
+class VisionTower(Layer):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.patch_embedder = PatchEmbedder(config)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(
+            VisionLayer(config) for _ in range(config.num_hidden_layers)
+        )
+        if config.standardize:
+            self.keep_fp32 = ("std_bias", "std_scale")
+            self.std_bias = nn.Parameter(torch.empty(width))
+            self.std_scale = nn.Parameter(torch.empty(width))
+
+    def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
+        config, (_, rows, columns) = self.config, grid
+        places_2P = torch.from_numpy(places(grid)).to(pixels_PW.device)
+        x_PD = self.patch_embedder(pixels_PW, places_2P)
+        turns = [angles(place_P, config) for place_P in places_2P]
+        found: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
+        for layer in found:
+            x_PD = layer(x_PD, turns)
+        x_DRR = x_PD.float().T.unflatten(1, (rows, columns))
+        x_MD = F.avg_pool2d(x_DRR, config.pooling_kernel_size).flatten(1).T
+        x_MD = x_MD.to(x_PD.dtype).float() * config.hidden_size**0.5
+        if config.standardize:
+            x_MD = (x_MD - self.std_bias) * self.std_scale
+        y_MD: Tensor = x_MD.to(x_PD.dtype)
+        return y_MD
+
+
+class PatchEmbedder(nn.Module):
+    """A product with the numbers of each patch, and what is added for its column and row."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.input_proj = Linear(3 * config.patch_size**2, config.hidden_size)
+        shape = 2, config.position_embedding_size, config.hidden_size
+        self.position_embedding_table = nn.Parameter(torch.empty(shape))
+
+    def forward(self, pixels_PW: Tensor, places_2P: Tensor) -> Tensor:
+        table = self.position_embedding_table
+        x_PD: Tensor = self.input_proj((2 * (pixels_PW - 0.5)).to(table.dtype))
+        return x_PD + (table[0][places_2P[0]] + table[1][places_2P[1]])
+
+
+class Clipped(nn.Module):
+    """A product whose inputs and outputs are clipped, if the config says so."""
+
+    def __init__(self, config: VisionConfig, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear, self.clips = Linear(inputs, outputs), config.use_clipped_linears
+        if self.clips:
+            self.input_min, self.input_max = (
+                nn.Parameter(torch.empty(())),
+                nn.Parameter(torch.empty(())),
+            )
+            self.output_min, self.output_max = (
+                nn.Parameter(torch.empty(())),
+                nn.Parameter(torch.empty(())),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.clips:
+            x = torch.maximum(torch.minimum(x, self.input_max), self.input_min)
+        y: Tensor = self.linear(x)
+        if self.clips:
+            y = torch.maximum(torch.minimum(y, self.output_max), self.output_min)
+        return y
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn, self.mlp = VisionAttention(config), VisionMLP(config)
+        self.input_layernorm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps)
+        self.post_feedforward_layernorm = RMSNorm(size, eps)
+
+    def forward(self, x_PD: Tensor, turns: list[tuple[Tensor, Tensor]]) -> Tensor:
+        h_PD = self.self_attn(self.input_layernorm(x_PD), turns)
+        x_PD = x_PD + self.post_attention_layernorm(h_PD)
+        h_PD = self.mlp(self.pre_feedforward_layernorm(x_PD))
+        y_PD: Tensor = x_PD + self.post_feedforward_layernorm(h_PD)
+        return y_PD
+
+
+class VisionAttention(Layer):
+    """Attention among all patches, in both directions. Half of a head turns by the patch's column,
+    half by its row."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size, dim, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
+        heads_X, kv_heads_X = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        self.dim, self.eps, self.ops = dim, eps, ops.TORCH
+        self.q_proj = Clipped(config, size, heads_X)
+        self.k_proj = Clipped(config, size, kv_heads_X)
+        self.v_proj = Clipped(config, size, kv_heads_X)
+        self.o_proj = Clipped(config, heads_X, size)
+        self.q_norm, self.k_norm = RMSNorm(dim, eps), RMSNorm(dim, eps)
+        self.ones_C = torch.empty(0)
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops, self.ones_C = to.ops, torch.ones_like(self.k_norm.weight)
+
+    def forward(self, x_PD: Tensor, turns: list[tuple[Tensor, Tensor]]) -> Tensor:
+        q_PHC, k_PKC, v_PKC = (
+            product(x_PD).unflatten(1, (-1, self.dim))
+            for product in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q_PHC, k_PKC = turned_by(self.q_norm(q_PHC), turns), turned_by(self.k_norm(k_PKC), turns)
+        v_PKC = self.ops.rms_norm(v_PKC.contiguous(), self.ones_C, self.eps)
+        q, k, v = (each.transpose(0, 1)[None] for each in (q_PHC, k_PKC, v_PKC))
+        grouped = q.shape[1] != k.shape[1]
+        y_HPC = F.scaled_dot_product_attention(q, k, v, scale=1.0, enable_gqa=grouped)[0]
+        y_PD: Tensor = self.o_proj(y_HPC.transpose(0, 1).flatten(1))
+        return y_PD
+
+
+class VisionMLP(Layer):
+    """A gated MLP that no rank divides."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = Clipped(config, size, inner), Clipped(config, size, inner)
+        self.down_proj = Clipped(config, inner, size)
+
+    def forward(self, x_PD: Tensor) -> Tensor:
+        y_PD: Tensor = self.down_proj(gelu_mul(self.gate_proj(x_PD), self.up_proj(x_PD)))
+        return y_PD
+
+
+class Projector(Layer):
+    """Normalizes tokens without a weight, and projects them."""
+
+    def __init__(self, config: VisionConfig, out: int) -> None:
+        super().__init__()
+        self.size, self.eps, self.ops = config.hidden_size, config.rms_norm_eps, ops.TORCH
+        self.embedding_projection = Linear(self.size, out)
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+
+    def forward(self, x_MD: Tensor) -> Tensor:
+        normed_MD = self.ops.rms_norm(x_MD.contiguous(), x_MD.new_ones(self.size), self.eps)
+        y_MO: Tensor = self.embedding_projection(normed_MD)
+        return y_MO
+
+
+def places(grid: Grid) -> Any:
+    """Return each patch's column and row, (2, P), int64."""
+    rows, columns = np.indices(grid[1:]).reshape(2, -1)
+    return np.stack([columns, rows])
+
+
+def angles(place_P: Tensor, config: VisionConfig) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of the angles of each patch's pairs along one axis, (P, E)."""
+    half = config.head_dim // 2
+    exponents_E = torch.arange(0, half, 2, device=place_P.device).float() / half
+    angle_PE = place_P[:, None].float() / config.rope_theta**exponents_E
+    return angle_PE.cos(), angle_PE.sin()
+
+
+def turned_by(x_PHC: Tensor, turns: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Rotate each half of the heads by its axis."""
+    halves = zip(x_PHC.chunk(2, dim=-1), turns, strict=True)
+    return torch.cat([turned(half, turn) for half, turn in halves], dim=-1)

@@ -1,0 +1,142 @@
+"""Gemma 4 with images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferno.configs import FULL, SLIDING
+from inferno.errors import CheckpointError
+from inferno.testing import TINY_TEXT, ImageTests
+from inferno_gemma.images import processor4
+from inferno_gemma.vision4_config import SpanningGemma4Config, gemma4
+
+pytest.importorskip("PIL")
+
+TOKENS = 16
+CONFIG: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "text_config": {
+        **TINY_TEXT,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "layer_types": [SLIDING, FULL, SLIDING, FULL],
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "sliding_window": 24,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 160,
+    },
+    "vision_config": {
+        "model_type": "gemma4_vision",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 64,
+        "standardize": True,
+    },
+    "audio_config": None,
+    "image_token_id": 150,
+    "boi_token_id": 151,
+    "eoi_token_id": 152,
+    "tie_word_embeddings": False,  # else such a toy says its last token again, whatever it sees
+}
+
+
+class TestGemma4Seeing(ImageTests):
+    """Gemma 4 E2B with its images: inputs per layer of padding, keys and values that are shared."""
+
+    config = CONFIG
+
+    def opened(self, checkpoint: Any, native: bool = False, **more: Any) -> Any:
+        limits = {"max_image_tokens": TOKENS} if "max_image_tokens" not in more else {}
+        return super().opened(checkpoint, native, **limits, **more)
+
+    def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
+        """As transformers' processor makes them, of which only the numbers of tokens differ."""
+        import torch
+
+        prepare = processor4(gemma4(self.config), {}, TOKENS)
+        pixels, places = [], []
+        for image in images:
+            found = prepare(image)
+            rows, columns = np.indices(found.grid[1:]).reshape(2, -1)
+            missing = TOKENS * 4 - len(found.values)
+            pixels.append(np.pad(found.values, [(0, missing), (0, 0)]))
+            place = np.stack([columns, rows], -1)
+            places.append(np.pad(place, [(0, missing), (0, 0)], constant_values=-1))
+        types = torch.tensor([[int(each == 150) for each in ids]])
+        return {
+            "pixel_values": torch.from_numpy(np.stack(pixels)),
+            "image_position_ids": torch.from_numpy(np.stack(places)),
+            "mm_token_type_ids": types,
+        }
+
+
+class TestGemma4Spanning(TestGemma4Seeing):
+    """Gemma 4 26B-A4B with its images: tokens of an image attend to each other in layers with a
+    window; keys of full layers are values; experts; products of the encoder are clipped."""
+
+    config = {
+        **CONFIG,
+        "text_config": {
+            **CONFIG["text_config"],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        "vision_config": {**CONFIG["vision_config"], "use_clipped_linears": True},
+    }
+
+
+def test_images_are_prepared_as_by_transformers() -> None:
+    from PIL import Image
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    vision = {**CONFIG["vision_config"], "patch_size": 16, "pooling_kernel_size": 3}
+    prepare = processor4(gemma4({**CONFIG, "vision_config": vision}), {"max_soft_tokens": 70}, 4096)
+    drawn = np.random.default_rng(0).integers(0, 256, (90, 170, 3), np.uint8)
+    image = Image.fromarray(drawn)
+    theirs = Gemma4ImageProcessorPil(max_soft_tokens=70)(images=[image], return_tensors="np")
+    ours = prepare(image)
+    count = int(theirs["num_soft_tokens_per_image"][0])
+    assert gemma4({**CONFIG, "vision_config": vision}).image_tokens(ours.grid) == count
+    np.testing.assert_array_equal(ours.values, theirs["pixel_values"][0][: len(ours.values)])
+
+
+def test_an_image_is_between_two_tokens() -> None:
+    config = gemma4(CONFIG)
+    assert not isinstance(config, SpanningGemma4Config)
+    assert config.image_layout((1, 4, 6)) == [151, *[None] * 6, 152]
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"vision_config": None}, "vision_config is missing"),
+        ({"vision_config": {**CONFIG["vision_config"], "head_dim": 6}}, "head_dim 6"),
+        ({"vision_config": {**CONFIG["vision_config"], "patch_size": 0}}, "patch_size"),
+        ({"vision_config": {**CONFIG["vision_config"], "hidden_activation": "relu"}}, "activation"),
+        ({"eoi_token_id": 160}, "eoi_token_id is 160"),
+    ],
+)
+def test_a_bad_config_is_an_error_that_names_the_field(
+    damage: Mapping[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        gemma4({**CONFIG, **damage})
