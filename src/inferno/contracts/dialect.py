@@ -63,9 +63,12 @@ class Dialect:
     are split alike, packed or not."""
     joins: Mapping[str, RowJoin] = field(factory=dict)
     """Module path in the model -> the stacks in the file that hold it head by head."""
+    layers_with: Mapping[str, str] = field(factory=dict)
+    """Fields that only files have -> a tensor of some layers: the field is a list that says of each
+    layer whether it has the tensor. {"stores_values": "blk.{n}.attn_v.weight"}"""
     present: Mapping[str, str] = field(factory=dict)
     """Boolean fields of `config.json` -> the tensor that a file stores if they are true:
-    {"qkv_bias": "blk.0.attn_q.bias"}. With `{n}` in its name, a list with one for each layer."""
+    {"qkv_bias": "blk.0.attn_q.bias"}."""
     values: Mapping[str, Mapping[Any, Any]] = field(factory=dict)
     """Fields whose values files spell differently: {"scoring_func": {1: "softmax", 2:
     "sigmoid"}}."""

@@ -171,7 +171,7 @@ GEMMA4 = Dialect(
             }
         )
     },
-    present={"stores_values": "blk.{n}.attn_v.weight"},
+    layers_with={"stores_values": "blk.{n}.attn_v.weight"},
     config=_gemma4,
 )
 

@@ -40,15 +40,15 @@ def make_config(
     for name, key in dialect.fields.items():
         if key is not None and (value := values.field(key)) is not None:
             config[name] = _spelt(value, dialect.values.get(name, {}))
+    for name, tensor in dialect.layers_with.items():
+        config[name] = [tensor.replace("{n}", str(n)) in stored for n in range(int(layers))]
     if "num_key_value_heads" in dialect.fields and "num_attention_heads" in config:
         # Omitted in files without grouped queries.
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
     config["tie_word_embeddings"] = "output.weight" not in stored
-    for name, tensor in dialect.present.items():
-        each = [tensor.replace("{n}", str(n)) in stored for n in range(int(layers))]
-        config[name] = each if "{n}" in tensor else tensor in stored
+    config |= {name: tensor in stored for name, tensor in dialect.present.items()}
     config |= dialect.constants
     if dialect.config is None:
         return config
