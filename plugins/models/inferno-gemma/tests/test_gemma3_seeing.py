@@ -61,6 +61,7 @@ class TestGemma3Seeing(ImageTests):
         return {"pixel_values": pixels, "token_type_ids": types}
 
 
+@pytest.mark.slow
 class TestGemma3OfSmallWindow(TestGemma3Seeing):
     """A window shorter than an image."""
 

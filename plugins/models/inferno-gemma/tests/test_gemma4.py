@@ -110,6 +110,7 @@ class TestUnified(ArchitectureTests):
     rerouted = True  # as above
 
 
+@pytest.mark.slow  # test_gemma4_seeing.py has its images
 class TestSmallWithEncoders(ArchitectureTests):
     """Gemma 4 E2B, the language model of a checkpoint that also sees."""
 
