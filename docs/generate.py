@@ -384,7 +384,8 @@ def _named_architectures() -> dict[str, str]:
         (dialect.priority, dialect.architecture, distribution)
         for distribution, held in _architectures().items()
         for a in held
-        for dialect in a.dialects.values()
+        for own in a.dialects.values()
+        for dialect in (own, *own.variants)
     ]
     ordered = sorted(by_priority, key=lambda entry: entry[0])
     return names | {name: distribution for _, name, distribution in ordered}
@@ -408,7 +409,8 @@ def families() -> str:
         names = ", ".join(f"`{a.name}`" for a in architectures)
         rows = [("architectures", names)]
         for name in dict.fromkeys(name for a in architectures for name in a.dialects):
-            theirs = [a.dialects[name].architecture for a in architectures if name in a.dialects]
+            own = [a.dialects[name] for a in architectures if name in a.dialects]
+            theirs = [d.architecture for each in own for d in (each, *each.variants)]
             rows.append((name.upper(), ", ".join(f"`{n}`" for n in dict.fromkeys(theirs))))
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))

@@ -68,7 +68,7 @@ from inferno.contracts.commands import Command
 from inferno.contracts.communicators import Communicator, RankPlace
 from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
-from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.dialect import Dialect, Recast, RowJoin, RowSplit
 from inferno.contracts.endpoints import Endpoints
 from inferno.contracts.executors import Executor, MachineStart, RankProcess, RankStart
 from inferno.contracts.formats import CheckpointFormat
@@ -86,6 +86,7 @@ from inferno.contracts.inversion import (
     module_pattern,
     place_of,
     rotary_heads,
+    tensor_pattern,
 )
 from inferno.contracts.kernels import (
     ADAPTER_OPS,
@@ -308,6 +309,7 @@ __all__ = [
     "RankProcess",
     "RankStart",
     "ReasoningMarkers",
+    "Recast",
     "RecordStore",
     "Recording",
     "Refused",
@@ -373,6 +375,7 @@ __all__ = [
     "place_of",
     "refusal_of",
     "rotary_heads",
+    "tensor_pattern",
     "text_config",
     "text_part",
     "with_head",

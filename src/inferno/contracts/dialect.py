@@ -35,6 +35,23 @@ class RowJoin:
 
 
 @frozen(kw_only=True)
+class Recast:
+    """The same model by another config and other tensors: as files of a format have it."""
+
+    config: Mapping[str, Any]
+    """Its `config.json`."""
+    splits: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    """Module of the model -> those that hold its rows instead, in equal shares:
+    {"model.layers.{n}.mlp.gate_up_proj": ("model.layers.{n}.mlp.gate_proj", ...)}"""
+    factors: Mapping[str, tuple[tuple[int, float], ...]] = field(factory=dict)
+    """Tensor -> what its rows are multiplied by, from the first on: how many, and a factor. The
+    last one is that of all rows that follow, and its number is 0."""
+    copies: Mapping[str, str] = field(factory=dict)
+    """A tensor that the model lacks -> the one whose values it has before they are multiplied:
+    {"lm_head.weight": "model.embed_tokens.weight"}"""
+
+
+@frozen(kw_only=True)
 class Dialect:
     """Maps a file of another format to the original checkpoint's names and values.
 
@@ -68,7 +85,7 @@ class Dialect:
     layer whether it has the tensor. {"stores_values": "blk.{n}.attn_v.weight"}"""
     present: Mapping[str, str] = field(factory=dict)
     """Boolean fields of `config.json` -> the tensor that a file stores if they are true:
-    {"qkv_bias": "blk.0.attn_q.bias"}."""
+    {"qkv_bias": "blk.0.attn_q.bias"}, or of any layer: {"use_bias": "blk.{n}.ssm_in.bias"}."""
     values: Mapping[str, Mapping[Any, Any]] = field(factory=dict)
     """Fields whose values files spell differently: {"scoring_func": {1: "softmax", 2:
     "sigmoid"}}."""
@@ -95,11 +112,38 @@ class Dialect:
     squeezed: Mapping[str, int] = field(factory=dict)
     """Modules, by path in the file -> the axis of their weight that files leave out, because its
     length is 1: {"blk.{n}.ffn_gate_inp_shexp": 0} is a matrix of one row, stored as a vector."""
+    matrices: Mapping[str, str] = field(factory=dict)
+    """Vectors that files store as matrices, by their full name in the file -> the field of
+    `config.json` with the number of rows: {"blk.{n}.ssm_norm.weight": "n_groups"}."""
+    decays: frozenset[str] = frozenset()
+    """Tensors, by their full name in the file, whose values v are stored as -exp(v):
+    {"blk.{n}.ssm_a"}."""
+    recast: Callable[[Mapping[str, Any]], Recast | None] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """recast(config) -> the model of that `config.json` as files have it, if their names and fields
+    do not fit it as it is; None if they do. Asked before a model is written. Imports no torch."""
+    variants: tuple[Dialect, ...] = ()
+    """Dialects of the same architecture's other files: under another name, or that differ only in
+    how a model is written."""
+    writes: Callable[[Mapping[str, Any]], bool] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """Of a variant: whether models of that `config.json` are written with it. Imports no torch."""
     strip_after: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Tokenizers, by their name in files, whose added tokens also match the whitespace after them,
     which files do not say -> those that do not: {"llama": ("<s>", "<unk>")}."""
     priority: int = 0
     """If two architectures claim one name, the one with the higher priority reads the file."""
+
+    def named(self, name: str) -> Dialect | None:
+        """Return this dialect or the variant that reads files of architecture `name`."""
+        return next((d for d in (self, *self.variants) if d.architecture == name), None)
+
+    def of(self, config: Mapping[str, Any]) -> Dialect:
+        """Return the one that writes a model of this `config.json`."""
+        found = (d for d in self.variants if d.writes is not None and d.writes(config))
+        return next(found, self)
 
     def over(self, defaults: Self) -> Self:
         """Return this dialect, completed with a format's defaults."""

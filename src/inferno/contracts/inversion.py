@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def place_of(dialect: Dialect, name: str, fused: Collection[str] = ()) -> Stored
     are those of its `rows` that the file stores as one matrix, although it could store several."""
     path, _, part = name.rpartition(".")
     for stored, ours in dialect.modules.items():
-        if ours is not None and stored.endswith((".weight", ".bias", ".scale")):
+        if ours is not None:
             if (place := _matched(stored, ours, name, 0)) is not None:
                 return place
     modules = {stored: (ours,) for stored, ours in dialect.modules.items() if ours is not None}
@@ -53,6 +53,11 @@ def module_pattern(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name.rpartition(".")[0] + ".", count=1).rstrip(".")
 
 
+def tensor_pattern(name: str) -> str:
+    """Return a tensor's name, or a module's, with `{n}` for the layer's number."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{n}", name, count=1)
+
+
 def rotary_heads(dialect: Dialect, config: Mapping[str, Any], name: str) -> int:
     """Return the number of heads of a tensor of the model whose rows files store as rotary pairs; 0
     if its rows keep their order. `config` has the dialect's fields."""
@@ -61,7 +66,11 @@ def rotary_heads(dialect: Dialect, config: Mapping[str, Any], name: str) -> int:
     if key is None:
         return 0
     [field] = [ours for ours, theirs in dialect.fields.items() if theirs == key]
-    return int(config.get(field) or config["num_attention_heads"])
+    heads = config.get(field) or config["num_attention_heads"]
+    if isinstance(heads, Sequence):  # one for each layer
+        number = re.search(r"(?<=\.)\d+(?=\.)", name)
+        heads = heads[int(number[0])] if number else max(heads)
+    return int(heads)
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:

@@ -24,21 +24,49 @@ from inferno.contracts import (
     module_pattern,
     place_of,
     rotary_heads,
+    tensor_pattern,
 )
 
-_NOT_QUANTIZED = ("ffn_gate_inp",)
+_NOT_QUANTIZED = ("ffn_gate_inp", "ssm_conv1d")
 """Matrices that llama.cpp leaves in float32."""
 
 
-def gguf_dialect(catalog: Catalog, architecture: str) -> Dialect | None:
-    """The architecture's GGUF dialect, over the format's defaults. None if it has none, or if no
-    plugin reads GGUF files."""
+def gguf_dialect(
+    catalog: Catalog, architecture: str, config: Mapping[str, Any] | None = None
+) -> Dialect | None:
+    """The architecture's GGUF dialect, over the format's defaults: that of models of this config,
+    if there are several. None if it has none, or if no plugin reads GGUF files."""
     own = catalog.architecture(architecture).item.dialects.get("gguf")
     formats = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == "gguf"]
     if own is None or not formats:
         return None
     defaults = catalog.named(CheckpointFormat, "gguf").item.dialect
+    own = own if config is None else own.of(config)
     return own if defaults is None else own.over(defaults)
+
+
+def recast(
+    dialect: Dialect, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """Config and tensors of the model as files of the dialect have it."""
+    found = None if dialect.recast is None else dialect.recast(config)
+    if found is None:
+        return config, dict(tensors)
+    held: dict[str, Tensor] = {}
+    for name, tensor in {**tensors, **{n: tensors[o] for n, o in found.copies.items()}}.items():
+        module, _, part = name.rpartition(".")
+        paths = [
+            p.replace("{n}", _number(name)) for p in found.splits.get(module_pattern(name), ())
+        ]
+        paths = paths or [module]
+        for path, rows in zip(paths, tensor.float().chunk(len(paths)), strict=True):
+            own = f"{path}.{part}"
+            factors = found.factors.get(tensor_pattern(own), ((0, 1.0),))
+            sizes = [size for size, _ in factors[:-1]]
+            pieces = rows.split([*sizes, len(rows) - sum(sizes)])
+            scaled = [piece * factor for piece, (_, factor) in zip(pieces, factors, strict=True)]
+            held[own] = torch.cat(scaled)
+    return found.config, held
 
 
 def write_gguf(
@@ -92,7 +120,10 @@ def write_gguf(
         whole = torch.stack(members) if is_stack else members[0]
         is_weight = stored.endswith(".weight")
         axis = dialect.squeezed.get(module_pattern(stored)) if is_weight else None
+        rows = dialect.matrices.get(tensor_pattern(stored))
+        whole = whole if rows is None else whole.view(config[rows], -1)
         values = add(stored, whole if axis is None else whole.squeeze(axis)).view(whole.shape)
+        values = values if rows is None else values.flatten()
         rest = {member: values[member] if is_stack else values for member, _ in names}
         for (member, _), name in sorted(names.items()):
             size = len(tensors[name])
@@ -139,7 +170,15 @@ def check_names(dialect: Dialect) -> Iterator[str]:
     }
     stacks = [stack for join in dialect.joins.values() for stack in join.stacks]
     own = [stored for stored, ours in dialect.modules.items() if ours is not None]
-    for module in (*own, *dialect.rows, *stacks, *dialect.added, *dialect.squeezed):
+    for module in (
+        *own,
+        *dialect.rows,
+        *stacks,
+        *dialect.added,
+        *dialect.squeezed,
+        *dialect.matrices,
+        *dialect.decays,
+    ):
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"
     keys = {
@@ -214,12 +253,16 @@ def _as_stored(
 ) -> Tensor:
     if heads := rotary_heads(dialect, config, name):
         tensor = in_pairs(tensor, heads)
+    if tensor_pattern(stored) in dialect.decays:
+        return -tensor.exp()
     return tensor + dialect.added.get(module_pattern(stored), 0.0)
 
 
 def _as_loaded(
     dialect: Dialect, config: Mapping[str, Any], stored: str, name: str, tensor: Tensor
 ) -> Tensor:
+    if tensor_pattern(stored) in dialect.decays:
+        return (-tensor).log()
     tensor = tensor - dialect.added.get(module_pattern(stored), 0.0)
     heads = rotary_heads(dialect, config, name)
     if heads:

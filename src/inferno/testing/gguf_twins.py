@@ -23,7 +23,7 @@ from inferno.errors import UnsupportedError
 from inferno.plan import reopen, unused_tensors
 from inferno.testing.alike import alike
 from inferno.testing.converting import convert
-from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
+from inferno.testing.gguf import check_names, gguf_dialect, recast, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import Outcome, Toy, assert_close, generate, load_toy, torch_only
 
@@ -60,18 +60,19 @@ class GgufTwins(Installed):
         """The same numbers from both formats, those that the file's types can hold, as torch
         computes them; with the kernels that are installed, which may round activations to 8 bits as
         llama.cpp does, the same choices wherever one is clear."""
-        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        dialect = gguf_dialect(catalog, toy.plan.architecture, self.config)
         if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        config = {**known, **self.config, **self.gguf_fields}
+        own, tensors = recast(dialect, self.config, _tensors(toy, catalog))
+        config = {**known, **own, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
+        held = write_gguf(tmp_path / "toy.gguf", dialect, config, tensors, kind)
         save_file(
             {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
         )
-        (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
+        (twin / "config.json").write_text(json.dumps({**own, "dtype": "float32"}))
         exact = torch_only()
         fast, ours, theirs = (
             generate(load_toy(tmp_path / path, offers), prompts, NUM_GGUF)
@@ -101,14 +102,15 @@ class GgufTwins(Installed):
         self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
     ) -> None:
         """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
-        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        dialect = gguf_dialect(catalog, toy.plan.architecture, self.config)
         architecture = catalog.architecture(toy.plan.architecture).item
         read: Any = architecture.config(self.config)
         if not self.in_gguf or dialect is None or not attrs.has(type(read)):
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        fields = {**known, **self.config, **self.gguf_fields}
-        write_gguf(tmp_path / "toy.gguf", dialect, fields, _tensors(toy, catalog), "F16")
+        own, tensors = recast(dialect, self.config, _tensors(toy, catalog))
+        fields = {**known, **own, **self.gguf_fields}
+        write_gguf(tmp_path / "toy.gguf", dialect, fields, tensors, "F16")
         _, opened = catalog.open(tmp_path / "toy.gguf")
         config = {**opened.config}
         opened.close()
@@ -159,7 +161,8 @@ class GgufTwins(Installed):
         if "gguf" not in dialects:
             pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        assert list(check_names(dialects["gguf"])) == []
+        own = dialects["gguf"]
+        assert [name for each in (own, *own.variants) for name in check_names(each)] == []
 
 
 def tiny_tokenizer() -> bytes:

@@ -62,10 +62,16 @@ H1: dict[str, Any] = {
 """Fields of Falcon-H1-0.5B-Instruct's config.json."""
 
 
+FACTORS = frozenset(name for name in H1 if "multiplier" in name)
+"""What files have in their matrices."""
+
+
 class TestH1(ArchitectureTests):
     """Falcon-H1-0.5B to 7B: a state without a norm beside attention in every layer, a tied head."""
 
     config = H1
+    gguf_fields = {"mamba_inner": 96}
+    gguf_unsaid = FACTORS | {"tie_word_embeddings"}
 
 
 class TestNormed(ArchitectureTests):
@@ -81,12 +87,14 @@ class TestNormed(ArchitectureTests):
         "mlp_bias": True,
         "projectors_bias": True,
         "tie_word_embeddings": False,
-        "time_step_limit": [0.0, 0.8],
     }
+    gguf_fields = {"mamba_inner": 96}
+    gguf_unsaid = FACTORS
 
 
 class TestNormFirst(ArchitectureTests):
-    """Of no checkpoint: normalized before the gate; no factors, the width that is expanded."""
+    """Of no checkpoint: normalized before the gate; no factors, the width that is expanded, a
+    limited dt."""
 
     config = {
         **{name: value for name, value in H1.items() if "multiplier" not in name},
@@ -95,7 +103,9 @@ class TestNormFirst(ArchitectureTests):
         "mamba_n_heads": 8,
         "mamba_norm_before_gate": True,
         "mamba_rms_norm": True,
+        "time_step_limit": [0.0, 0.8],
     }
+    in_gguf = False
 
 
 def test_a_layer_has_attention_and_a_state() -> None:

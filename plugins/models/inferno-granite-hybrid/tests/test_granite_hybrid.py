@@ -60,6 +60,8 @@ class TestTiny(ArchitectureTests):
     experts beside a shared MLP."""
 
     config = TINY
+    gguf_fields = {"mamba_inner": 128, "num_key_value_heads": [0, 0, 2, 0], "rotates": False}
+    gguf_unsaid = frozenset({"split_mlp"})
 
 
 class TestDense(ArchitectureTests):
@@ -76,8 +78,14 @@ class TestDense(ArchitectureTests):
         "num_experts_per_tok": 0,
         "num_local_experts": 0,
         "tie_word_embeddings": False,
-        "time_step_limit": [0.5, 1.5],
     }
+    gguf_fields = {
+        "intermediate_size": 64,
+        "mamba_inner": 128,
+        "num_key_value_heads": [0, 0, 2, 0],
+        "rotates": False,
+    }
+    gguf_unsaid = frozenset({"intermediate_size", "split_mlp"})
 
 
 class TestAttention(ArchitectureTests):
@@ -91,13 +99,22 @@ class TestAttention(ArchitectureTests):
         "num_local_experts": 0,
         "position_embedding_type": "rope",
     }
+    gguf_fields = {"intermediate_size": 64, "mamba_inner": 128}
+    gguf_unsaid = frozenset({"intermediate_size", "mamba_conv_bias", "split_mlp"})
 
 
 class TestStatesAlone(ArchitectureTests):
-    """No attention in any layer: what leaving out `layer_types` means."""
+    """No attention in any layer: what leaving out `layer_types` means. A limited dt."""
 
-    # transformers' cache of such a model cannot say how long it is.
-    config = {**TINY, "layer_types": None, "num_hidden_layers": 2, "use_cache": False}
+    config = {
+        **TINY,
+        "layer_types": None,
+        "num_hidden_layers": 2,
+        "time_step_limit": [0.5, 1.5],
+        # transformers' cache of such a model cannot say how long it is.
+        "use_cache": False,
+    }
+    in_gguf = False
 
 
 def test_layers_are_named_as_published_or_as_transformers_writes() -> None:

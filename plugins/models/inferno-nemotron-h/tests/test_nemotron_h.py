@@ -56,7 +56,7 @@ NANO: dict[str, Any] = {
     "ssm_state_size": 32,
     "tie_word_embeddings": False,
     "time_step_floor": 0.0001,
-    "time_step_limit": [0.0, 1e30],
+    "time_step_limit": [0.0, float("inf")],
     "time_step_max": 0.1,
     # transformers 5.23 raises dt to it, in prompts only; NVIDIA's code keeps to time_step_limit.
     "time_step_min": 1e-30,
@@ -75,6 +75,12 @@ class TestNano(ArchitectureTests):
 
     config = NANO
     rerouted = True
+    gguf_fields = {
+        "inner_size": 128,
+        "intermediate_size": [0, 32, 0, 32],
+        "num_key_value_heads": [0, 0, 2, 0],
+    }
+    gguf_unsaid = frozenset({"intermediate_size"})
 
 
 class TestDense(ArchitectureTests):
@@ -88,6 +94,19 @@ class TestDense(ArchitectureTests):
         "use_bias": True,
         "use_conv_bias": False,
     }
+    gguf_fields = {
+        "inner_size": 128,
+        "intermediate_size": [0, 96, 0, 96],
+        "num_key_value_heads": [0, 0, 2, 0],
+    }
+    gguf_unsaid = frozenset(
+        {
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "num_experts_per_tok",
+            "routed_scaling_factor",
+        }
+    )
 
 
 class TestLatent(ArchitectureTests):
@@ -102,6 +121,12 @@ class TestLatent(ArchitectureTests):
         "topk_group": 2,
     }
     rerouted = True
+    gguf_fields = {
+        "inner_size": 128,
+        "intermediate_size": [0, 0, 32],
+        "num_key_value_heads": [0, 2, 0],
+    }
+    gguf_unsaid = frozenset({"intermediate_size"})
 
 
 def test_layers_are_lettered_or_listed() -> None:

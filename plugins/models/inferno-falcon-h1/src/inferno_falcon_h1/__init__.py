@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, MAMBA2, Architecture
+from inferno_falcon_h1.gguf import FALCON_H1
 
 
 @hookimpl
@@ -15,6 +16,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_falcon_h1.config:FalconH1Config.from_json",
             build="inferno_falcon_h1.model:FalconH1ForCausalLM",
             adapt="inferno.contracts:with_head",
+            dialects={"gguf": FALCON_H1},
             divides={**DECODER, **MAMBA2},
             checkpoints=(
                 "tiiuae/Falcon-H1-0.5B-Instruct",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, MAMBA2, Architecture
-from inferno_granite_hybrid.gguf import GRANITE
+from inferno_granite_hybrid.gguf import GRANITE, GRANITE_HYBRID
 
 _STOP_TOKENS = ("<|end_of_text|>",)
 
@@ -35,6 +35,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_granite_hybrid.config:GraniteHybridConfig.from_json",
             build="inferno_granite_hybrid.model:GraniteMoeHybridForCausalLM",
             adapt="inferno_granite_hybrid.checkpoint:per_expert",
+            dialects={"gguf": GRANITE_HYBRID},
             divides={
                 **DECODER,
                 **MAMBA2,

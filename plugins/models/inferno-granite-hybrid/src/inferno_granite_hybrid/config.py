@@ -66,6 +66,9 @@ class GraniteHybridConfig(MambaConfig, GraniteConfig):
     """0: none beside the shared MLP."""
     num_experts_per_tok: int = 2
     shared_intermediate_size: int = 1024
+    split_mlp: bool = False
+    """Whether gate and up of the shared MLP are stored as two matrices: not by
+    its own checkpoints, but where another format holds an equal model."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:

@@ -1,12 +1,15 @@
-"""The GGUF dialect of Granite 3, and of Granite 4 with attention in every layer and no experts.
-Imports no torch."""
+"""The GGUF dialects of Granite 3, to which Granite 4 with attention in every layer and no experts
+belongs, and of Granite 4 with states. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import Dialect
+import attrs
+
+from inferno.configs import FULL
+from inferno.contracts import Dialect, Recast
 
 
 def _granite(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,3 +43,115 @@ GRANITE = Dialect(
     config=_granite,
     inverse=_rotates,
 )
+
+_LAYER = "model.layers.{n}"
+_MAMBA, _SHARED, _EXPERTS = (
+    f"{_LAYER}.{part}" for part in ("mamba", "shared_mlp", "block_sparse_moe.experts.{e}")
+)
+
+
+def _hybrid(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files say which layers have attention by their numbers of key/value heads."""
+    config = dict(fields)
+    heads, layers = config["num_key_value_heads"], int(config["num_hidden_layers"])
+    heads = heads if isinstance(heads, list) else [heads] * layers
+    config["num_key_value_heads"] = max(heads) or config["num_attention_heads"]
+    config["layer_types"] = ["attention" if count else "mamba" for count in heads]
+    config["position_embedding_type"] = "rope" if config.pop("rotates", True) else "nope"
+    inner = config.pop("mamba_inner")
+    config["mamba_d_head"] = inner // config["mamba_n_heads"]
+    config["mamba_expand"] = inner // config["hidden_size"]
+    if not config.setdefault("num_local_experts", 0):
+        config["shared_intermediate_size"] = config["intermediate_size"]
+    return config
+
+
+def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    from inferno_granite_hybrid.config import GraniteHybridConfig  # once a model is written
+
+    read = GraniteHybridConfig.from_json(config)
+    heads = [read.num_key_value_heads if kind == FULL else 0 for kind in read.layer_types]
+    width = read.intermediate_size if read.num_experts else read.shared_intermediate_size
+    return {"num_key_value_heads": heads, "rotates": read.rotates, "intermediate_size": width}
+
+
+def _split(config: Mapping[str, Any]) -> Recast | None:
+    """The model with gate and up of the shared MLP as two matrices."""
+    if config.get("split_mlp"):
+        return None
+    parts = (f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj")
+    return Recast(config={**config, "split_mlp": True}, splits={f"{_SHARED}.input_linear": parts})
+
+
+def _has_no_experts(config: Mapping[str, Any]) -> bool:
+    from inferno_granite_hybrid.config import GraniteHybridConfig
+
+    return not GraniteHybridConfig.from_json(config).num_experts
+
+
+_SHARED_OF_EXPERTS = {
+    "blk.{n}.ffn_gate_shexp": f"{_SHARED}.gate_proj",
+    "blk.{n}.ffn_up_shexp": f"{_SHARED}.up_proj",
+    "blk.{n}.ffn_down_shexp": f"{_SHARED}.output_linear",
+    "blk.{n}.ffn_gate_inp": f"{_LAYER}.block_sparse_moe.router",
+    "blk.{n}.ffn_gate_exps": f"{_EXPERTS}.gate_proj",
+    "blk.{n}.ffn_up_exps": f"{_EXPERTS}.up_proj",
+    "blk.{n}.ffn_down_exps": f"{_EXPERTS}.down_proj",
+}
+_SHARED_ALONE = {
+    "blk.{n}.ffn_gate": f"{_SHARED}.gate_proj",
+    "blk.{n}.ffn_up": f"{_SHARED}.up_proj",
+    "blk.{n}.ffn_down": f"{_SHARED}.output_linear",
+}
+_HYBRID = Dialect(
+    architecture="granitehybrid",
+    constants={"model_type": "granitemoehybrid", "split_mlp": True},
+    fields={
+        **GRANITE.fields,
+        "shared_intermediate_size": "expert_shared_feed_forward_length",
+        "num_experts": None,
+        "num_local_experts": "expert_count",
+        "moe_intermediate_size": None,
+        "mamba_inner": "ssm.inner_size",
+        "mamba_d_conv": "ssm.conv_kernel",
+        "mamba_d_state": "ssm.state_size",
+        "mamba_n_groups": "ssm.group_count",
+        "mamba_n_heads": "ssm.time_step_rank",
+    },
+    modules={
+        "blk.{n}.ssm_in": f"{_MAMBA}.in_proj",
+        "blk.{n}.ssm_conv1d": f"{_MAMBA}.conv1d",
+        "blk.{n}.ssm_dt.bias": f"{_MAMBA}.dt_bias",
+        "blk.{n}.ssm_a": f"{_MAMBA}.A_log",
+        "blk.{n}.ssm_d": f"{_MAMBA}.D",
+        "blk.{n}.ssm_norm": f"{_MAMBA}.norm",
+        "blk.{n}.ssm_out": f"{_MAMBA}.out_proj",
+        **_SHARED_OF_EXPERTS,
+        **_SHARED_ALONE,
+    },
+    present={
+        "attention_bias": "blk.{n}.attn_q.bias",
+        "mamba_conv_bias": "blk.{n}.ssm_conv1d.bias",
+        "mamba_proj_bias": "blk.{n}.ssm_in.bias",
+    },
+    rotary_pairs=GRANITE.rotary_pairs,
+    squeezed={"blk.{n}.ssm_conv1d": 1},
+    matrices={
+        "blk.{n}.ssm_a": "mamba_n_heads",
+        "blk.{n}.ssm_d": "mamba_n_heads",
+        "blk.{n}.ssm_norm.weight": "mamba_n_groups",
+    },
+    decays=frozenset({"blk.{n}.ssm_a"}),
+    config=_hybrid,
+    inverse=_layers,
+    recast=_split,
+)
+_WITHOUT_EXPERTS = attrs.evolve(
+    _HYBRID,
+    modules={
+        **{n: path for n, path in _HYBRID.modules.items() if n not in _SHARED_OF_EXPERTS},
+        **dict.fromkeys(_SHARED_OF_EXPERTS),
+    },
+    writes=_has_no_experts,
+)
+GRANITE_HYBRID = attrs.evolve(_HYBRID, variants=(_WITHOUT_EXPERTS,))

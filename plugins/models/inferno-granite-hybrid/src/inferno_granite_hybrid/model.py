@@ -109,10 +109,11 @@ class HybridLayer(ScaledLayer):
                 conv_bias=config.mamba_conv_bias,
                 time_step_limit=config.dt_limit,
             )
-        self.shared_mlp = FusedGatedMLP(
-            config.hidden_size,
-            config.shared_intermediate_size,
-            names=("input_linear", "output_linear"),
+        sizes, down = (config.hidden_size, config.shared_intermediate_size), "output_linear"
+        self.shared_mlp = (
+            GatedMLP(*sizes, names=("gate_proj", "up_proj", down))
+            if config.split_mlp
+            else FusedGatedMLP(*sizes, names=("input_linear", down))
         )
         self.block_sparse_moe = SparseMoE(config) if config.num_experts else None
         self.summed = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, MAMBA2, Architecture
+from inferno_nemotron_h.gguf import GGUF
 
 
 @hookimpl
@@ -15,6 +16,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_nemotron_h.config:NemotronHConfig.from_json",
             build="inferno_nemotron_h.model:NemotronHForCausalLM",
             adapt="inferno_nemotron_h.checkpoint:published_names",
+            dialects={"gguf": GGUF},
             divides={**DECODER, **MAMBA2, "embeddings": "vocabulary"},
             checkpoints=(
                 "nvidia/Nemotron-H-4B-Instruct-128K",

@@ -64,11 +64,16 @@ class GgufAdapter:
                 f"the plugin of {base.architecture.name} does not say how GGUF files name it",
                 "Serve the adapter that this file was converted from.",
             )
-        dialect = dialect.over(DEFAULTS)
+        if dialect.recast is not None and dialect.recast(base.config) is not None:
+            raise UnsupportedError(
+                f"GGUF files of {base.architecture.name} have other matrices than this checkpoint",
+                "Serve the adapter that this file was converted from, or a GGUF file of the model.",
+            )
+        dialect = dialect.of(base.config).over(DEFAULTS)
         alpha = _alpha(file, dialect)
         shapes = dict(_shapes(file))
         wholes = {name: _whole(name, *pair) for name, pair in shapes.items()}
-        plain = evolve(dialect, rotary_pairs={}, added={}, joins={}, squeezed={})
+        plain = evolve(dialect, rotary_pairs={}, added={}, joins={}, squeezed={}, matrices={})
         ranges = translate(_as_stored(file, wholes), plain, base.config).ranges
         pairs: dict[str, LowRank] = {}
         sources: dict[str, Source] = {}

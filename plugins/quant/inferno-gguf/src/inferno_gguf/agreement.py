@@ -129,7 +129,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-6 * abs(one)
+        return one == other or abs(one - other) <= 1e-6 * abs(one)  # infinities, too
     return bool(one == other)
 
 

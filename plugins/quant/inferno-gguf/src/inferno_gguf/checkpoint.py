@@ -76,6 +76,7 @@ class GgufCheckpoint:
         rows = self._stored.in_host_order(self._rows.ranges[name].stored, self._rows.read(name))
         change = self._changes.get(name, _UNCHANGED)
         rows = rows - change.added if change.added else rows
+        rows = (-rows).log() if change.decay else rows
         rows = halves_apart(rows, change.heads) if change.heads else rows
         return rows.view(self.tensors[name].shape)
 
@@ -113,7 +114,7 @@ def _architecture(
     if not isinstance(name, str):
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
     known = [(a, a.dialects["gguf"]) for a in architectures if "gguf" in a.dialects]
-    found = [(a, dialect) for a, dialect in known if dialect.architecture == name]
+    found = [(a, named) for a, dialect in known if (named := dialect.named(name)) is not None]
     first = max((dialect.priority for _, dialect in found), default=0)
     found = [(a, dialect) for a, dialect in found if dialect.priority == first]
     if len(found) == 1:
@@ -125,7 +126,8 @@ def _architecture(
             f"{claims} both read GGUF files of {name!r}",
             "Disable one of their plugins: --disable NAME",
         )
-    installed = ", ".join(sorted(f"{d.architecture} ({a.name})" for a, d in known)) or "none"
+    names = {f"{d.architecture} ({a.name})" for a, own in known for d in (own, *own.variants)}
+    installed = ", ".join(sorted(names)) or "none"
     raise CheckpointError(
         f"{file.path.name}: no installed architecture reads GGUF files of {name!r}",
         f"Install a plugin that provides it. Installed: {installed}.",

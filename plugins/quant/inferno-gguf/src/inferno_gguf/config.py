@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import Architecture, Dialect
+from inferno.contracts import Architecture, Dialect, tensor_pattern
 from inferno.errors import CheckpointError
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
 
@@ -48,7 +48,8 @@ def make_config(
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
     config["tie_word_embeddings"] = "output.weight" not in stored
-    config |= {name: tensor in stored for name, tensor in dialect.present.items()}
+    names = {*stored, *map(tensor_pattern, stored)}
+    config |= {name: tensor in names for name, tensor in dialect.present.items()}
     config |= dialect.constants
     if dialect.config is None:
         return config

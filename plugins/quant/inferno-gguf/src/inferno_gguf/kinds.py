@@ -9,8 +9,8 @@ from inferno_gguf.ggml import BY_NAME, PACKABLE
 from inferno_gguf.mixes import MIXES, choose
 
 PLAIN = ("f32", "f16", "bf16")
-KEPT = ("ffn_gate_inp",)
-"""Matrices that llama.cpp keeps in float32: routers."""
+KEPT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
+"""Matrices that llama.cpp keeps in float32: routers, and the taps of convolutions."""
 
 FILE_TYPES: Mapping[str, int] = {
     "f32": 0,

@@ -38,11 +38,15 @@ class Name:
 def names_of(matrices: DenseMatrices) -> dict[str, Name]:
     """Return the names that files use for these modules, by their paths in the model. Modules that
     no dialect mentions are left out."""
-    own = matrices.architecture.dialects.get("gguf")
-    return dict(_names((own or Dialect()).over(DEFAULTS), matrices.shapes))
+    own = matrices.architecture.dialects.get("gguf", Dialect()).of(matrices.config)
+    recast = None if own.recast is None else own.recast(matrices.config)
+    splits = {} if recast is None else recast.splits
+    return dict(_names(own.over(DEFAULTS), matrices.shapes, splits))
 
 
-def _names(dialect: Dialect, paths: Mapping[str, object]) -> Iterator[tuple[str, Name]]:
+def _names(
+    dialect: Dialect, paths: Mapping[str, object], splits: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[str, Name]]:
     known: dict[str, str] = {}
     # Rows first: where a dialect stores a module alone and with others, its own name counts.
     for stored, split in dialect.rows.items():
@@ -50,6 +54,8 @@ def _names(dialect: Dialect, paths: Mapping[str, object]) -> Iterator[tuple[str,
     for path, join in dialect.joins.items():
         known[path] = join.stacks[0]
     known.update({path: stored for stored, path in dialect.modules.items() if path is not None})
+    # Matrices that files split have the inputs of each part, and the type of the first.
+    known.update({path: known[parts[0]] for path, parts in splits.items() if parts[0] in known})
     for path in paths:
         numbers = [int(number) for number in _NUMBER.findall(path)]
         layer = numbers[0] if numbers else None

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from inferno.contracts import DTYPE_BYTES, Dialect, RowJoin, RowRange, TensorInfo
+from inferno.contracts import tensor_pattern as pattern
 from inferno.errors import CheckpointError
 from inferno_gguf.config import ROPE_TENSORS
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
@@ -28,6 +29,8 @@ class Change:
     """Number of heads whose rows have rotary pairs interleaved; 0: not interleaved."""
     added: float = 0.0
     """Constant that was added to every stored value."""
+    decay: bool = False
+    """Whether -exp(v) is stored for the values v."""
 
 
 @define
@@ -65,6 +68,11 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
                 found.changes[ours] = Change(heads=heads)
             elif module in dialect.added:
                 found.changes[ours] = Change(added=dialect.added[module])
+            elif pattern(name) in dialect.decays:
+                found.changes[ours] = Change(decay=True)
+            if pattern(name) in dialect.matrices:
+                info = TensorInfo(info.dtype, (math.prod(info.shape),), info.nbytes)
+                found.infos[ours] = info
             axis = dialect.squeezed.get(module) if name.endswith(".weight") else None
             if axis is not None and axis <= len(info.shape) <= 2:
                 shape = (*info.shape[:axis], 1, *info.shape[axis:])
@@ -72,12 +80,6 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
     for path, join in dialect.joins.items():
         _join(found, stored, path, join)
     return found
-
-
-def pattern(path: str) -> str:
-    """Convert `blk.3.attn_q` to the dialects' `blk.{n}.attn_q`. Only the layer number is a
-    variable."""
-    return _NUMBER.sub("{n}", path, count=1)
 
 
 def _named(path: str, part: str, stored: str, member: int | None) -> str:

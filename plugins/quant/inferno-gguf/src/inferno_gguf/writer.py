@@ -9,6 +9,7 @@ Suffixes: O rows, I columns, B bytes of a packed row.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from inferno.contracts import (
     module_pattern,
     place_of,
     rotary_heads,
+    tensor_pattern,
 )
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno_gguf.agreement import OTHERWISE, check
@@ -38,6 +40,7 @@ from inferno_gguf.fields import fields_of, model_metadata, rope_tensors
 from inferno_gguf.ggml import BY_NAME
 from inferno_gguf.header import StoredTensor, Typed, header
 from inferno_gguf.kinds import FILE_TYPES, kinds_of
+from inferno_gguf.recast import originals, recast
 from inferno_gguf.vocabulary import template_metadata, vocabulary_metadata
 
 if TYPE_CHECKING:
@@ -60,12 +63,13 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     """Return the files of the model, with matrices of the type or mix `main`. Raises
     UnsupportedError, CheckpointError."""
     dialect = _dialect(source)
+    source = recast(source, dialect)
     names = _names(source, dialect)
     dropped = len(names) < len(source.tensors)
     fields = fields_of(source, dialect, mtp=bool(source.mtp) and not dropped)
     metadata = _metadata(source, dialect, fields, main, name)
     tables = rope_tensors(source, fields)
-    stacks = _stacks(source, dialect, main, names)
+    stacks = _stacks(source, dialect, main, names, fields)
     targets = [StoredTensor(n, BY_NAME["f32"], tuple(t.shape)) for n, t in tables.items()]
     targets += [stack.target for stack in stacks]
     held = _original(source)
@@ -84,6 +88,7 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
         for each in names_of
     }
     files = _files(metadata, targets, options, name)
+    layouts = originals(source, layouts)
     return Output(files=files, pieces=pieces, notes=notes, layouts=layouts)
 
 
@@ -94,7 +99,7 @@ def _dialect(source: DenseCheckpoint) -> Dialect:
             f"the plugin of {source.architecture.name} does not say how GGUF files name it",
             OTHERWISE,
         )
-    return own.over(DEFAULTS)
+    return own.of(source.config).over(DEFAULTS)
 
 
 def _metadata(
@@ -136,7 +141,11 @@ def _names(source: DenseCheckpoint, dialect: Dialect) -> list[str]:
 
 
 def _stacks(
-    source: DenseCheckpoint, dialect: Dialect, main: str, names: Sequence[str]
+    source: DenseCheckpoint,
+    dialect: Dialect,
+    main: str,
+    names: Sequence[str],
+    fields: Mapping[str, Any],
 ) -> list[Stacked]:
     """Return the stored tensors that hold these of the model, in their order."""
     found: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
@@ -167,6 +176,9 @@ def _stacks(
         elif stored.endswith(".weight") and module_pattern(stored) in dialect.squeezed:
             axis = dialect.squeezed[module_pattern(stored)]
             shape = (*shape[:axis], *shape[axis + 1 :])
+        elif (field := dialect.matrices.get(tensor_pattern(stored))) is not None:
+            rows = int(fields[field])
+            shape = (rows, math.prod(shape) // rows)
         shapes[stored] = shape
     first_of = {stored: (members[stored][0][0], shape) for stored, shape in shapes.items()}
     written = {name.removesuffix(".weight") for name in names}
@@ -204,6 +216,7 @@ class _Make:
 
         heads = rotary_heads(self.dialect, self.fields, name)
         added = self.dialect.added.get(module_pattern(target.name), 0.0)
+        decay = tensor_pattern(target.name) in self.dialect.decays
         kind = target.type.name
         held = self.source.weight(name)
         if held is not None and held.layout == kind:  # as it was: not rounded again
@@ -216,6 +229,7 @@ class _Make:
             values = self.source.read(name, start, start + step)
             values = in_pairs(values, heads) if heads else values
             values = values.float() + added if added else values
+            values = -values.float().exp() if decay else values
             yield _encoded(self.source, kind, values, name)
 
 
