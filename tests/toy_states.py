@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ class ToyRecurrence(nn.Module):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         held, v_TD = self.state.load(batch), self.v_proj(x_TD).float()
         outputs, sums, last = [], [], []
+        first = count()
         for s, (i, j) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
-            sum_D, before_KD = held["sum"][s], held["conv"][s].float()
+            if not batch.follows or not batch.follows[s]:
+                own = next(first)
+                sum_D, before_KD = held["sum"][own], held["conv"][own].float()
             for v_D in v_TD[i:j]:
                 sum_D = DECAY * sum_D + v_D
                 outputs.append(sum_D + sum(t * b for t, b in zip(TAPS, before_KD, strict=True)))

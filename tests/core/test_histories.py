@@ -55,7 +55,7 @@ class History:
         draw = self.draw
         num_blocks = draw.choice([13, 20, 40, 80])
         windows = draw.choice([{}, {}, {6: 40}]) if num_blocks >= 40 else {}
-        states = not self.drafts and draw.random() < 0.3
+        states = draw.random() < 0.3
         rows = draw.choice([1, 3, 8])
         prefix = LRUPrefixCache(num_blocks) if draw.random() < 0.7 else None
         groups: list[CacheGroup] = [FullGroup()]
@@ -63,7 +63,8 @@ class History:
             groups.append(WindowGroup(index, count, BLOCK, window))
         if states:
             count = draw.choice([0, 2, 5])
-            snapshots = Snapshots(rows, count if prefix is not None else 0)
+            drafted = draw.choice([6, 12]) if self.drafts else 0
+            snapshots = Snapshots(rows, count if prefix is not None else 0, drafted)
             groups.append(StateGroup(len(groups), snapshots, BLOCK, interval=8))
         self.groups = CacheGroups(num_blocks, BLOCK, prefix, groups)
         self.scheduler = Scheduler(

@@ -240,7 +240,7 @@ def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch)
     def held() -> list[Tensor]:
         return [t.view(torch.uint8).clone() for each in runner.cache.layers for t in each.values()]
 
-    def compared(self: Replays, *sizes: int) -> Any:
+    def compared(self: Replays, *sizes: Any) -> Any:
         before = held()
         shape = captured(self, *sizes)
         trials.append(all(map(torch.equal, before, held())))

@@ -31,11 +31,20 @@ from tests.toy_states import catalog_with_toy, write_toy
 from inferno import LLM
 from inferno.builtin.draft_model import DraftModelDrafter
 from inferno.builtin.ngram import continuation
-from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Span
+from inferno.contracts import (
+    CacheTensor,
+    Drafter,
+    DraftParts,
+    DraftRequest,
+    Lookahead,
+    Span,
+    StateSpec,
+)
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
-from inferno.plan import Opened, Options, open_model, resolve, with_num_blocks
+from inferno.plan import Opened, Options, StateUse, open_model, resolve, with_num_blocks
+from inferno.plan.cache_size import CacheSizes
 from inferno.plan.draft_cost import Acceptance, DraftCost, draft_counts, verify_cost
 from inferno.plan.memory import size_cache
 from inferno.request.requests import Request
@@ -497,7 +506,50 @@ def test_usage_shows_drafts_in_llm() -> None:
     assert plain.num_draft_tokens == 0
 
 
-def test_models_with_states_are_refused(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path, ("state", "attention"))
+@alike
+@pytest.mark.parametrize("layers", [("state", "attention", "window"), ("state", "state")])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_models_with_states_get_the_same_from_a_draft_model(
+    smaller: Path, tmp_path: Path, layers: tuple[str, ...], lag: int
+) -> None:
+    """Also with steps in flight, although no plan has both."""
+    toy, catalog = write_toy(tmp_path, layers, vocab=VOCAB), catalog_with_toy()
+
+    def loaded(speculative: str | None) -> Engine:
+        options = Options(
+            device="cpu",
+            speculative=speculative,
+            max_num_seqs=8,
+            max_num_batched_tokens=40,
+            block_size=8,
+        )
+        with open_model(toy, options, catalog) as opened:
+            opened = evolve(opened, plan=evolve(opened.plan, overlap=bool(lag)))
+            return Engine.load(opened)
+
+    plain, drafting = loaded(None), loaded(str(smaller))
+    assert drafting.plan.groups[-1].num_drafts == 8 * 4
+    expected, found = run(plain, mixed_requests()), run(drafting, mixed_requests())
+    for name, outputs in expected.items():
+        assert_same(found[name], outputs)
+    for request in mixed_requests():
+        assert_same(run(drafting, [request])[request.id], expected[request.id])
+    assert drafting.stats().draft_tokens > 0
+
+
+def test_a_draft_model_with_states_is_refused(model: Path, tmp_path: Path) -> None:
+    toy = write_toy(tmp_path, ("state", "attention"), vocab=VOCAB)
+    options = Options(device="cpu", speculative=toy)
     with pytest.raises(UnsupportedError, match="rolled back"):
-        resolve(toy, Options(device="cpu", speculative="ngram"), catalog_with_toy())
+        resolve(str(model), options, catalog_with_toy())
+
+
+def test_states_of_drafts_are_as_many_as_memory_allows() -> None:
+    each = 100 << 20
+    spec = StateSpec(tensors={"state": CacheTensor((each // 4,), "float32")})
+    use = StateUse(spec=spec, layers=(0,), cache=spec.resolved("float32"))
+    for num_drafts, most in ((8, 8), (1, 2), (0, 0)):
+        sizes = CacheSizes([], [use], 16, 4, 64, room=20 << 30, num_drafts=num_drafts)
+        states = sizes.choose(1024)[-1]
+        assert (states.num_slots, states.num_drafts) == (5 + most, most)
+        assert sizes.state_bytes() == states.num_slots * each

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from inferno.nn import causal_conv, gated_delta, recurrence, ssd
+from inferno.nn.batch import Batch
 
 LENGTHS = (1, 1, 70, 1, 2, 200, 1)
 """Of the sequences of a mixed step: single tokens, less than a chunk, several chunks."""
@@ -23,6 +25,11 @@ P, G, N = 6, 2, 8
 D, TAPS = 10, 4
 
 Rule = Callable[[Sequence[Tensor], Tensor, Sequence[int]], tuple[Tensor, Tensor]]
+
+
+def batch_of(starts: Sequence[int], follows: Sequence[bool] = ()) -> Batch:
+    """What a rule reads of a step."""
+    return cast(Batch, SimpleNamespace(query_starts=starts, follows=follows))
 
 
 def _conv(inputs: Sequence[Tensor], state: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -34,13 +41,13 @@ def _conv(inputs: Sequence[Tensor], state: Tensor, starts: Sequence[int]) -> tup
 
 def _delta(inputs: Sequence[Tensor], state: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
     q, k, v, g, beta = inputs
-    return gated_delta(q, k, v, g, beta, state, starts)
+    return gated_delta(q, k, v, g, beta, state, batch_of(starts))
 
 
 def _ssd(inputs: Sequence[Tensor], state: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
     x, dt, b, c = inputs
     rates = -torch.arange(1.0, H + 1).to(state.device)
-    return ssd(x, dt, rates, b, c, state, starts)
+    return ssd(x, dt, rates, b, c, state, batch_of(starts))
 
 
 RULES: dict[str, tuple[Rule, tuple[int, ...]]] = {
@@ -182,3 +189,25 @@ def test_a_step_of_single_tokens_has_no_loop_and_waits_for_nothing(name: str) ->
             RULES[name][0]([x.to("meta") for x in inputs], state.to("meta"), range(sequences + 1))
         counts.append(counted.count)
     assert counts[0] == counts[1]
+
+
+@every_rule
+def test_drafts_go_on_with_the_states_before_them(name: str) -> None:
+    """In a step of chunks, single tokens and drafts, each is what it is in a step of its own, to
+    the bit; and the state after each draft is known."""
+    known, drafts = (70, 1, 5, 1, 1), (0, 3, 1, 0, 4)
+    lengths = [n for k, d in zip(known, drafts, strict=True) for n in (k, *[1] * d)]
+    follows = [f for d in drafts for f in (False, *[True] * d)]
+    starts = starts_of(lengths)
+    inputs, state = draw(name, starts[-1], len(known))
+    outputs, after = recurrence.in_turn(RULES[name][0], inputs, state, batch_of(starts, follows))
+    sequence = 0
+    for row, (k, d) in enumerate(zip(known, drafts, strict=True)):
+        first = starts[sequence]
+        for count in range(1 + d):
+            own = [x[first : first + k + count] for x in inputs]
+            cuts = range(k, k + count)
+            expected, left = alone(name, own, state[row : row + 1], cuts)
+            assert torch.equal(outputs[first : first + k + count], expected)
+            assert torch.equal(after[sequence + count], left[0])
+        sequence += 1 + d

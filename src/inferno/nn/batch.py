@@ -42,8 +42,11 @@ class Batch:
     """Tokens each sequence may attend to, int32, on the device."""
     state_slots_S: Tensor | None = None
     """The slot of each sequence's recurrent states, int64; the states are zero if the sequence
-    starts with this step. Padding rows have a slot that no sequence uses. None for models without
-    states."""
+    starts with this step. Drafts have slots of their own, padding rows one that no sequence uses.
+    None for models without states."""
+    follows: Sequence[bool] = ()
+    """Whether each sequence is a draft, of one token: its recurrent states begin as those after the
+    sequence before it, and are stored in its own slot. Empty: none is."""
     captured: bool = False
     """Whether the step is captured, to run again with other values in its tensors. Every sequence
     has one token, or is a padding row; or `query_starts` tells only the number of tokens, where the

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from inferno.contracts import Range
+from inferno.nn.batch import Batch
 from inferno.nn.cut import Cut
+from inferno.nn.recurrence import in_turn
 
 
 def causal_conv(
@@ -69,7 +71,14 @@ class CausalConv(nn.Module):
         """Compute only these channels."""
         self.cuts = dict.fromkeys(("weight", "bias"), Cut.rows(*ranges))
 
-    def forward(
-        self, x_TD: Tensor, state_SPD: Tensor, query_starts: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        return causal_conv(x_TD, self.weight[:, 0], self.bias, state_SPD, query_starts)
+    def forward(self, x_TD: Tensor, state_BPD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sums, and the last inputs of each sequence, given those of the ones that are no
+        drafts."""
+
+        def rule(
+            inputs: Sequence[Tensor], state_SPD: Tensor, query_starts: Sequence[int]
+        ) -> tuple[Tensor, Tensor]:
+            [x_TD] = inputs
+            return causal_conv(x_TD, self.weight[:, 0], self.bias, state_SPD, query_starts)
+
+        return in_turn(rule, [x_TD], state_BPD, batch)

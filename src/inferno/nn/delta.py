@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferno.nn.recurrence import over_sequences
+from inferno.nn.batch import Batch
+from inferno.nn.recurrence import in_turn, over_sequences
 
 CHUNK = 64
 """Tokens of a chunk: work within one grows with its square."""
@@ -29,20 +30,26 @@ def gated_delta(
     v_THV: Tensor,
     g_TH: Tensor,
     beta_TH: Tensor,
-    state_SHKV: Tensor,
-    query_starts: Sequence[int],
+    state_BHKV: Tensor,
+    batch: Batch,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (T, H, V), float32, and each sequence's state after its last token, (S, H, K, V).
 
     Queries and keys are made unit vectors here, queries divided by sqrt(K) besides. `g_TH` is the
     logarithm of the decay, at most 0; `beta_TH`, from 0 to 1, how much of a value is written. Each
-    query/key head serves H / J neighbouring heads. States begin as zeros. Every sequence has at
-    least one token.
+    query/key head serves H / J neighbouring heads. `state_BHKV` are the states of the sequences
+    that are no drafts; they begin as zeros. Every sequence has at least one token.
     """
     shared = v_THV.shape[1] // q_TJK.shape[1]
     q_THK, k_THK = (unit(x.float()).repeat_interleave(shared, 1) for x in (q_TJK, k_TJK))
     inputs = (q_THK * q_THK.shape[-1] ** -0.5, k_THK, v_THV.float(), g_TH.float(), beta_TH.float())
-    return over_sequences(inputs, state_SHKV.float(), query_starts, step=_step, scan=_scan)
+    return in_turn(_rule, inputs, state_BHKV.float(), batch)
+
+
+def _rule(
+    inputs: Sequence[Tensor], state_SHKV: Tensor, query_starts: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return over_sequences(inputs, state_SHKV, query_starts, step=_step, scan=_scan)
 
 
 def unit(x: Tensor) -> Tensor:

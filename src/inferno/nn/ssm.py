@@ -26,7 +26,7 @@ from inferno.nn.cut import Cut
 from inferno.nn.delta import decays, in_chunks
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
-from inferno.nn.recurrence import over_sequences
+from inferno.nn.recurrence import in_turn, over_sequences
 from inferno.nn.state import State
 from inferno.ops import reference as ops
 
@@ -40,17 +40,24 @@ def ssd(
     a_H: Tensor,
     b_TGN: Tensor,
     c_TGN: Tensor,
-    state_SHPN: Tensor,
-    query_starts: Sequence[int],
+    state_BHPN: Tensor,
+    batch: Batch,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (T, H, P), float32, and each sequence's state after its last token, (S, H, P, N).
 
-    `dt_TH` are the steps, at least 0, and `a_H` the rates of decay, at most 0. States begin as
-    zeros. Every sequence has at least one token.
+    `dt_TH` are the steps, at least 0, and `a_H` the rates of decay, at most 0. `state_BHPN` are the
+    states of the sequences that are no drafts; they begin as zeros. Every sequence has at least one
+    token.
     """
     dt_TH = dt_TH.float()
     inputs = (x_THP.float() * dt_TH[..., None], dt_TH * a_H.float(), b_TGN.float(), c_TGN.float())
-    return over_sequences(inputs, state_SHPN.float(), query_starts, step=_step, scan=_scan)
+    return in_turn(_rule, inputs, state_BHPN.float(), batch)
+
+
+def _rule(
+    inputs: Sequence[Tensor], state_SHPN: Tensor, query_starts: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return over_sequences(inputs, state_SHPN, query_starts, step=_step, scan=_scan)
 
 
 def _step(
@@ -219,14 +226,12 @@ class Mamba2Mixer(Layer):
             scaled = [part * scale for part, scale in zip(parts, self.scales, strict=True)]
             projected_TX = torch.cat(scaled, -1)
         gate_TI, xbc_TX, dt_TH = torch.split(projected_TX, self.sizes, -1)
-        xbc_TX, conv_SPX = self.conv1d(xbc_TX, held["conv"], batch.query_starts)
+        xbc_TX, conv_SPX = self.conv1d(xbc_TX, held["conv"], batch)
         x_TI, b_TX, c_TX = torch.split(F.silu(xbc_TX), self.inner_sizes, -1)
         x_THP = x_TI.reshape(len(x_TI), -1, self.width)
         b_TGN, c_TGN = (x.reshape(len(x), -1, self.state_size) for x in (b_TX, c_TX))
         dt_TH = F.softplus(dt_TH.float() + self.dt_bias).clamp(*self.limit)
-        y_THP, state_SHPN = ssd(
-            x_THP, dt_TH, -self.A_log.exp(), b_TGN, c_TGN, held["state"], batch.query_starts
-        )
+        y_THP, state_SHPN = ssd(x_THP, dt_TH, -self.A_log.exp(), b_TGN, c_TGN, held["state"], batch)
         self.state.store(batch, conv=conv_SPX, state=state_SHPN)
         y_THP = torch.addcmul(y_THP, x_THP.float(), self.D[:, None])
         y_TD: Tensor = self.out_proj(self.norm(y_THP.flatten(1), gate_TI))

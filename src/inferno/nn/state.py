@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from inferno.contracts import StateSpec
 from inferno.nn.batch import Batch
+from inferno.nn.recurrence import beginning, taken
 
 
 class State(nn.Module):
@@ -28,12 +29,12 @@ class State(nn.Module):
 
     def load(self, batch: Batch) -> dict[str, Tensor]:
         """Return copies of the state tensors of the step's sequences, each (S, *shape): zeros for a
-        sequence that starts with this step."""
-        slots_S = self._slots(batch)
+        sequence that starts with this step. Drafts are left out: S counts the others."""
+        slots_S = taken(self._slots(batch), beginning(batch))
         return {name: self.cache[name].index_select(0, slots_S) for name in self.spec.tensors}
 
     def store(self, batch: Batch, /, **new: Tensor) -> None:
-        """Store the new state tensors of the step's sequences, each (S, *shape)."""
+        """Store the new state tensors of the step's sequences, drafts too, each (S, *shape)."""
         assert new.keys() == self.spec.tensors.keys(), (
             f"a state has {', '.join(self.spec.tensors)}, but got {', '.join(new)}"
         )

@@ -55,7 +55,8 @@ class CacheGroupPlan:
     full: a block for every `block_size` tokens. Every plan has this group, with empty blocks if no
     layer needs it. Latent attention is full attention with another layout.
     window: the same for a sliding window's tokens only.
-    state: a slot for every running sequence, one for trial steps, and snapshots.
+    state: a slot for every running sequence, one for trial steps, one for each draft of a step, and
+    snapshots.
     """
 
     kind: Literal["full", "window", "state"]
@@ -69,6 +70,8 @@ class CacheGroupPlan:
     """In tokens, the current one included."""
     num_slots: int = 0
     """Slots that are not snapshots."""
+    num_drafts: int = 0
+    """Those of them for the states after drafts: how many drafts a step may verify in all."""
     num_snapshots: int = 0
 
     @property

@@ -37,6 +37,8 @@ class CacheSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     room: int
+    num_drafts: int = 0
+    """The most drafts of a sequence in one step."""
     _layers: Mapping[int | None, tuple[int, ...]] = field(init=False)
     """By window; None: layers without one."""
     _block_bytes: Mapping[int | None, int] = field(init=False)
@@ -76,7 +78,13 @@ class CacheSizes:
 
     def state_bytes(self) -> int:
         """Return the bytes of all running sequences' states."""
-        return (self.max_num_seqs + 1) * self._slot_bytes()
+        return (self.max_num_seqs + 1 + self._draft_states()) * self._slot_bytes()
+
+    def _draft_states(self) -> int:
+        """Return how many drafts of a step get a state: those of one sequence, or more, as far as
+        what snapshots may take is enough."""
+        affordable = SNAPSHOT_BYTES // max(1, self._slot_bytes())
+        return min(self.max_num_seqs * self.num_drafts, max(self.num_drafts, affordable))
 
     def _groups(self, num_blocks: int, windows: Mapping[int, int]) -> tuple[CacheGroupPlan, ...]:
         """Return the full group, which includes the layers of every window without its own group,
@@ -110,6 +118,7 @@ class CacheSizes:
         if not self.states:
             return ()
         each, rows = max(1, self._slot_bytes()), self.max_num_seqs
+        drafts = self._draft_states()
         budget = max(SNAPSHOT_BYTES, 2 * each, rows // 16 * each)
         spare = max(0, self.room - self.state_bytes()) // 2
         return (
@@ -118,7 +127,8 @@ class CacheSizes:
                 layers=tuple(sorted(layer for use in self.states for layer in use.layers)),
                 block_size=self.block_size,
                 unit_bytes=each,
-                num_slots=rows + 1,
+                num_slots=rows + 1 + drafts,
+                num_drafts=drafts,
                 num_snapshots=min(min(budget, spare) // each, 4 * rows),
             ),
         )
@@ -163,7 +173,8 @@ def describe(groups: Sequence[CacheGroupPlan]) -> str:
             parts.append(f"{blocks}, {unit} per token")
         elif group.kind == "state":
             each = host.format_bytes(group.unit_bytes)
+            drafts = f", {group.num_drafts} of them for drafts," if group.num_drafts else ""
             parts.append(
-                f"{group.num_slots} states and {group.num_snapshots} snapshots, {each} each"
+                f"{group.num_slots} states{drafts} and {group.num_snapshots} snapshots, {each} each"
             )
     return "; ".join(parts)

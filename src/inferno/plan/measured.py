@@ -48,6 +48,7 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
         plan.max_num_seqs,
         plan.max_num_batched_tokens,
         room=max(0, limit - measured.used - measured.captured - drafts),
+        num_drafts=0 if plan.speculation is None else plan.speculation.num_drafts,
     )
     reason = (
         f"the weights and a step of {plan.max_num_batched_tokens} tokens take "

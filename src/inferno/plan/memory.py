@@ -110,9 +110,11 @@ def size_cache(
     limit: int,
     fixed: int,
     declared: int | None = None,
+    num_drafts: int = 0,
 ) -> Decided[CacheSize]:
     """Size the cache to fit into `limit` alongside `fixed` bytes, but no larger than could be used.
-    `declared`: the checkpoint's limit of a string (`TextAssets.max_seq_length`).
+    `declared`: the checkpoint's limit of a string (`TextAssets.max_seq_length`). `num_drafts`: the
+    most of a sequence in one step.
     Raises OptionError, OutOfMemoryError."""
     longest = model.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > longest:
@@ -130,14 +132,20 @@ def size_cache(
         options.max_num_seqs,
         options.max_num_batched_tokens,
         room=max(0, limit - fixed),
+        num_drafts=num_drafts,
     )
     fewer = f"; or use fewer than {options.dp} engines: --dp." if options.dp > 1 else "."
+    drafts = " and of drafts" if num_drafts else ""
     if sizes.state_bytes() > sizes.room:
         raise OutOfMemoryError(
             f"{host.format_bytes(fixed)} for weights and workspace leave "
             f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
-            f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
-            "Lower --max-num-seqs, or raise --memory" + fewer,
+            f"{options.max_num_seqs} sequences{drafts} take "
+            f"{host.format_bytes(sizes.state_bytes())}",
+            "Lower --max-num-seqs"
+            + (" or --num-speculative-tokens" if num_drafts else "")
+            + ", or raise --memory"
+            + fewer,
         )
     groups = sizes.choose(wanted)
     tokens = groups[0].num_blocks * block_size

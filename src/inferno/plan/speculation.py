@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import evolve, field, frozen
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
     Architecture,
+    AttentionBackend,
     AttentionSpec,
     Checkpoint,
     ModelConfig,
     MTPModelConfig,
     Proposer,
-    StateSpec,
     TensorInfo,
 )
 from inferno.errors import ModelNotFoundError, OptionError, UnsupportedError
@@ -43,15 +44,9 @@ class Drafting:
     """The draft model."""
 
 
-def choose_proposer(catalog: Catalog, wanted: str, model: ModelConfig) -> Offer[Proposer]:
+def choose_proposer(catalog: Catalog, wanted: str) -> Offer[Proposer]:
     """Choose the proposer that `options.speculative` names; any other name is a reference to a
-    draft model. Raises UnsupportedError if the model cannot verify drafts."""
-    if any(isinstance(spec, StateSpec) for spec in model.cache_specs()):
-        raise UnsupportedError(
-            "speculative decoding needs states that can be rolled back, and this model's recurrent "
-            "states cannot",
-            "Leave out --speculative.",
-        )
+    draft model. Raises OptionError."""
     names = [offer.item.name for offer in catalog.of("inferno_proposers")]
     if wanted not in names:
         try:
@@ -101,6 +96,7 @@ def mtp_use(
 
 
 def choose_drafting(
+    catalog: Catalog,
     offer: Offer[Proposer],
     options: Options,
     model: ModelConfig,
@@ -118,7 +114,7 @@ def choose_drafting(
         num_drafts=options.num_speculative_tokens or proposer.num_drafts,
         propose_cost=proposer.cost,
     )
-    chosen = (("proposer", offer),)
+    chosen: tuple[tuple[str, Offer[Any]], ...] = (("proposer", offer),)
     rows = min(
         options.max_num_seqs * speculation.num_drafts,
         options.max_num_batched_tokens - options.max_num_seqs,
@@ -150,10 +146,22 @@ def choose_drafting(
     opened = open_draft(wanted, draft_options)
     try:
         planned = _with_model(opened, speculation, model, num_layers)
+        chosen += _backends(catalog, planned)
         return Decided(evolve(planned, memory=(logits, *planned.memory)), chosen)
     except BaseException:
         opened.close()
         raise
+
+
+def _backends(
+    catalog: Catalog, drafting: Drafting
+) -> tuple[tuple[str, Offer[AttentionBackend]], ...]:
+    """Return what a draft model's layers attend with: a model without attention, or with another
+    kind, has not chosen it."""
+    uses = [each for use in drafting.attention for each in (use, use.tokens) if each is not None]
+    return tuple(
+        ("attention", catalog.named(AttentionBackend, use.name, use.distribution)) for use in uses
+    )
 
 
 def _with_model(

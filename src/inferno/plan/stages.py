@@ -151,7 +151,7 @@ def choose_proposal(given: Given, model: ModelFacts) -> Proposal:
     """Raises OptionError, UnsupportedError."""
     if given.options.speculative is None:
         return Proposal()
-    proposer = choose_proposer(given.catalog, given.options.speculative, model.config)
+    proposer = choose_proposer(given.catalog, given.options.speculative)
     mtp = mtp_use(proposer.item, model.architecture.value, model.config, model.checkpoint)
     return Proposal(proposer=proposer, mtp=mtp)
 
@@ -309,13 +309,9 @@ def choose_drafts(
     UnsupportedError."""
     if proposal.proposer is None:
         return None
+    sizes = attention.num_layers, attention.block_size
     drafting = choose_drafting(
-        proposal.proposer,
-        given.options,
-        model.config,
-        attention.num_layers,
-        attention.block_size,
-        given.open_draft,
+        given.catalog, proposal.proposer, given.options, model.config, *sizes, given.open_draft
     )
     if drafting.value.opened is not None:
         given.on_error.callback(drafting.value.opened.close)
@@ -358,6 +354,7 @@ def choose_cache(
         limit=limit.value,
         fixed=sum(item.nbytes for item in fixed),
         declared=model.assets.max_seq_length,
+        num_drafts=0 if drafting is None else drafting.speculation.num_drafts,
     )
     return Cache(limit=limit, fixed=fixed, size=size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from attrs import define, field
@@ -55,10 +55,9 @@ class FakeRunner:
     A cache slot holds the tokens up to its own, which its keys and values depend on. When a step's
     tokens are stored, all slots they attend to must hold their prefix: in each group of `windows`
     those within the window, or all. A recurrent state holds all tokens it has seen, which must be
-    those before a slice. The next token is a hash of all
-    tokens before it, so each sequence has one correct continuation: `continuation`. Drafts are what
-    `propose` returns for the tokens so far and the number wanted. An embedding is the number of
-    tokens it was computed from.
+    those before a slice. The next token is a hash of all tokens before it, so each sequence has one
+    correct continuation: `continuation`. Drafts are what `propose` returns for the tokens so far
+    and the number wanted. An embedding is the number of tokens it was computed from.
     """
 
     block_size: int
@@ -67,6 +66,8 @@ class FakeRunner:
     """The sliding window of each group with block tables; None: its layers attend to all tokens."""
     has_states: bool = False
     """Whether the group after these has recurrent states."""
+    num_rows: int = 0
+    """Its slots before that of trial steps and those of drafts."""
     propose: Callable[[Sequence[int], int], Sequence[int]] = lambda token_ids, count: ()
     states: dict[int, Tokens] = field(factory=dict)
     """Slot -> tokens that its state has seen."""
@@ -163,6 +164,9 @@ class FakeRunner:
         if cut is not None:
             drafts = cut({row: ids for row, ids in self._drafts.items() if ids})
             self._drafts = {row: tuple(drafts.get(row, ())) for row in rows}
+        if self.has_states:
+            for slot, seen in enumerate(self._drafted(rows), self.num_rows + 1):
+                self.states[slot] = seen
         for group, window in enumerate(self.windows):
             self._store(step, group, window)
         self._copy(step.copies_after)
@@ -188,6 +192,13 @@ class FakeRunner:
                 f"row {row}'s state has not seen the tokens before its slice"
             )
             self.states[row] = tuple(tokens[:stop])
+
+    def _drafted(self, rows: Sequence[int]) -> Iterator[Tokens]:
+        """The tokens up to each draft of the step, in the order of its slices."""
+        for row in rows:
+            drafts = self._drafts[row]
+            for count in range(len(drafts)):
+                yield (*self.states[row], *drafts[: count + 1])
 
     def draw(self, step: Step) -> Sampled:
         token_ids: list[int] = []
@@ -281,9 +292,10 @@ def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int
     return tokens[len(prompt) :]
 
 
-def views_of(groups: Sequence[CacheGroup]) -> tuple[list[int | None], bool]:
+def views_of(groups: Sequence[CacheGroup]) -> tuple[list[int | None], bool, int]:
     """What a `FakeRunner` must know of cache groups, of which those with states come last: the
-    windows, and whether there are states."""
+    windows, whether there are states, and for how many rows."""
     paged = [group for group in groups if not isinstance(group, StateGroup)]
     windows = [group.window if isinstance(group, WindowGroup) else None for group in paged]
-    return windows, len(paged) < len(groups)
+    rows = [group.snapshots.num_rows for group in groups if isinstance(group, StateGroup)]
+    return windows, len(paged) < len(groups), max(rows, default=0)

@@ -120,10 +120,10 @@ def write_gguf(
         whole = torch.stack(members) if is_stack else members[0]
         is_weight = stored.endswith(".weight")
         axis = dialect.squeezed.get(module_pattern(stored)) if is_weight else None
-        rows = dialect.matrices.get(tensor_pattern(stored))
-        whole = whole if rows is None else whole.view(config[rows], -1)
+        field = dialect.matrices.get(tensor_pattern(stored))
+        whole = whole if field is None else whole.view(config[field], -1)
         values = add(stored, whole if axis is None else whole.squeeze(axis)).view(whole.shape)
-        values = values if rows is None else values.flatten()
+        values = values if field is None else values.flatten()
         rest = {member: values[member] if is_stack else values for member, _ in names}
         for (member, _), name in sorted(names.items()):
             size = len(tensors[name])

@@ -181,8 +181,6 @@ class ImageTests:
     def test_tokens_are_the_reference_s(
         self, run: str, checkpoint: Path, asked: Sequence[Asked]
     ) -> None:
-        if run == "drafts" and self.is_recurrent(checkpoint):
-            pytest.skip("its recurrent states cannot be rolled back")
         with self.opened(checkpoint, run in NATIVE, **RUNS[run]) as opened:
             engine = Engine.load(opened)
         first, cached = generated(engine, asked)

@@ -238,8 +238,7 @@ class RankTests(Installed):
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:
-        """With a cache that is too small for all prompts, and n-gram drafts, unless recurrent
-        states cannot take them back."""
+        """With a cache that is too small for all prompts, and n-gram drafts."""
         if not divides:
             pytest.skip("the architecture does not divide")
         repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
@@ -250,8 +249,7 @@ class RankTests(Installed):
             return evolve(plan, groups=groups, cache_policy="none")
 
         plain = without_kernels(catalog)
-        speculative = None if alone.plan.states else "ngram"
-        squeezed = load_shared(checkpoint, plain, plan=tight, speculative=speculative, **limits)
+        squeezed = load_shared(checkpoint, plain, plan=tight, speculative="ngram", **limits)
         ours, theirs = (answers(e, repeated, params) for e in (squeezed, alone))
         stats = squeezed.stats()
         squeezed.close()

@@ -25,8 +25,8 @@ class CacheGroup(Protocol):
 
     index: int
     """Its index in the plan, by which steps name it."""
-    rolls_back: bool = True
-    """Whether a sequence can go on before its last tokens: after refused drafts, in a fork."""
+    most_drafts: int = UNLIMITED
+    """How many drafts a step may verify in all: of each the group keeps what comes after it."""
     saves: bool = False
     """Whether steps are followed by copies of what they computed: else `cut` and `save` are not
     asked."""
@@ -95,6 +95,11 @@ class CacheGroup(Protocol):
         """Return a block's place, for block tables and copies of it. None if it has none, or if a
         sequence could not go on inside a copy."""
         return None
+
+    def accepted(self, row: int, count: int) -> Iterable[Copy]:
+        """Return what to copy where a row goes on after one of the last step's drafts: the last of
+        the first `count` in it."""
+        return ()
 
     def cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """Return where a slice from `start` to at most `stop` ends."""

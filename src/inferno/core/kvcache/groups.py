@@ -55,8 +55,7 @@ class CacheGroups:
         self._blocks = BlockPool(num_blocks)
         self._limited = tuple(g for g in self.groups if g.available() < UNLIMITED)
         self._saving = tuple(g for g in self.groups if g.saves)
-        self.rolls_back = all(group.rolls_back for group in self.groups)
-        """Whether sequences can go on before their last tokens: after refused drafts, in a fork."""
+        self.most_drafts = min(group.most_drafts for group in self.groups)
         self.saves = bool(self._saving)  # else slices take all tokens
         self.whole_prompts = whole_prompts
         self._presence: NoPresence = NO_PRESENCE
@@ -219,6 +218,11 @@ class CacheGroups:
         for group in self._saving:
             stop = group.cut(sequence, start, stop)
         return stop - start
+
+    def accepted(self, row: int, count: int) -> list[Copy]:
+        """Return what to copy where a row goes on after one of the last step's drafts: the last of
+        the first `count` in it."""
+        return [copy for group in self.groups for copy in group.accepted(row, count)]
 
     def save(self, stops: Iterable[tuple[Sequence, int]]) -> tuple[Copy, ...]:
         """Return the copies due once a step has computed these sequences up to these tokens."""

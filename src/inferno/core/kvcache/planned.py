@@ -20,6 +20,7 @@ def groups_of(plan: Plan, *, saves: bool) -> list[CacheGroup]:
             places = group.num_blocks
             groups.append(WindowGroup(index, places, group.block_size, group.window))
         else:
-            snapshots = Snapshots(plan.max_num_seqs, group.num_snapshots if saves else 0)
+            count = group.num_snapshots if saves else 0
+            snapshots = Snapshots(plan.max_num_seqs, count, group.num_drafts)
             groups.append(StateGroup(index, snapshots, group.block_size))
     return groups

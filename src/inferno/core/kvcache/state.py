@@ -23,11 +23,13 @@ class Snapshots:
     passing, and superseded as soon as the sequence has a later one. A passing one never evicts a
     lasting one. Among equals, the least recently used is evicted first.
 
-    The slots of a state tensor are, in this order: one per row, one for trial steps, the snapshots.
+    The slots of a state tensor are, in this order: one per row, one for trial steps, one for each
+    draft of a step, the snapshots.
     """
 
     num_rows: int
     num_snapshots: int
+    num_drafts: int = 0
     _slot_of: dict[int, int] = field(factory=dict, init=False)
     """Full block -> the slot of its snapshot."""
     _worth: dict[int, int] = field(factory=dict, init=False)
@@ -41,7 +43,8 @@ class Snapshots:
         self._free = list(reversed(self._slots()))
 
     def _slots(self) -> range:
-        return range(self.num_rows + 1, self.num_rows + 1 + self.num_snapshots)
+        first = self.num_rows + 1 + self.num_drafts
+        return range(first, first + self.num_snapshots)
 
     def __contains__(self, block: int) -> bool:
         return block in self._slot_of
@@ -120,7 +123,7 @@ class StateGroup(CacheGroup):
     block_size: int
     interval: int = 1024
     """Tokens between a sequence's snapshots that later ones do not supersede."""
-    rolls_back: bool = field(default=False, init=False)
+    most_drafts: int = field(init=False)
     saves: bool = field(init=False)
     _due: dict[int, tuple[int, int]] = field(factory=dict, init=False)
     """By row, the tokens after which to take lasting snapshots."""
@@ -128,7 +131,7 @@ class StateGroup(CacheGroup):
     """By row, the index of the block after which its last snapshot was taken, if any."""
 
     def __attrs_post_init__(self) -> None:
-        self.saves = self.snapshots.num_snapshots > 0
+        self.saves, self.most_drafts = self.snapshots.num_snapshots > 0, self.snapshots.num_drafts
         # Snapshots are of the ends of blocks, so whole blocks lie between them.
         self.interval = -(-self.interval // self.block_size) * self.block_size
 
@@ -171,6 +174,9 @@ class StateGroup(CacheGroup):
 
     def watch(self, changed: Callable[[int], object]) -> None:
         self.snapshots.changed = changed
+
+    def accepted(self, row: int, count: int) -> Iterable[Copy]:
+        return (Copy(self.index, self.snapshots.num_rows + count, row),)
 
     def cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """End where a snapshot is due, or else with a block."""

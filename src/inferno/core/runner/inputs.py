@@ -125,11 +125,11 @@ class Inputs:
         """Write a step of as many tokens, sequences and sampled rows, or a smaller one and padding
         rows."""
         self._turn()
-        inputs, tokens = self._arrays, len(arrays.token_ids)
+        inputs, tokens, slots = self._arrays, len(arrays.token_ids), arrays.state_slots
         sequences, sampled = len(arrays.context_lens), len(arrays.last)
         inputs["token_ids"][:tokens] = arrays.token_ids
         inputs["positions"][:tokens] = arrays.positions
-        inputs["rows"][:sequences] = arrays.rows
+        inputs["rows"][:sequences] = arrays.rows if slots is None else slots
         inputs["last"][:sampled] = arrays.last
         inputs["query_starts"][: sequences + 1] = arrays.query_starts
         inputs["context_lens"][:sequences] = arrays.context_lens
@@ -175,17 +175,22 @@ class Inputs:
 
     def batch(self, arrays: StepArrays) -> Batch:
         """Return the written step."""
-        return self._batch(arrays.query_starts, arrays.context_lens)
+        return self._batch(arrays.query_starts, arrays.context_lens, arrays.follows)
 
-    def to_capture(self) -> Batch:
+    def to_capture(self, drafts: bool = False) -> Batch:
         """Return a step to capture. Where it is not one token per sequence, it does not say which
-        tokens are whose."""
+        tokens are whose. With `drafts`, all sequences but the first are drafts."""
         longest = min(self.width * self.spec.block_size, self.spec.max_model_len)
-        starts = [min(i, self.tokens) for i in range(self.sequences)]
-        return self._batch([*starts, self.tokens], [longest] * self.sequences, captured=True)
+        starts = [*(min(i, self.tokens) for i in range(self.sequences)), self.tokens]
+        follows = [False, *[True] * (self.sequences - 1)] if drafts else []
+        return self._batch(starts, [longest] * self.sequences, follows, captured=True)
 
     def _batch(
-        self, query_starts: Sequence[int], context_lens: Sequence[int], captured: bool = False
+        self,
+        query_starts: Sequence[int],
+        context_lens: Sequence[int],
+        follows: Sequence[bool],
+        captured: bool = False,
     ) -> Batch:
         inputs = self._tensors
         batch = Batch(
@@ -199,6 +204,7 @@ class Inputs:
             query_starts_S1=inputs["query_starts"],
             context_lens_S=inputs["context_lens"],
             state_slots_S=None if self.spec.trial_slot is None else inputs["rows"],
+            follows=follows,
             captured=captured,
         )
         groups = range(self.spec.num_groups)

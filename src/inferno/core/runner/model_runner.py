@@ -23,7 +23,7 @@ from inferno.contracts import Capture, Drafter, LogitsProcessor, Mover
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.launched import Draws, LaunchedStep
-from inferno.core.runner.parts import Adapting, Drafting, StepPart, pooling, prompt_logprobs
+from inferno.core.runner.parts import Drafting, StepPart, pooling, prompt_logprobs
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import Sampled, Step
@@ -35,6 +35,7 @@ from inferno.plan import Plan
 from inferno.plan.draft_cost import draft_counts, verify_cost
 from inferno.sampling import Pairs, Sampler
 from inferno.weights.adapters import Adapters
+from inferno.weights.adapting import Adapting
 
 
 class ModelRunner:
@@ -85,7 +86,9 @@ class ModelRunner:
         captured = capture, plan.capture, self._input_spec, begin, counts
         self.replays: Replays | None
         """Captured steps, if the plan has any."""
-        self.adapting = None if adapters is None else Adapting(adapters, plan.max_num_seqs)
+        self.adapting: Adapting[Replays] | None = None
+        if adapters is not None:
+            self.adapting = Adapting(adapters, plan.max_num_seqs)
         if self.adapting is None:
             self.replays = Replays.of_model(model, *captured)
         else:

@@ -70,13 +70,14 @@ class Replays:
     the first one: in the middle of an answer that would take longer than drafts gain."""
     refusal: str | None = None
     """Why steps are not captured."""
-    _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
+    _shapes: dict[tuple[int, int, bool], Shape] = field(factory=dict)
+    """By tokens, blocks, and whether all but the first are drafts that go on with its states."""
     _prompts: dict[int, Shape] = field(factory=dict)
     """Steps with prompts, by their number of tokens."""
     _seen: set[tuple[int, int]] = field(factory=set)
     """Shapes of steps with parts of prompts so far."""
-    _waiting: list[tuple[int, int]] = field(init=False)
-    """(sequences, blocks), or (tokens, 0) of steps with prompts."""
+    _waiting: list[tuple[int, int, bool]] = field(init=False)
+    """Keys of `_shapes`, or (tokens, 0, False) of steps with prompts."""
 
     @classmethod
     def of_model(
@@ -103,16 +104,27 @@ class Replays:
 
     def __attrs_post_init__(self) -> None:
         use = self.use
-        shapes = [(size, width) for size in use.sizes for width in use.blocks]
         wide = max((width for width in use.blocks if width <= _DRAFTED), default=use.blocks[0])
-        drafted = [(1 + count, wide) for count in (0, *self.drafts) if 1 + count in use.sizes]
-        self._waiting = shapes[::-1] if use.ahead else drafted[::-1] if self.drafts else []
-        self._waiting[:0] = [(size, 0) for size in use.prompts[::-1]]
+        counts = (0, *self.drafts) if self.drafts else ()
+        sizes = dict.fromkeys(at_least(use.sizes, 1 + count) for count in counts)
+        shapes = [(size, wide, self._in_turn and size > 1) for size in sizes if size is not None]
+        if use.ahead:
+            usual = [(size, width, False) for size in use.sizes for width in use.blocks]
+            chains = [
+                (size, width, True) for size, _, chain in shapes if chain for width in use.blocks
+            ]
+            shapes = [*chains, *usual]
+        self._waiting = [(size, 0, False) for size in use.prompts[::-1]] + shapes[::-1]
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether drafts wait for the states of those before them."""
+        return self.spec.trial_slot is not None
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
         """(sequences, blocks of a table) of each captured step."""
-        return set(self._shapes)
+        return {(size, width) for size, width, _ in self._shapes}
 
     @property
     def num_waiting(self) -> int:
@@ -122,10 +134,10 @@ class Replays:
     def capture_ahead(self, most: int = sys.maxsize) -> None:
         """Capture the shapes that the plan wants before the first step, the largest first, but at
         most the `most` next ones. Shapes that cannot be captured run without a capture."""
-        for size, width in self._waiting[:most]:
+        for size, width, chain in self._waiting[:most]:
             try:
                 if width:
-                    self._shapes[size, width] = self._captured(size, size, width)
+                    self._shapes[size, width, chain] = self._captured(size, size, width, chain)
                 else:
                     use = self.use
                     self._prompts[size] = self._captured(size, use.sequences, use.blocks[-1])
@@ -163,10 +175,13 @@ class Replays:
             if (shape := self._with_prompts(tokens, sequences)) is not None:
                 return self._replayed(shape, arrays)[: len(arrays.last)]
             # Recurrent states see one token of a sequence in a step.
-            if tokens - sequences >= self.spec.block_size or self.spec.trial_slot is not None:
+            if tokens - sequences >= self.spec.block_size or self._in_turn:
                 return None
             arrays = arrays.token_by_token()
-        if (shape := self._shape(tokens, blocks, at_once=not prompt)) is None:
+        chain = self._in_turn and any(arrays.follows)
+        if chain and arrays.follows.count(False) > 1:
+            return None  # of several sequences with drafts
+        if (shape := self._shape(tokens, blocks, chain, at_once=not prompt)) is None:
             return None
         logits_TV = self._replayed(shape, arrays)
         if len(arrays.last) < tokens:
@@ -185,40 +200,41 @@ class Replays:
         size = at_least(self.use.prompts, tokens)
         return self._prompts.get(size or 0) if sequences < self.use.sequences else None
 
-    def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
+    def _shape(self, sequences: int, blocks: int, chain: bool, *, at_once: bool) -> Shape | None:
         """Return the smallest captured shape for so many sequences: a wide table costs nothing. A
         new one is captured now, or if not `at_once`, the second time: one prompt alone is not worth
         it."""
         size, width = at_least(self.use.sizes, sequences), at_least(self.use.blocks, blocks)
         if self.refusal is not None or size is None or width is None:
             return None
-        if (shape := self._shapes.get((size, width))) is not None or self.use.ahead:
+        if (shape := self._shapes.get(key := (size, width, chain))) is not None or self.use.ahead:
             return shape
-        if wider := [key for key in self._shapes if key[0] == size and key[1] > width]:
-            shape = self._shapes[size, width] = self._shapes[min(wider)]
+        if wider := [k for k in self._shapes if k[::2] == key[::2] and k[1] > width]:
+            shape = self._shapes[key] = self._shapes[min(wider)]
             return shape
         if not at_once and (size, width) not in self._seen:
             self._seen.add((size, width))
             return None
         try:
-            shape = self._shapes[size, width] = self._captured(size, size, width)
+            shape = self._shapes[key] = self._captured(size, size, width, chain)
         except Uncaptured as reason:
             self._refuse(str(reason))
         return shape
 
-    def _captured(self, tokens: int, sequences: int, width: int) -> Shape:
+    def _captured(self, tokens: int, sequences: int, width: int, chain: bool = False) -> Shape:
         inputs = Inputs(self.spec, tokens, sequences, width, sequences)
         last_L = None if tokens == sequences else inputs.last_L
         inputs.clear()
-        self.prepare(inputs.to_capture())
+        batch = partial(inputs.to_capture, chain)
+        self.prepare(batch())
         if self.begin is not None:
-            self.begin(inputs.to_capture())
+            self.begin(batch())
         if not (
             self._shapes or self._prompts
         ):  # creates values made on first use, such as a float32 bias
-            self.compute(inputs.to_capture(), last_L)
+            self.compute(batch(), last_L)
         # A new batch for each run: what a backend keeps in `scratch` belongs to one.
-        return Shape(inputs, self.capture(lambda: self.compute(inputs.to_capture(), last_L)))
+        return Shape(inputs, self.capture(lambda: self.compute(batch(), last_L)))
 
 
 def at_least(numbers: Sequence[int], wanted: int) -> int | None:

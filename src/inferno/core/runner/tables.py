@@ -42,6 +42,10 @@ class StepArrays:
     """Index in T of each slice's first token."""
     drafts: list[Sequence[int]] | None = None
     """Each sampling slice's drafts; None if no slice has any."""
+    state_slots: Array | None = None
+    """Where each sequence's recurrent states are, if there are drafts; else in the rows' slots."""
+    follows: Sequence[bool] = ()
+    """As in `Batch`."""
 
     @property
     def spans(self) -> list[Span]:
@@ -53,13 +57,15 @@ class StepArrays:
 
     def token_by_token(self) -> StepArrays:
         """Return the same step with each token as a sequence of its own, which drafts are already
-        (`Tables.lay_out`). `rows` repeats theirs, and `slice_starts` stays."""
+        (`Tables.lay_out`). `rows` repeats theirs, and `slice_starts` stays. States have none."""
         owner = np.repeat(np.arange(len(self.rows)), np.diff(self.query_starts))
         return evolve(
             self,
             query_starts=list(range(len(owner) + 1)),
             context_lens=(self.positions + 1).tolist(),
             rows=self.rows[owner],
+            state_slots=None,
+            follows=(),
             groups=[(slots, tables[owner]) for slots, tables in self.groups],
         )
 
@@ -122,7 +128,7 @@ class Tables:
         rows, starts, counts, samples = np.array(columns, np.int64).T.copy()
         sampling = samples.astype(bool)
         sampling_rows, next_positions = rows[sampling].tolist(), (starts + counts)[sampling]
-        given, slices = None, slice(None)
+        given, slices, state_slots, follows = None, slice(None), None, ()
         if drafts:
             self._write_drafts(step, drafts)
             given = [drafts.get(row, ()) for row in sampling_rows]
@@ -130,7 +136,8 @@ class Tables:
             slices = np.cumsum(pieces) - pieces
             of_slice = np.repeat(np.arange(len(rows)), pieces)
             index = np.arange(len(of_slice)) - slices[of_slice]  # 0: the known tokens
-            rows, sampling = rows[of_slice], sampling[of_slice]
+            rows, sampling, follows = rows[of_slice], sampling[of_slice], (index > 0).tolist()
+            state_slots = np.where(index == 0, rows, self.num_rows + np.cumsum(index > 0))
             stops = (starts + counts)[of_slice]
             starts = np.where(index == 0, starts[of_slice], stops + index - 1)
             counts = np.where(index == 0, counts[of_slice], 1)
@@ -157,6 +164,8 @@ class Tables:
             next_positions=next_positions,
             slice_starts=(ends - counts)[slices],
             drafts=given,
+            state_slots=state_slots,
+            follows=follows,
         )
 
     def _one_token_each(self, step: Step, shift: int) -> StepArrays:

@@ -33,6 +33,8 @@ class Rows:
     """Changes of block tables that the runner has not received yet; so are `moves`, `copies`."""
     moves: list[Move] = field(factory=list)
     copies: list[Copy] = field(factory=list)
+    accepted: dict[int, list[Copy]] = field(factory=dict)
+    """By row, what it takes over of the draft after which it goes on."""
     _arriving: dict[int, Sequence] = field(factory=dict)
     """By the key of the move that they wait for."""
     _keys: counter[int] = field(factory=counter)
@@ -113,6 +115,7 @@ class Rows:
         self.groups.release(sequence)
         self.adapters.release(sequence.adapter_slot)
         del self.running[row]
+        self.accepted.pop(row, None)
         self.free.append(row)
         self.updates = [update for update in self.updates if update.row != row]
         sequence.row = None
@@ -125,6 +128,7 @@ class Rows:
 
     def take_news(self) -> tuple[list[BlockUpdate], list[Move], list[Copy]]:
         """Return what the next step tells the runner, and forget it."""
-        news = self.updates, self.moves, self.copies
-        self.updates, self.moves, self.copies = [], [], []
+        taken = [copy for copies in self.accepted.values() for copy in copies]
+        news = self.updates, self.moves, taken + self.copies
+        self.updates, self.moves, self.copies, self.accepted = [], [], [], {}
         return news

@@ -37,8 +37,7 @@ class Scheduler:
     """`add` and `abort` requests; `plan` a step; `commit` what it computed.
 
     `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at
-    once; `max_num_batched_tokens` and `max_step_time` are those of a `StepBudget`. With `drafts`,
-    steps verify draft tokens; models with recurrent states cannot: states are not rolled back.
+    once, the next two a step (`StepBudget`). With `drafts`, steps verify draft tokens.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Scheduler:
         queue: QueueBuild = FirstCome,
         adapter_slots: int = 0,
     ) -> None:
-        assert drafts is None or groups.rolls_back, "the plan refuses drafts for these models"
+        assert drafts is None or groups.most_drafts, "the plan has states for drafts"
         assert groups.fits(min(max_model_len, max_num_batched_tokens)), "too few for one sequence"
         self._groups, self._max_model_len = groups, max_model_len
         self._by_id: dict[str, Sequence] = {}
@@ -98,8 +97,8 @@ class Scheduler:
         return {sequence.request.content[0] for sequence in self._by_id.values()}
 
     def suggest(self, request_id: str, token_ids: SequenceOf[int]) -> None:
-        """Replace a request's suggested drafts. Models with recurrent states take none."""
-        if self._groups.rolls_back:
+        """Replace a request's suggested drafts, unless some group keeps none."""
+        if self._groups.most_drafts:
             self._by_id[request_id].suggested = tuple(token_ids[:MOST_SUGGESTED])
 
     def request_of(self, row: int) -> Request:
@@ -110,10 +109,7 @@ class Scheduler:
         """Drop a request. Returns False if it is unknown or finished."""
         if (sequence := self._by_id.pop(request_id, None)) is None:
             return False
-        if sequence.row is not None:
-            self._rows.vacate(sequence)
-        else:
-            self._admission.remove(sequence)
+        (self._admission.remove if sequence.row is None else self._rows.vacate)(sequence)
         return True
 
     # --- plan -------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ class Scheduler:
         if step.is_empty:
             return []
         outputs, groups, block_size = list[EngineOutput](), self._groups, self._groups.block_size
-        first = num_tokens = num_drafts = num_accepted = 0
+        first = num_tokens = num_drafts = num_accepted = drafted = 0
         verified, token_ids, logprobs = sampled.verified, sampled.token_ids, sampled.logprobs
         failed, rows, proposes = sampled.failed, self._rows, self._speculation.proposes
         rows.arrived(sampled.moved)
@@ -196,6 +192,7 @@ class Scheduler:
         self._admission.computed(step, members, seconds)
         for piece, sequence in zip(step.slices, members, strict=True):
             if verified:
+                drafted += num_drafts
                 num_drafts, num_accepted = verified.get(piece.row, (0, 0))
             count, index, samples = piece.num_tokens + num_accepted, first, piece.samples
             first += 1 + num_accepted if samples else 0
@@ -210,6 +207,7 @@ class Scheduler:
                 sequence.num_unknown -= 1
                 if num_accepted:
                     sequence.token_ids += token_ids[index:first]
+                    rows.accepted[piece.row] = groups.accepted(piece.row, drafted + num_accepted)
                 else:
                     sequence.token_ids.append(token_ids[index])
                 sequence.suggested = ()
@@ -276,5 +274,5 @@ class Scheduler:
     def check(self) -> None:
         """Check the invariants, for tests."""
         self._rows.check()
-        num_waiting = self._admission.num_waiting
-        assert len(self._by_id) == len(self._running) + num_waiting, "a sequence is lost"
+        count = len(self._running) + self._admission.num_waiting
+        assert len(self._by_id) == count, "a sequence is lost"

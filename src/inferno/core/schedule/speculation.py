@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
+from inferno.core.kvcache.group import UNLIMITED
 from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice
 from inferno.plan.draft_cost import DraftCost, at_most
@@ -22,6 +23,8 @@ class Speculation:
     max_num_seqs: int
     _suggestions: dict[int, tuple[int, ...]] = field(factory=dict)
     """By row, for the step being planned."""
+    _given: int = 0
+    """Drafts that its slices verify so far."""
 
     def pays_to_wait(self, sequence: Sequence) -> bool:
         """Return whether to wait until the last token is known, because drafts then pay."""
@@ -34,14 +37,15 @@ class Speculation:
         Takes fewer drafts rather than preempt a sequence."""
         num_running, suggested = len(self.rows.running), sequence.suggested
         count = sequence.acceptance.count(self.cost, num_running)
-        count = min(count, sequence.num_left - 1, budget)
+        groups = self.rows.groups
+        # Without a proposer the plan has memory for the logits of max_num_seqs tokens.
+        room = groups.most_drafts if self.proposes else self.max_num_seqs - num_running
+        if groups.most_drafts < UNLIMITED and self.rows.in_flight:
+            return 0  # a step in flight has what it verifies where this one would
+        count = min(count, sequence.num_left - 1, budget, room - self._given)
         count = min(count, len(suggested)) if suggested else at_most(count, self.cost.most)
-        if not self.proposes:  # the plan has memory for the logits of max_num_seqs tokens
-            taken = sum(map(len, self._suggestions.values()))
-            count = min(count, self.max_num_seqs - num_running - taken)
         if count <= 0:
             return 0
-        groups = self.rows.groups
         missing = groups.blocks_for(stop + count) - len(sequence.block_ids)
         if missing > 0:
             # As at admission, one block stays for each running sequence to grow into.
@@ -50,11 +54,12 @@ class Speculation:
             else:
                 self.rows.updates += groups.acquire(sequence, missing)
         sequence.is_verifying = count > 0
+        self._given += max(0, count)
         if count > 0 and suggested:
             self._suggestions[sequence.held_row] = suggested[:count]
         return count
 
     def take_suggestions(self, slices: Iterable[Slice]) -> dict[int, tuple[int, ...]]:
         """Return the suggestions for a step of these slices, by row, and forget all."""
-        drafts, self._suggestions = self._suggestions, {}
+        drafts, self._suggestions, self._given = self._suggestions, {}, 0
         return {s.row: drafts[s.row] for s in slices if s.row in drafts} if drafts else drafts

@@ -59,7 +59,7 @@ class ShortConv(nn.Module):
         """As a decoder layer calls its attention. Nothing is rotated."""
         b_TD, c_TD, x_TD = self.in_proj(x_TD).chunk(3, -1)
         before_SPD = self.state.load(batch)["conv"]
-        x_TD, after_SPD = self.conv(b_TD * x_TD, before_SPD, batch.query_starts)
+        x_TD, after_SPD = self.conv(b_TD * x_TD, before_SPD, batch)
         self.state.store(batch, conv=after_SPD)
         y_TD: Tensor = self.out_proj(c_TD * x_TD)
         return y_TD

@@ -94,15 +94,15 @@ class GatedDeltaNet(Layer):
         self.sizes = [j - i for i, j in channels]
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
-        held, starts = self.state.load(batch), batch.query_starts
+        held = self.state.load(batch)
         qkv_TN, z_TX, b_TH, a_TH = self.inputs(x_TD)
-        qkv_TN, conv_SLN = self.conv1d(qkv_TN, held["conv"], starts)
+        qkv_TN, conv_SLN = self.conv1d(qkv_TN, held["conv"], batch)
         q_TX, k_TX, v_TX = torch.split(F.silu(qkv_TN), self.sizes, -1)
         q_TJK, k_TJK = (x.reshape(len(x), -1, self.key_dim) for x in (q_TX, k_TX))
         v_THV, z_THV = (x.reshape(len(x), -1, self.value_dim) for x in (v_TX, z_TX))
         decay_TH = -self.A_log.exp() * F.softplus(a_TH.float() + self.dt_bias)
         y_THV, state_SHKV = gated_delta(
-            q_TJK, k_TJK, v_THV, decay_TH, b_TH.float().sigmoid(), held["state"], starts
+            q_TJK, k_TJK, v_THV, decay_TH, b_TH.float().sigmoid(), held["state"], batch
         )
         self.state.store(batch, conv=conv_SLN, state=state_SHKV)
         y_TD: Tensor = self.out_proj(self.norm(y_THV.to(x_TD.dtype), z_THV).flatten(1))

@@ -1,8 +1,7 @@
 """What takes part in steps beside the model: see `StepPart`."""
 
-from inferno.core.runner.parts.adapting import Adapting
 from inferno.core.runner.parts.drafting import Drafting
 from inferno.core.runner.parts.part import PartResults, StepPart
 from inferno.core.runner.parts.prompts import pooling, prompt_logprobs
 
-__all__ = ["Adapting", "Drafting", "PartResults", "StepPart", "pooling", "prompt_logprobs"]
+__all__ = ["Drafting", "PartResults", "StepPart", "pooling", "prompt_logprobs"]

@@ -12,12 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from attrs import define, field
 from torch import Tensor
 
-from inferno.core.runner.parts.adapting import Adapting
 from inferno.core.runner.parts.part import PartResults, StepPart
+from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import NewSequence, Step
 from inferno.request.requests import Logprobs
 from inferno.sampling import Pooled, PromptLogprobs
+from inferno.weights.adapting import Adapting
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -68,7 +69,7 @@ class PromptPart(StepPart, Generic[Value]):
 
 
 def prompt_logprobs(
-    model: Any, adapting: Adapting | None = None
+    model: Any, adapting: Adapting[Replays] | None = None
 ) -> PromptPart[tuple[Logprobs | None, ...]]:
     """Return the part for log-probabilities of prompts' own tokens."""
 
