@@ -119,7 +119,7 @@ def message_costs() -> dict[str, float]:
     """Return the time to encode and to decode a step of 256 sequences, and an admission of 8 000
     tokens."""
     step = Step(slices=tuple(Slice(row, 1000 + row, 1, True) for row in range(256)))
-    drawn = [[50_000]] * 256
+    drawn = [[[50_000]] * 256]
     prompt = tuple(range(60_000, 68_000))
     request = Request(id="1", token_ids=prompt, params=SamplingParams())
     admission = Step(slices=(), new_sequences=(NewSequence(0, request, prompt),))

@@ -27,7 +27,7 @@ from inferno.process.ranks.joining import Joining, join
 from inferno.process.ranks.leading import LeadingHome
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.wire import Wire
-from inferno.testing.ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
+from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import small_options, without_kernels
 
 pytest.importorskip("inferno_demo")

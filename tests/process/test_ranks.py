@@ -37,7 +37,7 @@ from inferno.process.ranks.group import Group
 from inferno.process.ranks.leading import LeadingHome
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.ranks import GREEDY, ThreadRanks, answers, load_shared, tokens_of
+from inferno.testing.thread_ranks import GREEDY, ThreadRanks, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
 from inferno.weights import packing
 from inferno.weights.loading import load_model
@@ -107,10 +107,10 @@ def test_followers_are_told_what_they_need_of_a_step() -> None:
     request = Request(id="name", token_ids=(1, 2, 3), params=params, cache_salt="secret")
     new = NewSequence(row=0, request=request, token_ids=(1, 2, 3))
     step = Step(slices=(Slice(0, 0, 3, True),), new_sequences=(new,))
-    body = messages.encode_step(step, [[7], [8, 9]])
+    body = messages.encode_step(step, [[[7], [8, 9]]])
     assert b"secret" not in body and b"name" not in body
     told = messages.decode_step(body)
-    assert told.drawn == [[7], [8, 9]] and told.step.slices == step.slices
+    assert told.drawn == [[[7], [8, 9]]] and told.step.slices == step.slices
     [known] = told.step.new_sequences
     assert known.token_ids == (1, 2, 3) and known.request.params.prompt_logprobs == 1
     assert known.request.token_ids == (1, 2, 3), "log-probabilities are of the prompt's own tokens"
@@ -126,7 +126,7 @@ def test_a_prompt_is_sent_once() -> None:
 
 def test_a_step_of_many_sequences_is_small() -> None:
     step = Step(slices=tuple(Slice(row, 1000 + row, 1, True) for row in range(256)))
-    assert len(messages.encode_step(step, [[50_000]] * 256)) < 5000
+    assert len(messages.encode_step(step, [[[50_000]] * 256])) < 5000
 
 
 def test_what_a_step_drew_is_told_by_slice() -> None:

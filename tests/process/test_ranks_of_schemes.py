@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import WriteOptions
 from inferno.plan import Options, open_model
-from inferno.testing.ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
+from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
 from inferno.weights.loading import load_model
 from inferno_convert.convert import convert

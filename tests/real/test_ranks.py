@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.ranks import answers, load_shared, tokens_of
+from inferno.testing.thread_ranks import answers, load_shared, tokens_of
 from inferno.testing.tiny import torch_only
 
 PROMPTS = [[1, 4093, 198, 1780, 314, 260, 2450, 282, 5447, 47], [504, 3857, 282, 4649]]

@@ -48,7 +48,7 @@ def test_a_proposer_is_built_with_the_model_and_the_context_of_the_plan() -> Non
 class Steps:
     """An engine whose every step ends a request, and a runner that captures nothing."""
 
-    overlaps: bool
+    lag: int
     asked: list[list[Request]] = field(factory=lambda: [[]])
 
     @property
@@ -69,8 +69,8 @@ class Steps:
         return None
 
 
-def trial_of(overlaps: bool) -> list[list[Request]]:
-    steps = Steps(overlaps)
+def trial_of(lag: int) -> list[list[Request]]:
+    steps = Steps(lag)
     with opened() as demo:
         plan = demo.plan
     free = plan.fixed_bytes + trial_plan(plan).kv_bytes
@@ -80,7 +80,7 @@ def trial_of(overlaps: bool) -> list[list[Request]]:
 
 
 def test_where_steps_overlap_a_trial_draws_in_the_way_that_waits_for_nothing_too() -> None:
-    [largest, plain] = trial_of(overlaps=True)
+    [largest, plain] = trial_of(lag=1)
     with opened() as demo:
         lengths = trial_lengths(demo.plan)
     assert [len(request.token_ids) for request in largest] == lengths
@@ -92,7 +92,7 @@ def test_where_steps_overlap_a_trial_draws_in_the_way_that_waits_for_nothing_too
         assert request.params == evolve(largest[0].params, logprobs=None, prompt_logprobs=None), (
             "it takes no less memory otherwise"
         )
-    assert len(trial_of(overlaps=False)) == 1
+    assert len(trial_of(lag=0)) == 1
 
 
 def test_a_reranker_is_pooled_by_its_own_scores() -> None:

@@ -31,6 +31,15 @@ RANK_OPTIONS = [
         help="Tensor parallelism: processes that share each layer. [default: 1]",
     ),
     _engine(
+        "--pp",
+        "--pipeline-parallel-size",
+        "pp",
+        type=int,
+        metavar="STAGES",
+        help="Pipeline parallelism: stages that a step passes through, each with some of the "
+        "layers, in --tp processes. [default: 1]",
+    ),
+    _engine(
         "--dp",
         "--data-parallel-size",
         "dp",
@@ -81,7 +90,7 @@ def fold_ranks(given: dict[str, Any]) -> None:
                 f"this command cannot be rank {found.rank} of a launcher", "Use serve or generate."
             )
         given["executor"] = "environment"
-        given.setdefault("tp", found.ranks)
+        given.setdefault("tp", max(1, found.ranks // (given.get("pp") or 1)))
         given.setdefault("nodes", found.machines)
         if (host := found.listens) is not None:
             given.setdefault("rank_host", host)

@@ -28,6 +28,8 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     if ranks.join is not None:
         yield "machines", _machines(ranks, ranks.join), ranks.join.distribution
     shared = ", ".join((f"{weights:.0%} of the weights", *_heads(plan)))
+    if ranks.pipeline:
+        yield from _stage_rows(plan, ranks)
     if ranks.shard.unit > 1:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
     yield "each has", shared, ""
@@ -39,15 +41,37 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
     for copied in ranks.copied:
         yield "copied", copied, ""
+    if ranks.shard.ranks == 1:
+        return
     wire = host.format_bytes(ranks.wire_bytes)
     gathers = f" and {ranks.num_gathers} results gathered" if ranks.num_gathers else ""
     exchanged = f"{ranks.num_sums} sums{gathers} in a step, {wire} received per token by each"
+    exchanged += ", in all stages" if ranks.pipeline else ""
     used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
     if used is None:
         over = " over TCP" if ranks.join is not None else ""
         yield "exchange", f"{exchanged}, through gloo{over}", ""
     else:
         yield "exchange", f"{exchanged}, through memory of {used.name}", used.distribution
+
+
+def _stage_rows(plan: Plan, ranks: RankUse) -> Iterable[tuple[str, str, str]]:
+    """Say which layers each stage has, on which ranks, and what that takes of each of them."""
+    from inferno.plan import plan_of_stage
+
+    each = ranks.shard.ranks
+    for stage, use in enumerate(ranks.pipeline):
+        span, first = use.span, (ranks.stages - 1 - stage) * each
+        parts = ("embedding",) * span.begins + (f"layers {span.first}-{span.stop - 1}",)
+        parts += ("output head",) * span.ends
+        on = f"rank{'s' * (each > 1)} {_spans(range(first, first + each))}"
+        weights, cache = use.weight_bytes, plan_of_stage(plan, stage).kv_bytes
+        sizes = f"{host.format_bytes(weights)} of weights, {host.format_bytes(cache)} of cache"
+        yield f"stage {stage + 1}", f"{', '.join(parts)} on {on}: {sizes}", ""
+    passed = host.format_bytes(ranks.passed_bytes)
+    over = " over TCP" if ranks.join is not None else ""
+    said = f"{passed} per token from stage to stage, through gloo{over}"
+    yield "pipeline", f"{ranks.stages} steps in flight, one in each stage; {said}", ""
 
 
 def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, str]]:

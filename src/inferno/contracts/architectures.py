@@ -29,8 +29,9 @@ def _texts(texts: Iterable[str]) -> tuple[str, ...]:
 class ModelConfig(Protocol):
     """An architecture's parsed `config.json`: its own fields, and these. It may also have
     `unused_tensors`, a tuple of patterns (`*` matches anything) of stored tensors that the model
-    does not read, `num_experts`, if layers have routed experts (`nn.Experts`), and `divides`, as
-    its architecture has it, by the whole path of a matrix."""
+    does not read, `num_experts`, if layers have routed experts (`nn.Experts`), `divides`, as its
+    architecture has it, by the whole path of a matrix, and `spec_layers`, the layer of each of
+    `cache_specs`, unless each of its `num_hidden_layers` has exactly one."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -159,7 +160,7 @@ class Architecture:
     """What its matrices are divided by if several ranks compute a step, by the last part of their
     module's path, or the last two; a matrix that is not named is held whole by every rank. For
     models of the layers of `inferno.nn` with the usual names: `DECODER`, and `MAMBA2` beside it.
-    Empty: it cannot be divided."""
+    Empty: it cannot be divided, nor its layers among pipeline stages."""
     images: Callable[[Any, Mapping[str, Any], int], ImageProcessor] | None = field(
         default=None, converter=lazy.optional
     )

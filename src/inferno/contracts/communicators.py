@@ -24,6 +24,8 @@ class RankPlace:
     communicator before the others are started."""
     seconds: float = 120.0
     """How long a rank waits for the others."""
+    stages: int = 1
+    """How many pipeline stages the ranks are. A kernel provider builds for those of one stage."""
 
 
 class Communicator(Protocol):

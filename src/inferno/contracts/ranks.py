@@ -115,6 +115,26 @@ class Shard:
         return spec.part(stop - first, stop_group - first_group)
 
 
+@frozen(kw_only=True)
+class LayerSpan:
+    """The layers that a pipeline stage has: those from `first` to before `stop`."""
+
+    first: int
+    stop: int
+    layers: int
+    """How many the model has."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether it has the first layer, and with it the embedding."""
+        return self.first == 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether it has the last layer, and with it the final norm and the output head."""
+        return self.stop == self.layers
+
+
 def counts(spec: AttentionSpec | StateSpec) -> tuple[int, int]:
     """Return a layer's heads, and the groups that share something: keys and values, or what a
     state's groups have."""

@@ -112,7 +112,7 @@ class Engine:
                     plan, groups, runner.verify_cost(), store, streams and not trial, queue
                 ),
                 runner,
-                lag=1 if runner.overlaps else 0,
+                lag=runner.lag,
                 store=store,
                 presence=NO_PRESENCE if trial else open_presence(opened, plan, groups, store),
                 constrain=home.constrain,

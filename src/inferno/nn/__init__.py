@@ -39,6 +39,7 @@ from inferno.nn.packed import (
     stacked_inside,
     unpacked_words,
 )
+from inferno.nn.pipeline import WHOLE, Absent, Edges, Staged, keep_layers, present
 from inferno.nn.rope import NoRope, QueryScalingRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.spans import SpanAttention
@@ -60,6 +61,8 @@ from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
     "W8A8",
+    "WHOLE",
+    "Absent",
     "Activation",
     "Attention",
     "ByStep",
@@ -73,6 +76,7 @@ __all__ = [
     "DeepstackLayer",
     "Dense",
     "Divisible",
+    "Edges",
     "Embedding",
     "Experts",
     "Finalize",
@@ -110,6 +114,7 @@ __all__ = [
     "SelfAttention",
     "Stack",
     "SpanAttention",
+    "Staged",
     "State",
     "TableGroups",
     "TiedLMHead",
@@ -125,10 +130,12 @@ __all__ = [
     "gated_delta",
     "grid_inputs",
     "grid_positions",
+    "keep_layers",
     "packed_nibbles",
     "packed_words",
     "patch_angles",
     "patch_places",
+    "present",
     "ssd",
     "stacked_inside",
     "sum_once",

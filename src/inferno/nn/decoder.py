@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from inferno.configs import DecoderConfig
-from inferno.contracts import Shard
+from inferno.contracts import LayerSpan, Shard
 from inferno.nn.batch import Batch
 from inferno.nn.constant_keys import Pairs
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
+from inferno.nn.pipeline import WHOLE, Absent, Edges, keep_layers, present
 from inferno.nn.rope import Rope, RopeByKind
 from inferno.nn.self_attention import SelfAttention
 
@@ -158,6 +159,7 @@ class Decoder(Layer):
         self.add_module(norm_name, norm(hidden_size, eps))
         self.rope = rope
         self.embedding_scale = embedding_scale
+        self.edges = WHOLE
 
     @classmethod
     def of(
@@ -194,8 +196,14 @@ class Decoder(Layer):
             **more,
         )
 
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        """Keep a pipeline stage's layers (`nn.Staged`)."""
+        self.edges = edges
+        keep_layers(self.layers, span)
+        if not span.ends:
+            setattr(self, self.norm_name, Absent())
+
     def finalize(self, to: Finalize) -> None:
-        final: Any = getattr(self, self.norm_name)
         for layer in self.layers:
             attention = next((m for m in layer.modules() if isinstance(m, SelfAttention)), None)
             need = None if attention is None else to.need(attention.attention.layer_id)
@@ -208,7 +216,8 @@ class Decoder(Layer):
             pairs = Pairs(0, False)
             if isinstance(rope, Rope):
                 pairs = Pairs(rope.rotated // 2, rope.interleaved)
-            inputs_D = torch.ones(attention.hidden_size, device=final.weight.device)
+            device = next((each.device for each in layer.parameters()), None)
+            inputs_D = torch.ones(attention.hidden_size, device=device)
             norm: Any = getattr(layer, "input_layernorm", None)
             if norm is not None:
                 inputs_D *= norm.weight.float() + norm.offset
@@ -224,11 +233,14 @@ class Decoder(Layer):
         return x_TD
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.embed(batch.token_ids_T)
+        x_TD = self.edges.begin(self.embed, batch.token_ids_T)
         rotation = self.rope(batch)
         delta_TD: Tensor | None = None
-        for layer in self.layers:
+        for layer in present(self.layers):
             x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
+        return self.edges.end(self._normalized, x_TD, delta_TD)
+
+    def _normalized(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         y_TD: Tensor = getattr(self, self.norm_name).after(x_TD, delta_TD)[1]
         return y_TD
 
@@ -256,18 +268,34 @@ class CausalLM(nn.Module):
         """With a `soft_cap`, logits become cap · tanh(logit / cap). `names` are those of the
         decoder and, in it, of its embedding in checkpoints."""
         super().__init__()
-        self.name, embedding_name = names
+        self.name, self.embedding_name = names
         self.add_module(self.name, model)
+        self.edges = WHOLE
         self.soft_cap = soft_cap
-        embedding = getattr(model, embedding_name)
+        embedding = getattr(model, self.embedding_name)
         assert isinstance(embedding, Embedding), "a decoder has an Embedding"
         vocab_size, hidden_size = embedding.weight.shape
-        self.lm_head = TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
+        self.lm_head: nn.Module = (
+            TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
+        )
 
     def divide(self, shard: Shard) -> None:
         """Compute the logits of some tokens."""
         if isinstance(self.lm_head, LMHead):
             self.lm_head.keep_outputs(shard, 1)
+
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        """Keep a pipeline stage's layers (`nn.Staged`); the first stage has the embedding, the last
+        one the heads, and with a tied one the embedding too."""
+        decoder, tied = getattr(self, self.name), isinstance(self.lm_head, TiedLMHead)
+        decoder.keep_layers(span, edges)
+        self.edges = edges
+        if not (span.begins or (span.ends and tied)):
+            setattr(decoder, self.embedding_name, Absent())
+        if not span.ends:
+            self.lm_head = nn.Identity()  # what it would draw from, nobody reads
+            if hasattr(self, "score"):
+                self.score = Absent()
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD: Tensor = getattr(self, self.name)(batch)

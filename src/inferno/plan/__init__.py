@@ -21,6 +21,7 @@ from inferno.plan.measured_use import Measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
+from inferno.plan.pipeline import plan_of_stage
 from inferno.plan.plan import (
     TORCH,
     AttentionUse,
@@ -82,6 +83,7 @@ __all__ = [
     "open_model",
     "plan_from_json",
     "plan_of_engine",
+    "plan_of_stage",
     "plan_to_json",
     "quant_config_of",
     "quantizable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from attrs import field, frozen
@@ -39,6 +39,8 @@ class CacheSizes:
     room: int
     num_drafts: int = 0
     """The most drafts of a sequence in one step."""
+    count: Callable[[Sequence[int]], int] = len
+    """How many of these layers one rank has, at most."""
     _layers: Mapping[int | None, tuple[int, ...]] = field(init=False)
     """By window; None: layers without one."""
     _block_bytes: Mapping[int | None, int] = field(init=False)
@@ -50,7 +52,7 @@ class CacheSizes:
         for use in self.attention:
             window = None if use.need.bidirectional else use.need.sliding_window
             layers[window] = (*layers.get(window, ()), *use.layers)
-            nbytes[window] = nbytes.get(window, 0) + len(use.layers) * nbytes_of(use.cache)
+            nbytes[window] = nbytes.get(window, 0) + self.count(use.layers) * nbytes_of(use.cache)
         object.__setattr__(self, "_layers", layers)
         object.__setattr__(self, "_block_bytes", nbytes)
 
@@ -110,7 +112,7 @@ class CacheSizes:
         )
 
     def _slot_bytes(self) -> int:
-        return sum(len(use.layers) * nbytes_of(use.cache) for use in self.states)
+        return sum(self.count(use.layers) * nbytes_of(use.cache) for use in self.states)
 
     def _states(self) -> tuple[CacheGroupPlan, ...]:
         """Return one slot per row, one for trial steps, and snapshots in half of the remaining

@@ -44,13 +44,13 @@ def choose_engines(
     cores, count = host.usable_cores(), options.processes_here
     notes = tuple[str, ...]()
     if count > cores:
-        processes = f"{count} processes" if options.tp > 1 else f"{count} engines"
+        processes = f"{count} processes" if options.ranks > 1 else f"{count} engines"
         cause = f"{asked} needs a core for each of {processes}, and this machine has {cores}"
-        most = cores // options.tp
+        most = cores // options.ranks
         if not elsewhere:
             raise OptionError(cause, f"Use --dp {most}." if most > 1 else "Leave --dp out.")
         notes = (f"{cause}: the plan is for another machine",)
-    own, each = process_cores(options), options.tp
+    own, each = process_cores(options), options.ranks
     dealt = tuple(own[i : i + each] for i in range(0, len(own), each))
     return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)
 

@@ -30,7 +30,7 @@ def choose_join(
     offer: Offer[Executor] | None = None
     if options.executor is not None:
         offer = _named(catalog, options.executor)
-        if (reason := offer.item.refuses(options.tp, device)) is not None:
+        if (reason := offer.item.refuses(options.ranks, device)) is not None:
             raise UnsupportedError(
                 f"--executor {options.executor}: {reason}", "Or leave --executor out."
             )
@@ -39,7 +39,7 @@ def choose_join(
     alone = offer is not None and offer.item.name == ENVIRONMENT
     use = JoinUse(
         nodes=options.nodes,
-        each=1 if alone else options.tp // options.nodes,
+        each=1 if alone else options.ranks_here,
         host=options.rank_host or own_address(),
         port=options.rank_port,
         token_file=str(token_file(options.rank_token_file, environ)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
@@ -111,10 +111,11 @@ def size_cache(
     fixed: int,
     declared: int | None = None,
     num_drafts: int = 0,
+    count: Callable[[Sequence[int]], int] = len,
 ) -> Decided[CacheSize]:
     """Size the cache to fit into `limit` alongside `fixed` bytes, but no larger than could be used.
     `declared`: the checkpoint's limit of a string (`TextAssets.max_seq_length`). `num_drafts`: the
-    most of a sequence in one step.
+    most of a sequence in one step. `count`: see `CacheSizes`.
     Raises OptionError, OutOfMemoryError."""
     longest = model.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > longest:
@@ -133,6 +134,7 @@ def size_cache(
         options.max_num_batched_tokens,
         room=max(0, limit - fixed),
         num_drafts=num_drafts,
+        count=count,
     )
     fewer = f"; or use fewer than {options.dp} engines: --dp." if options.dp > 1 else "."
     drafts = " and of drafts" if num_drafts else ""

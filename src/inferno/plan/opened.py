@@ -26,6 +26,7 @@ from inferno.contracts import (
     Executor,
     GrammarProvider,
     KernelProvider,
+    LayerSpan,
     LogitsProcessor,
     ModelConfig,
     OutputFormat,
@@ -45,6 +46,7 @@ from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.origins import agree_on_origins
 from inferno.plan.plan import Plan
 from inferno.plan.stored import adapted, unused_tensors
+from inferno.plan.turns import in_turns
 
 
 @frozen(kw_only=True)
@@ -100,10 +102,11 @@ class Parts:
         compilers = chosen(GrammarProvider, "grammars")
         [cache_policy] = chosen(CachePolicy, "cache policy").values()
         [queue_policy] = chosen(QueuePolicy, "queue policy").values()
+        stages = 1 if plan.ranks is None else plan.ranks.stages
         return cls(
             architecture=architecture,
             cache_policy=cache_policy,
-            queue_policy=queue_policy,
+            queue_policy=in_turns(queue_policy, stages),
             schemes=chosen(QuantScheme, "scheme", "in-situ scheme"),
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
@@ -147,7 +150,17 @@ class Opened:
     def shard(self) -> Shard:
         """How the rank shares matrices with the others."""
         ranks = self.plan.ranks
-        return Shard() if ranks is None else attrs.evolve(ranks.shard, rank=self.rank)
+        if ranks is None:
+            return Shard()
+        return attrs.evolve(ranks.shard, rank=self.rank % ranks.shard.ranks)
+
+    @property
+    def span(self) -> LayerSpan | None:
+        """The layers that the rank has; None: all."""
+        ranks = self.plan.ranks
+        if ranks is None or not ranks.pipeline:
+            return None
+        return ranks.pipeline[ranks.stage_of(self.rank)].span
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has

@@ -98,6 +98,9 @@ class Options:
     tp: int = 1
     """Tensor parallelism: how many processes share each layer. `memory` is that of all on this
     machine, `threads` are those of each."""
+    pp: int = 1
+    """Pipeline parallelism: how many stages, each with some of the layers, a step passes through;
+    each stage has `tp` processes. There are as many steps in flight."""
     dp: int = 1
     """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
     that of all of them, `max_num_seqs` is that of each."""
@@ -178,9 +181,20 @@ class Options:
     only: tuple[str, ...] = field(default=(), converter=_names)
 
     @property
+    def ranks(self) -> int:
+        """How many processes compute the steps of an engine."""
+        return self.tp * self.pp
+
+    @property
     def ranks_here(self) -> int:
         """How many ranks of an engine share this machine."""
-        return self.tp // self.nodes
+        return self.ranks // self.nodes
+
+    @property
+    def shared_by(self) -> str:
+        """The options that say how many ranks there are, as a user writes them."""
+        given = (f"--tp {self.tp}" * (self.tp > 1), f"--pp {self.pp}" * (self.pp > 1))
+        return " ".join(filter(None, given))
 
     @property
     def processes_here(self) -> int:
@@ -194,6 +208,7 @@ class Options:
             "max_num_batched_tokens",
             "block_size",
             "tp",
+            "pp",
             "dp",
             "nodes",
             "rank_port",
@@ -255,16 +270,16 @@ class Options:
             raise OptionError(
                 "requantize is set without isq", "Say what to quantize to: --isq NAME --requantize."
             )
-        if self.tp % self.nodes:
+        if self.ranks % self.nodes:
             raise OptionError(
-                f"{self.tp} ranks cannot be dealt out evenly to {self.nodes} machines",
+                f"{self.ranks} ranks cannot be dealt out evenly to {self.nodes} machines",
                 f"Use a multiple: --tp {max(2, self.nodes)} --nodes {self.nodes}.",
             )
         if not 0 < self.rank_port < 1 << 16:
             raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")
-        if self.numa is not None and self.tp == self.dp == 1:
+        if self.numa is not None and self.processes_here == self.nodes == 1:
             raise OptionError(
-                "numa is set without tp or dp",
+                "numa is set without tp, pp or dp",
                 "Say how many ranks or engines to bind: --tp 2 --numa auto.",
             )
         if self.num_speculative_tokens is not None and self.speculative is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from inferno.contracts import Shard
+from inferno.contracts import LayerSpan, Shard
 
 
 @frozen
@@ -37,36 +37,63 @@ class JoinUse:
 
 
 @frozen(kw_only=True)
+class StageUse:
+    """A pipeline stage: the layers that its ranks have."""
+
+    span: LayerSpan
+    caches: tuple[int, ...]
+    """Ids of those of its layers that keep something (`ModelConfig.cache_specs`)."""
+    weight_bytes: int
+    """Of one rank."""
+
+
+@frozen(kw_only=True)
 class RankUse:
-    """Tensor parallelism: how many processes share each layer, and what each of them has. Sizes in
+    """How many processes share a model, and what each of them has: a part of each layer (tensor
+    parallelism), some of the layers (pipeline parallelism), or a part of each of these. Sizes in
     the plan, of weights, attention, cache and memory, are those of one rank: of the largest."""
 
-    count: int
+    count: int = 1
     executor: str
     """What starts the ranks but the first."""
     distribution: str
-    shard: Shard
+    shard: Shard = Shard()
     """How the first rank shares matrices; those of the others differ in their number."""
     cores: tuple[tuple[int, ...], ...] = ()
     """Those that each rank is bound to, by rank; none: the system chooses. Another machine binds
     its ranks to its own."""
     numa: str = ""
     """The NUMA nodes that were asked for, as the user wrote them."""
-    divided: tuple[str, ...]
+    divided: tuple[str, ...] = ()
     """Module paths of matrices of which a rank has a part, with `*` for numbers."""
-    whole: tuple[WholeUse, ...]
+    whole: tuple[WholeUse, ...] = ()
     copied: tuple[str, ...] = ()
     """What several ranks keep of the cache, beside each other."""
     weight_bytes: int
     """Of all weights, once."""
-    num_sums: int
-    """Sums over the ranks in a step."""
+    num_sums: int = 0
+    """Sums over the ranks in a step, in all stages."""
     num_gathers: int = 0
     """Matrices of which each rank gathers the results of all, in a step."""
-    wire_bytes: int
-    """Bytes that a rank receives from the others for each token that it draws."""
+    wire_bytes: int = 0
+    """Bytes that a rank receives from the others of its stage for each token that it draws, in all
+    stages."""
+    pipeline: tuple[StageUse, ...] = ()
+    """The stages that a step passes through; none: every rank has all layers. The first ranks have
+    the last stage, which draws."""
+    passed_bytes: int = 0
+    """Bytes that a rank passes on to the next stage for each token that is computed."""
     join: JoinUse | None = None
     """How ranks of other machines join; None: all are on this one."""
+
+    @property
+    def stages(self) -> int:
+        """How many pipeline stages there are."""
+        return max(1, len(self.pipeline))
+
+    def stage_of(self, rank: int) -> int:
+        """Return the pipeline stage of a rank, from 0: the last one has the first ranks."""
+        return self.stages - 1 - rank // self.shard.ranks
 
     @property
     def here(self) -> int:

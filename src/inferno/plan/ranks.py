@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from inferno.catalog import Catalog
-from inferno.catalog.choice import choose
 from inferno.contracts import (
     ATTENTION,
     COLUMNS,
@@ -27,9 +25,6 @@ from inferno.contracts import (
     counts,
 )
 from inferno.errors import OptionError, UnsupportedError
-from inferno.plan.decided import Decided
-from inferno.plan.joining import choose_join
-from inferno.plan.numa import process_cores
 from inferno.plan.options import Options
 from inferno.plan.plan import pattern_of
 from inferno.plan.rank_heads import attended, of_state, whole_attention, whole_states
@@ -49,7 +44,7 @@ def check_ranks(
 ) -> None:
     """Raise UnsupportedError for what ranks cannot do yet, before anything is chosen. `name` is the
     model's architecture."""
-    if options.tp == 1:
+    if options.ranks == 1:
         if options.executor is not None:
             raise OptionError(
                 f"--executor {options.executor} starts ranks, and there is one",
@@ -58,15 +53,15 @@ def check_ranks(
         return
     if device.kind != "cpu":
         raise UnsupportedError(
-            f"--tp {options.tp}: several ranks compute on CPUs only, not on {device}",
-            "Leave --tp out, or add --device cpu.",
+            f"{options.shared_by}: several ranks compute on CPUs only, not on {device}",
+            f"Leave {options.shared_by} out, or add --device cpu.",
         )
-    if not _divides(architecture, config):
+    if not divides_of(architecture, config):
         raise UnsupportedError(
             f"{name} cannot be divided among ranks yet",
-            "Leave --tp out: one process computes it with all cores.",
+            f"Leave {options.shared_by} out: one process computes it with all cores.",
         )
-    asked = {
+    asked: dict[str, object] = {
         "--kv-store": options.kv_store,
         "--cpu-mem-fold": options.cpu_mem_fold,
         "--prefill-for": options.prefill_for,
@@ -74,10 +69,27 @@ def check_ranks(
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
         f"--speculative {options.speculative}": mtp,
     }
+    if options.pp > 1:
+        check_pipeline(options, name, architecture)
+        asked[f"--speculative {options.speculative}"] = options.speculative is not None
+        asked |= {"--lora": options.loras, "--max-loras": options.max_loras}
+        asked["--sandbox"] = options.sandbox
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(
-            f"--tp {options.tp} cannot be combined with {', '.join(names)} yet",
+            f"{options.shared_by} cannot be combined with {', '.join(names)} yet",
             "Leave out one of them.",
+        )
+
+
+def check_pipeline(options: Options, name: str, architecture: Architecture) -> None:
+    """Raise UnsupportedError for a model whose layers cannot be of several stages yet."""
+    why = "its layers are not those of inferno.nn" if not architecture.divides else ""
+    if architecture.images is not None:
+        why = "it sees images, which the first stage would need"
+    if why:
+        raise UnsupportedError(
+            f"--pp {options.pp}: {name} cannot be computed in pipeline stages yet: {why}",
+            f"Use --tp {options.ranks} instead, or leave --pp out.",
         )
 
 
@@ -110,7 +122,7 @@ class Division:
     ) -> Division:
         """Raises UnsupportedError for a matrix that would be divided, but whose scheme cannot cut
         it."""
-        divides = _divides(architecture, config)
+        divides = divides_of(architecture, config)
         named = {path: kind_of(divides, path) for path in held}
         columns = all(
             (held[path].unit or (1, 1))[1] for path, kind in named.items() if kind in COLUMNS
@@ -289,7 +301,8 @@ def kind_of(divides: Mapping[str, Divided], path: str) -> Divided | None:
     return next((divides[n] for n in (path, f"{parent}.{name}", name) if n in divides), None)
 
 
-def _divides(architecture: Architecture, config: object) -> Mapping[str, Divided]:
+def divides_of(architecture: Architecture, config: object) -> Mapping[str, Divided]:
+    """Return what a model's matrices are divided by (`Architecture.divides`)."""
     own: Mapping[str, Divided] = getattr(config, "divides", {})
     return {**architecture.divides, **own}
 
@@ -302,31 +315,3 @@ def _layer_of(path: str) -> str:
     """Return the path of the layer that a module is in."""
     found = _LAYER.match(path)
     return found[1] if found else path
-
-
-def choose_ranks(
-    catalog: Catalog,
-    options: Options,
-    device: Device,
-    division: Division | None,
-    model: ModelConfig,
-    dtype: str,
-    environ: Mapping[str, str],
-) -> Decided[RankUse | None]:
-    """Choose what starts the ranks. Raises UnsupportedError, OptionError."""
-    if division is None:
-        return Decided(None)
-    choice = choose(
-        [offer for offer in catalog.of("inferno_executors") if offer.item.start is not None],
-        f"{options.tp} ranks",
-        lambda offer: offer.item.refuses(options.tp, device),
-    )
-    use = division.use(choice.item.name, choice.offer.distribution, model, dtype)
-    join, launcher = choose_join(catalog, options, device, environ)
-    use, offers = evolve(use, join=join), [("executor", choice.offer)]
-    if launcher is not None:
-        offers.append(("machines", launcher))
-    if options.numa is not None:
-        first = process_cores(options)[: options.ranks_here]  # of the first engine
-        use = evolve(use, numa=options.numa, cores=first * options.nodes)
-    return Decided(use, tuple(offers), choice.refusals)

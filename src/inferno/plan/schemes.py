@@ -45,10 +45,12 @@ class Matrices:
     """Those of a composite checkpoint."""
     num_plain: int
     """Number of elements in tensors without a scheme: norms, biases, a router's corrections."""
+    share: int | None = None
+    """Bytes of those that one rank has, if it has not all layers; `num_plain` is then its own."""
 
     @property
     def nbytes(self) -> int:
-        return sum(use.nbytes for use in self.uses)
+        return sum(use.nbytes for use in self.uses) if self.share is None else self.share
 
     @property
     def num_parameters(self) -> int:
@@ -83,7 +85,8 @@ class StoredMatrices:
 
     choices: tuple[_Choice, ...]
     overrides: tuple[OverrideUse, ...]
-    num_plain: int
+    plain: Mapping[str, int]
+    """Number of elements in tensors without a scheme, by their module's path."""
 
     def dense(self, *, requantize: bool = False) -> dict[str, tuple[int, int]]:
         """Return the shapes of the matrices that may be quantized, by path: the plain ones, or
@@ -145,8 +148,8 @@ class StoredMatrices:
             for (_, layout, _), choices in groups.items()
             for each in choices
         }
-        modules = by_pattern(named)
-        return Matrices(uses, modules, shapes, layouts, self.overrides, self.num_plain)
+        modules, num_plain = by_pattern(named), sum(self.plain.values())
+        return Matrices(uses, modules, shapes, layouts, self.overrides, num_plain)
 
 
 def _expansion(use: SchemeUse) -> str:
@@ -184,11 +187,11 @@ def choose_schemes(
     check_shapes(checkpoint, catalog, dtype)
     choices: list[_Choice] = []
     decisions: list[Decided[Any]] = []
-    num_plain = 0
+    plain: dict[str, int] = {}
     modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
     for path, parts in modules.items():
         matrix = matrix_of(parts)
-        num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
+        plain[path] = sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:
             quant_config = quant_config_of(checkpoint, path)
             stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
@@ -201,5 +204,5 @@ def choose_schemes(
     rows = {each.path: each.held.shape[0] for each in choices if each.held.shape}
     tokens = {path for path, count in rows.items() if count == model.vocab_size}
     overrides = override_uses(checkpoint, named, tokens)
-    matrices = StoredMatrices(tuple(choices), overrides, num_plain)
+    matrices = StoredMatrices(tuple(choices), overrides, plain)
     return Decided(matrices, tuple(offers), tuple(refusals))

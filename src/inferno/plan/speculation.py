@@ -133,6 +133,7 @@ def choose_drafting(
         requantize=False,
         overrides=(),
         tp=1,  # the first rank drafts alone
+        pp=1,
         nodes=1,
         executor=None,
         numa=None,

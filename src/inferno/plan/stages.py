@@ -55,13 +55,14 @@ from inferno.plan.numa import process_cores
 from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
+from inferno.plan.pipeline import Shared, share_model
 from inferno.plan.plan import (
     AttentionUse,
     KernelUse,
     MemoryItem,
 )
+from inferno.plan.rank_choice import choose_ranks
 from inferno.plan.rank_use import RankUse
-from inferno.plan.ranks import Division, choose_ranks
 from inferno.plan.schemes import Matrices, choose_schemes
 from inferno.plan.speculation import Drafting, MTPUse, choose_drafting, choose_proposer, mtp_use
 from inferno.plan.step_budget import max_step_time
@@ -165,7 +166,7 @@ class Weights:
     whole: Matrices
     matrices: Matrices
     """Those of one rank; without ranks `whole`."""
-    division: Division | None
+    shared: Shared
     ranks: Decided[RankUse | None]
     adapters: Decided[AdapterRoom | None]
     kernels: Decided[tuple[KernelUse, ...]]
@@ -187,16 +188,14 @@ def choose_weights(
         dense = quantizable(model.architecture.value, model.checkpoint, shapes)
         isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
     packed = {} if isq is None else isq.value.packed
-    matrices = whole = schemes.value.loaded(packed, dtype)
-    division: Division | None = None
-    if options.tp > 1:
-        held, specs = schemes.value.held(packed), model.config.cache_specs()
-        division = Division.of(model.architecture.value, specs, held, options.tp, model.config)
-        matrices = schemes.value.loaded(packed, dtype, division.local)
+    architecture = model.architecture.value
+    given_to = options, architecture, model.config, schemes.value, packed, dtype
+    shared, whole = share_model(*given_to), schemes.value.loaded(packed, dtype)
+    matrices = shared.matrices
     machine, device = given.machine or Machine(), compute.device
     environ = machine.environ
-    ranks = choose_ranks(catalog, options, device, division, model.config, dtype, environ)
-    base = AdapterBase(architecture=model.architecture.value, config=model.checkpoint.config)
+    ranks = choose_ranks(catalog, options, device, shared, model.config, dtype, environ)
+    base = AdapterBase(architecture=architecture, config=model.checkpoint.config)
     vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
     adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
     more = () if adapters.value is None else ADAPTER_OPS
@@ -215,7 +214,7 @@ def choose_weights(
         isq=isq,
         whole=whole,
         matrices=matrices,
-        division=division,
+        shared=shared,
         ranks=ranks,
         adapters=adapters,
         kernels=kernels,
@@ -275,7 +274,7 @@ def choose_layers(
     """Raises UnsupportedError, OptionError."""
     options, dtype = given.options, compute.dtype.value
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
-    shard = Shard() if weights.division is None else weights.division.shard
+    shard = Shard() if (ranks := weights.ranks.value) is None else ranks.shard
     specs = dict(enumerate(map(shard.local, [*model.config.cache_specs(), *proposal.mtp.specs])))
     needs = {
         layer: AttentionNeed.of(
@@ -355,6 +354,7 @@ def choose_cache(
         fixed=sum(item.nbytes for item in fixed),
         declared=model.assets.max_seq_length,
         num_drafts=0 if drafting is None else drafting.speculation.num_drafts,
+        count=weights.shared.count,
     )
     return Cache(limit=limit, fixed=fixed, size=size)
 

@@ -39,6 +39,7 @@ from inferno.testing.images import ImageTests, picture_file
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.link_store import LinkTests
 from inferno.testing.mtp import MTPTests, proposals
+from inferno.testing.pipelines import PipelineTests
 from inferno.testing.quant_scheme import QuantSchemeTests, stored_matrix
 from inferno.testing.quant_twins import (
     TOY_MOE_SIZES,
@@ -116,6 +117,7 @@ __all__ = [
     "QuantSchemeTests",
     "QueuePolicyTests",
     "QueuedRun",
+    "PipelineTests",
     "RankTests",
     "RecordStoreTests",
     "SandboxTests",

@@ -32,7 +32,7 @@ from inferno.testing.alike import alike
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.drafts import DraftTests
 from inferno.testing.gguf_twins import GgufTwins
-from inferno.testing.ranks import RankTests
+from inferno.testing.pipelines import PipelineTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     DEVICE,
@@ -53,7 +53,13 @@ NUM_GREEDY = 64
 
 
 class ArchitectureTests(
-    AdapterTests, BatchInvariantTests, DraftTests, GgufTwins, RankTests, TrainedTests, UpdateTests
+    AdapterTests,
+    BatchInvariantTests,
+    DraftTests,
+    GgufTwins,
+    PipelineTests,
+    TrainedTests,
+    UpdateTests,
 ):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
     tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The

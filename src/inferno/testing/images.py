@@ -26,8 +26,8 @@ from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import alike
-from inferno.testing.ranks import load_shared
 from inferno.testing.reference import transformers_model
+from inferno.testing.thread_ranks import load_shared
 from inferno.testing.tiny import installed, torch_only
 from inferno.testing.trained_weights import like_trained
 

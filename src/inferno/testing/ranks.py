@@ -1,163 +1,37 @@
-"""Tests of models that several ranks share: the tokens are those of one process.
-
-The ranks are threads of the test's process and exchange tensors in its memory; what they run is
-what processes run."""
+"""Tests of models that several ranks share: the tokens are those of one process. The ranks are
+threads (`ThreadRanks`)."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
-from attrs import define, evolve, field
-from torch import Tensor, nn
+from attrs import evolve
 
 from inferno.catalog import Catalog
-from inferno.contracts import Architecture, Communicator, RankPlace, RankStart
+from inferno.contracts import Architecture
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
-from inferno.ops.collectives import Operators
-from inferno.plan import Plan, open_model
+from inferno.plan import Plan
 from inferno.plan.cache_groups import with_num_blocks
-from inferno.process.ranks.following import run
-from inferno.process.ranks.leading import LeadingHome
-from inferno.request.requests import AdapterRef, EngineOutput, Request
-from inferno.request.sampling_params import SamplingParams
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.alike import alike
 from inferno.testing.installed import Installed
-from inferno.testing.tiny import Toy, assert_close, small_options, without_kernels
-
-RANKS = 2
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=24, ignore_eos=True)
-SCORED = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
-
-
-@define(eq=False)
-class ThreadRanks:
-    """Ranks in threads (`contracts.Executor.start`), which exchange tensors in memory."""
-
-    ranks: int
-    catalog: Catalog
-    failures: list[BaseException] = field(factory=list)
-    """What threads ended with."""
-    _slots: list[Tensor] = field(init=False)
-    _barrier: threading.Barrier = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._slots = [torch.empty(0)] * self.ranks
-        self._barrier = threading.Barrier(self.ranks, timeout=60)
-
-    def communicator(self, place: RankPlace) -> Communicator:
-        """Build a rank's communicator."""
-        return ThreadCommunicator(self, place.rank)
-
-    def exchange(self, rank: int, x: Tensor) -> Sequence[Tensor]:
-        """Give the others a tensor, and return those of all (`ops.collectives.Exchange`)."""
-        self._slots[rank] = x.clone()
-        try:
-            self._barrier.wait()
-            parts = [*self._slots]
-            self._barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise ConnectionError("another rank has left") from error
-        assert {part.shape for part in parts} == {x.shape}, "ranks are in different layers"
-        return parts
-
-    def start(self, what: RankStart) -> ThreadRank:
-        return ThreadRank(self, what)
-
-    def abort(self) -> None:
-        """Let every rank that waits for another one fail."""
-        self._barrier.abort()
-
-    def run(self, what: RankStart, alive: Callable[[], bool]) -> None:
-        try:
-            run(Path(what.folder), what.rank, self.catalog, self.communicator, alive)
-        except BaseException as error:
-            self.failures.append(error)
-            self.abort()
-
-
-class ThreadCommunicator:
-    """A rank's collectives (`contracts.Communicator`)."""
-
-    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
-        operators = Operators.of(partial(ranks.exchange, rank))
-        self.all_reduce, self.all_gather = operators.all_reduce, operators.all_gather
-        self.close = ranks.abort
-
-    def connect(self) -> None: ...
-
-
-class ThreadRank:
-    """A rank in a thread (`contracts.RankProcess`)."""
-
-    def __init__(self, ranks: ThreadRanks, what: RankStart) -> None:
-        self._ranks, self._killed = ranks, threading.Event()
-        alive = lambda: not self._killed.is_set()  # noqa: E731
-        self._thread = threading.Thread(target=ranks.run, args=(what, alive), daemon=True)
-        self._thread.start()
-
-    def wait(self) -> str:
-        self._thread.join()
-        return "ended"
-
-    def is_stopped(self) -> bool:
-        return False
-
-    def kill(self) -> None:
-        if self._thread.is_alive():
-            self._killed.set()
-            self._ranks.abort()
-
-
-def load_shared(
-    path: str | Path,
-    catalog: Catalog,
-    ranks: int = RANKS,
-    plan: Callable[[Plan], Plan] = lambda plan: plan,
-    **options: Any,
-) -> Engine:
-    """Load a model that is shared by ranks in threads, or with one rank in this one alone. Its
-    limits are those of `load_toy`. `plan` changes its plan."""
-    asked = small_options({"device": "cpu", **options, "tp": ranks})
-    with open_model(str(path), asked, catalog) as opened:
-        opened = evolve(opened, plan=plan(opened.plan))
-        if ranks == 1:
-            return Engine.load(opened)
-        threads = ThreadRanks(ranks, catalog)
-        home = LeadingHome.starting(threads.start, threads.communicator)
-        return Engine.load(opened, home_of=home)
-
-
-def answers(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
-    adapters: Sequence[AdapterRef | None] = (),
-) -> list[list[EngineOutput]]:
-    """Return the outputs for each prompt, all at once. Checks the scheduler after every step."""
-    for i, prompt in enumerate(prompts):
-        adapter = adapters[i] if adapters else None
-        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params, adapter=adapter))
-    found: list[list[EngineOutput]] = [[] for _ in prompts]
-    while engine.busy:
-        for output in engine.step():
-            assert not output.error, output.error
-            found[int(output.request_id)].append(output)
-        engine.check()
-    return found
-
-
-def tokens_of(outputs: Sequence[Sequence[EngineOutput]]) -> list[list[int | None]]:
-    return [[output.token_id for output in each] for each in outputs]
+from inferno.testing.thread_ranks import (
+    GREEDY,
+    RANKS,
+    SCORED,
+    SEEDED,
+    answers,
+    held_bytes,
+    load_shared,
+    logprobs_of,
+    tokens_of,
+)
+from inferno.testing.tiny import Toy, assert_close, without_kernels
 
 
 class RankTests(Installed):
@@ -226,7 +100,7 @@ class RankTests(Installed):
         ours, theirs = (answers(engine, prompts[:3], SCORED) for engine in (shared, alone))
         assert tokens_of(ours) == tokens_of(theirs)
         for mine, other in zip(ours, theirs, strict=True):
-            assert_close(_logprobs(mine), _logprobs(other), 1e-3)
+            assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
 
     @pytest.mark.slow
     def test_preemption_and_drafts_change_nothing_for_ranks(
@@ -300,7 +174,7 @@ class RankTests(Installed):
             ours, theirs = (answers(engine, some, SCORED) for engine in (shared, alone))
             assert tokens_of(ours) == tokens_of(theirs)
             for mine, other in zip(ours, theirs, strict=True):
-                assert_close(_logprobs(mine), _logprobs(other), 1e-3)
+                assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
         assert runner.replays.refusal is None and len(runner.replays.shapes) > 1
         shared.close()
 
@@ -333,7 +207,7 @@ class RankTests(Installed):
             engine.close()
             found.append(tokens)
         assert found[0] == found[1]
-        first = {f"{float(_logprobs(each)[0]):.3f}" for each in outputs}
+        first = {f"{float(logprobs_of(each)[0]):.3f}" for each in outputs}
         assert len(first) > 2, "adapters change what is drawn from"
 
     @alike
@@ -343,25 +217,8 @@ class RankTests(Installed):
         [planned] = [item.nbytes for item in plan.memory if item.name == "weights"]
         runner = shared._runner
         assert isinstance(runner, ModelRunner)
-        assert _held(runner._model) == pytest.approx(planned, rel=0.05)
-        assert planned < self.most_of_two * _held(toy.model)
+        assert held_bytes(runner._model) == pytest.approx(planned, rel=0.05)
+        assert planned < self.most_of_two * held_bytes(toy.model)
         assert (
             sum(t.nbytes for layer in runner.cache.layers for t in layer.values()) == plan.kv_bytes
         )
-
-
-def _logprobs(outputs: Sequence[EngineOutput]) -> Tensor:
-    """The log-probabilities of the tokens of a prompt and its output."""
-    prompt = [each.logprob for each in outputs[0].prompt_logprobs or () if each is not None]
-    drawn = [each.logprobs.logprob for each in outputs if each.logprobs is not None]
-    assert drawn, "they were asked for"
-    return torch.tensor([*prompt, *drawn])
-
-
-def _held(model: nn.Module) -> int:
-    """Bytes of weights, without the rotary tables that a model computes."""
-    from inferno.nn import Rope
-
-    tables = {id(b) for m in model.modules() if isinstance(m, Rope) for b in m.buffers()}
-    tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in tables]
-    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

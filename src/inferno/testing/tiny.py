@@ -127,7 +127,7 @@ class Recorder(ModelRunner):
     def _linted(self, step: Step) -> AbstractContextManager[object]:
         decodes = not step.new_sequences and all(s.num_tokens == 1 for s in step.slices)
         ready = self.replays is not None and self.replays.shapes and not self.replays.num_waiting
-        return self.lint if self.overlaps and decodes and ready else nullcontext()
+        return self.lint if self.lag and decodes and ready else nullcontext()
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         if (logits_SV := super()._replayed(arrays)) is not None:

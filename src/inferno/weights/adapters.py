@@ -33,7 +33,7 @@ from inferno.nn.moe import GroupedLinear
 from inferno.ops.reference import Ops
 from inferno.plan import MERGE_ADAPTER, AdapterRoom, Opened, names_in_model
 from inferno.request.requests import AdapterRef
-from inferno.weights.loading import dtype_of
+from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import checkpoint_path, join
 
 _Values = Mapping[str, tuple[Tensor, Tensor]]

@@ -48,8 +48,10 @@ from inferno.nn.layer import Attends, torch_stack
 from inferno.nn.weight import Later, loaded
 from inferno.ops.reference import Ops
 from inferno.plan import CUDA_GRAPHS, TORCH, Opened, Plan, quant_config_of
+from inferno.weights.dtypes import dtype_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
+from inferno.weights.pipeline import of_stage
 from inferno.weights.quantizing import Quantizing
 from inferno.weights.sharing import check_ranks, check_shares, cut_before, cuts_of, kept, kept_shape
 
@@ -167,7 +169,7 @@ def _fill(
     opened: Opened,
     packed: PackedWeights | None = None,
 ) -> None:
-    plan, pairs = opened.plan, pair(model, modules)
+    plan, pairs = opened.plan, of_stage(model, pair(model, modules), opened)
     shapes = {
         each.path: placeholder.shape
         for each in pairs
@@ -255,12 +257,6 @@ def _weight_of(
     return weight
 
 
-def dtype_of(plan: Plan) -> torch.dtype:
-    dtype = getattr(torch, plan.dtype)
-    assert isinstance(dtype, torch.dtype), "plan.dtype is one of COMPUTE_DTYPES"
-    return dtype
-
-
 def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
     """Return the function that gives matrices their final layout: that of the packed weights, else
     the plan's kernel for their op and layout, else torch. It notes in each what multiplies it."""
@@ -330,7 +326,7 @@ def ops_of(opened: Opened) -> Ops:
         for use in opened.plan.kernels
         if use.op not in (LINEAR, GROUPED, QUANTIZE, COLLECTIVES)
     }
-    if (shared := opened.communicator) is not None:
+    if (shared := opened.communicator) is not None and opened.shard.ranks > 1:
         kernels |= {"all_reduce": shared.all_reduce, "all_gather": shared.all_gather}
     return Ops(**kernels)
 

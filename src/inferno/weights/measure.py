@@ -54,7 +54,7 @@ class Captures(Protocol):
     """The part of a runner that a measurement uses."""
 
     @property
-    def overlaps(self) -> bool: ...
+    def lag(self) -> int: ...
     def capture_ahead(self, most: int) -> int: ...
     def forget_captures(self) -> None: ...
 
@@ -96,7 +96,7 @@ def _measured(
     with device_errors(plan.device, "compute a step of the most tokens"):
         engine, runner = start(trial)
         _run(engine, trial_lengths(plan), _PARAMS, pooled=plan.whole_prompts)
-        if runner.overlaps and not plan.whole_prompts:
+        if runner.lag and not plan.whole_prompts:
             # Kernels are compiled here: at the first request, that would take two seconds.
             for params in _DRAWS:
                 _run(engine, [1] * len(trial_lengths(plan)), params)

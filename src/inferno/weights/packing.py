@@ -107,6 +107,8 @@ class PackedWeights:
         }
         if (shard := opened.shard).ranks > 1:  # others have other parts of the same matrices
             key["shard"] = [shard.rank, shard.ranks, shard.unit, shard.attention]
+        if (span := opened.span) is not None:
+            key["layers"] = [span.first, span.stop]
         try:
             states = {file: state(file) for file in files}
         except OSError:

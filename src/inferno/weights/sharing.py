@@ -22,10 +22,10 @@ def check_ranks(opened: Opened) -> None:
             "this command computes in one process, and the plan has several engines",
             "Leave --dp out.",
         )
-    if opened.shard.ranks > 1 and opened.communicator is None:
+    if opened.plan.ranks is not None and opened.communicator is None:
         raise OptionError(
             "this command computes in one process, and the plan has several ranks",
-            "Leave --tp out.",
+            "Leave --tp and --pp out.",
         )
 
 

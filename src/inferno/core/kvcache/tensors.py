@@ -35,10 +35,10 @@ class KVCache:
         caches = {layer: use.cache for use in plan.attention for layer in use.layers}
         caches |= {layer: use.cache for use in plan.states for layer in use.layers}
         units = {layer: group.num_units for group in plan.groups for layer in group.layers}
-        ids = range(len(caches))
+        ids = range(1 + max(caches, default=-1))  # without those of other stages
         return cls.allocate(
-            [caches[i] for i in ids],
-            [units[i] for i in ids],
+            [caches.get(i, {}) for i in ids],
+            [units.get(i, 0) for i in ids],
             plan.device.torch_name,
             tuple(group.layers for group in plan.groups),
         )

@@ -67,8 +67,8 @@ class ModelRunner:
         self.cache.bind(model)
         if overlaps is None:
             overlaps = plan.overlap
-        self.overlaps: bool = overlaps
-        """Whether a step may be launched before the results of the one before it are known."""
+        self.lag = int(overlaps)
+        """How many steps may be launched before the results of the one before them are known."""
         self._input_spec = InputSpec.of_plan(plan, copied=overlaps)
         num_groups = self._input_spec.num_groups
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, num_groups)

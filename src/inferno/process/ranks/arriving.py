@@ -3,17 +3,13 @@ has a file that says where."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import msgspec
 from attrs import frozen
 
 from inferno.process.ranks import messages
-from inferno.process.ranks.exchange import Build, Gloo
 from inferno.process.ranks.greeting import connect
-from inferno.process.ranks.hosts import address_of
-from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.wire import Wire
 
 STEPS, FIRST, TOKEN = "steps", "first.json", "token"
@@ -56,9 +52,3 @@ def reach(folder: Path, rank: int, first: First | None) -> Wire:
     wire = Wire(connect(first.host, first.port, (folder / TOKEN).read_bytes()))
     wire.send(messages.RANK, messages.encode(messages.ArrivingRank(first.group, rank)))
     return wire
-
-
-def meeting_by(build: Build, host: str, meeting: Meeting) -> Build:
-    """Return what builds a communicator that meets others over the network, if it is gloo: native
-    ones are of one machine."""
-    return partial(Gloo, host=address_of(host), store=meeting) if build is Gloo else build

@@ -15,26 +15,17 @@ import torch.distributed
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from inferno.contracts import COLLECTIVES, Communicator, RankPlace
+from inferno.contracts import Communicator, RankPlace
 from inferno.ops.collectives import Operators
-from inferno.plan import Opened
 
 STORE = "store"
 """The file in the ranks' folder by which they find each other."""
 LOOPBACK = "127.0.0.1"
-_LOOK = timedelta(seconds=0.25)
+LOOK = timedelta(seconds=0.25)
 """How often a rank that waits looks whether it has left (`close`): gloo would wait on."""
 
 Build = Callable[[RankPlace], Communicator]
 """Builds a rank's communicator."""
-
-
-def build_of(opened: Opened) -> Build:
-    """Return what builds the communicator that the plan has chosen."""
-    for use in opened.plan.kernels:
-        if use.op == COLLECTIVES:
-            return opened.parts.kernels[use.name].ops[COLLECTIVES]
-    return Gloo
 
 
 class Gloo:
@@ -64,7 +55,7 @@ class Gloo:
         work = group.allgather([parts], [x])
         while True:
             try:
-                work.wait(_LOOK)
+                work.wait(LOOK)
                 return parts
             except RuntimeError as error:  # which it is is not said: torch's errors have one type
                 if work.is_completed():

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,18 +17,19 @@ from attrs import evolve
 from inferno.catalog import Catalog
 from inferno.constraints import Drafts
 from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, RankPlace, Span
-from inferno.core.runner import LaunchedStep, ModelRunner
+from inferno.core.runner import LaunchedStep, ModelRunner, StepArrays
 from inferno.core.types import Step
 from inferno.errors import PluginError
-from inferno.plan import Opened, Plan, plan_from_json, reopen
+from inferno.plan import Opened, plan_from_json, plan_of_stage, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
-from inferno.process.ranks.arriving import first_of, meeting_by, reach
+from inferno.process.ranks.arriving import first_of, reach
 from inferno.process.ranks.binding import bind
-from inferno.process.ranks.exchange import Build, build_of
+from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.meeting import Meeting
+from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.weights.adapters import Adapters
 from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
@@ -59,6 +61,15 @@ class NoDrafts:
 class FollowingRunner(ModelRunner):
     """Runs steps without drawing: it is told what rank 0 drew."""
 
+    def __init__(self, neighbours: Neighbours | None, *given: Any, **more: Any) -> None:
+        """`neighbours` are the stages beside its own, if there are any."""
+        more["parts"] = () if neighbours is None else (neighbours,)
+        super().__init__(*given, **more)
+        self.neighbours = neighbours
+        self._awaited = deque[tuple[StepArrays, Any] | None]()
+        """The steps whose tokens are not known, with the owners of their rows; None: one without
+        tokens."""
+
     def read_adapters(self, step: Step) -> None:
         """Read the adapters of sequences that begin, as rank 0 has, and forget those in no slot."""
         if self.adapting is None or self.plan.adapters is None:
@@ -72,19 +83,34 @@ class FollowingRunner(ModelRunner):
             kept = [*wanted, *(use.adapter for use in self.plan.adapters.loaded)]
             adapters.keep([ref.digest for ref in kept])
 
-    def learn(self, launched: LaunchedStep, drawn: messages.Drawn) -> None:
-        """Take the tokens that a step drew."""
-        if (arrays := launched.arrays) is None:
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
+        around = self.neighbours
+        if around is not None and around.edges.passed_ND is not None:
+            step = messages.without_results(step)
+        launched = super().launch(step, cut)
+        if (arrays := launched.arrays) is not None:
+            if around is not None:
+                around.pass_on(arrays)
+            owners = self._tables.owners[arrays.sampling_rows]
+            self._awaited.append((arrays, owners))
+        else:
+            self._awaited.append(None)
+        return launched
+
+    def learn(self, drawn: messages.Drawn) -> None:
+        """Take the tokens that the first step drew of those whose tokens are not known: where
+        several are in flight, rows may have been given to other sequences since."""
+        if (awaited := self._awaited.popleft()) is None or not drawn:
             return
+        arrays, owners = awaited
         if arrays.drafts is None:
-            self._tables.append(arrays, [token_id for [token_id] in drawn])
+            self._tables.learn(arrays, owners, [token_id for [token_id] in drawn])
         else:
             self._tables.append_verified(arrays, drawn)
 
 
 def follow(runner: FollowingRunner, receive: Receive) -> None:
     """Run what rank 0 sends, until it ends the group."""
-    latest: LaunchedStep | None = None
 
     def drafts(proposed: Drafts) -> Drafts:
         kind, body = receive()
@@ -100,21 +126,23 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
             runner.capture_ahead(messages.decode_count(body))
             continue
         given: messages.NextStep = messages.decode_step(body)
-        if latest is not None:
-            runner.learn(latest, given.drawn)
+        for drawn in given.drawn:
+            runner.learn(drawn)
         told = drafts if messages.has_drafts(given.step) else None
         runner.read_adapters(given.step)
-        latest = runner.launch(given.step, told)
+        runner.launch(given.step, told)
 
 
-def load(opened: Opened, plan: Plan) -> FollowingRunner:
+def load(opened: Opened) -> FollowingRunner:
     """Load a rank's part of the model, and allocate its cache."""
+    plan = opened.plan
     with prepared(opened) as packed:
         model = load_model(opened, packed)
     drafter: Drafter | None = NoDrafts() if plan.speculation is not None else None
     ops = ops_of(opened)
     given = model, plan, ops, capture_of(opened), drafter, None, begin_of(opened, plan)
-    return FollowingRunner(*given, adapters=Adapters.of(opened, model, ops))
+    around = Neighbours.of(opened, model)
+    return FollowingRunner(around, *given, adapters=Adapters.of(opened, model, ops))
 
 
 def agree_on_levels(opened: Opened) -> None:
@@ -168,15 +196,17 @@ def run(
         assert plan.ranks is not None, "a plan with ranks"
         bind(plan, rank)
         met = str(folder) if first is None or not first.folder else first.folder
-        place = RankPlace(rank=rank, ranks=plan.ranks.count, folder=met)
+        count, stages = plan.ranks.count, plan.ranks.stages
+        place = RankPlace(rank=rank, ranks=count, folder=met, stages=stages)
         with reopen(plan, catalog) as opened:
             build = build or build_of(opened)
             if (uses := plan.ranks.join) is not None:
                 build = meeting_by(build, first.own_host if first else uses.host, meeting)
             communicator = build(place)
-            opened = evolve(opened, rank=rank, communicator=communicator)
+            own = plan_of_stage(plan, plan.ranks.stage_of(rank))
+            opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
-            runner = load(opened, plan)
+            runner = load(opened)
         say(None)
         communicator.connect()
         follow(runner, receive)

@@ -20,10 +20,11 @@ from inferno.errors import EngineDeadError
 from inferno.plan import Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
-from inferno.process.ranks.arriving import STEPS, meeting_by
+from inferno.process.ranks.arriving import STEPS
 from inferno.process.ranks.exchange import Build, Gloo
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.meeting import Meeting
+from inferno.process.ranks.passing import meeting_by
 from inferno.process.ranks.wire import Wire, listener
 
 PLAN = "plan.json"
@@ -58,7 +59,7 @@ class Group:
         rank's communicator. Ranks that `start` does not start join over `machines`, which the group
         closes, and whose processes `launch` starts, if anything does."""
         assert plan.ranks is not None, "a plan with ranks"
-        self.ranks = plan.ranks.count
+        self.ranks, self.stages = plan.ranks.count, plan.ranks.stages
         self._files = TemporaryDirectory(prefix="inferno_ranks_")
         folder = Path(self._files.name)
         (folder / PLAN).write_text(plan_to_json(plan), encoding="utf-8")
@@ -69,7 +70,8 @@ class Group:
         if machines is not None:
             build = meeting_by(build, machines.host, self._meeting)
             machines.folder = str(folder) if machines.use.nodes == 1 else ""
-        self.communicator = build(RankPlace(rank=0, ranks=self.ranks, folder=str(folder)))
+        place = RankPlace(rank=0, ranks=self.ranks, folder=str(folder), stages=plan.ranks.stages)
+        self.communicator = build(place)
         self._listener = listener(folder / STEPS, self.ranks)
         self._wires: list[Wire] = []
         self._heard = selectors.DefaultSelector()

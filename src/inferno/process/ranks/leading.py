@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from attrs import define, evolve
 
-from inferno.constraints import Drafts, Masks
+from inferno.constraints import NO_MASKS, Drafts, Masks
+from inferno.contracts import Sessions
 from inferno.core.home import Home
+from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import Sampled, Step
 from inferno.errors import UnsupportedError
-from inferno.plan import Opened
+from inferno.plan import Opened, Plan, plan_of_stage
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
-from inferno.process.ranks.exchange import Build, build_of
+from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import Group, Launch, Start
 from inferno.process.ranks.machines import Machines
+from inferno.process.ranks.passing import Neighbours, build_of
+from inferno.stores import NoStore
 from inferno.weights.packing import PackedWeights
 
 
@@ -42,13 +48,13 @@ class LeadingRunner(ModelRunner):
         with self._together():
             return super().draw(launched, masks)
 
-    def _drawn(self) -> messages.Drawn:
+    def _drawn(self) -> list[messages.Drawn]:
         """Return what the step before drew."""
-        if self._latest is None or self._latest.arrays is None:
+        if (latest := self._latest) is None:
             return []
-        if self._latest.sampled is None:  # an error came between: the others do not know its tokens
-            raise self._group.end(None)
-        return messages.drawn_by(self._latest.result(), self._latest.arrays.sampling_rows)
+        if latest.arrays is not None and latest.sampled is None:
+            raise self._group.end(None)  # an error came between: the others do not know its tokens
+        return [_drawn_by(latest)]
 
     def _telling(self, cut: Callable[[Drafts], Drafts] | None) -> Callable[[Drafts], Drafts]:
         def told(drafts: Drafts) -> Drafts:
@@ -78,6 +84,61 @@ class LeadingRunner(ModelRunner):
 
 
 @define(eq=False)
+class Pending:
+    """A step that the stages before this one may be computing."""
+
+    ticket: LaunchedStep
+    masks: Masks = NO_MASKS
+
+
+class LastStage(LeadingRunner):
+    """The engine's rank of a pipeline: a step is sent to the stages before this one when it is
+    launched, and computed here when its results are taken, while they go on with later steps."""
+
+    def __init__(self, group: Group, stages: int, *given: Any, **more: Any) -> None:
+        super().__init__(group, *given, **more)
+        self.lag = stages - 1
+        self._pending = deque[Pending]()
+        self._untold = list[messages.Drawn]()
+        """What steps drew that the others have not been told."""
+
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
+        assert not messages.has_drafts(step), "the plan refuses drafts with stages"
+        with self._together():
+            drawn, self._untold = self._untold, []
+            self._group.send(messages.STEP, messages.encode_step(step, drawn))
+            if cut is not None:
+                cut({})
+            self._pending.append(Pending(LaunchedStep(step, self.plan, self._later)))
+            return self._pending[-1].ticket
+
+    def _later(self, ticket: LaunchedStep, masks: Masks) -> Callable[[], Sampled]:
+        """Draw a step's tokens once it is computed."""
+        pending = self._pending[-1]
+        assert pending.ticket is ticket, "a step is drawn before the next one is launched"
+        pending.masks = masks
+        return partial(self._results, ticket)
+
+    def _results(self, ticket: LaunchedStep) -> Sampled:
+        """Compute the steps up to this one: those that nobody waits for any more too, whose hidden
+        states come first."""
+        while True:
+            pending = self._pending.popleft()
+            with self._together():
+                computed = ModelRunner.launch(self, pending.ticket.step)
+                computed.draw(pending.masks)
+            self._untold.append(_drawn_by(computed))
+            if pending.ticket is ticket:
+                return computed.result()
+
+
+def _drawn_by(launched: LaunchedStep) -> messages.Drawn:
+    if launched.arrays is None:
+        return []
+    return messages.drawn_by(launched.result(), launched.arrays.sampling_rows)
+
+
+@define(eq=False)
 class LeadingHome(Home):
     """The home of an engine with several ranks."""
 
@@ -103,7 +164,8 @@ class LeadingHome(Home):
             group = Group(opened.plan, start, build or build_of(opened), machines, launch)
             unbind = bind(opened.plan, 0)
             try:
-                shared = evolve(opened, communicator=group.communicator)
+                own = plan_of_stage(opened.plan, opened.plan.ranks.stage_of(0))
+                shared = evolve(opened, plan=own, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
                 group.meet(wanted)
             except BaseException as error:
@@ -113,14 +175,24 @@ class LeadingHome(Home):
 
         return load
 
+    def run(
+        self, plan: Plan, groups: CacheGroups, sessions: Sessions | None, *, trial: bool = False
+    ) -> tuple[ModelRunner, NoStore]:
+        assert plan.ranks is not None, "a plan with ranks"
+        own = plan_of_stage(plan, plan.ranks.stage_of(0))
+        return super().run(own, groups, sessions, trial=trial)
+
     def runner(self, *given: Any, **more: Any) -> ModelRunner:
-        return LeadingRunner(self.group, *given, **more)
+        around = Neighbours.of(self.resident.opened, self.resident.present.model)
+        if around is None:
+            return LeadingRunner(self.group, *given, **more)
+        return LastStage(self.group, self.group.stages, *given, parts=[around], **more)
 
     def check_change(self) -> None:
         """Raise UnsupportedError: the others have no way to give their memory back."""
         raise UnsupportedError(
             f"an engine of {self.group.ranks} ranks cannot sleep or change its weights yet",
-            "Start it without --tp, or stop the process.",
+            "Start it without --tp and --pp, or stop the process.",
         )
 
     def rest(self) -> None:

@@ -33,10 +33,11 @@ Drawn = list[list[int]]
 
 @frozen
 class NextStep:
-    """A step, and what the one before it drew."""
+    """A step, and what those drew that have ended since the one before it was sent, in their
+    order."""
 
     step: Step
-    drawn: Drawn
+    drawn: list[Drawn]
 
 
 @frozen
@@ -113,11 +114,21 @@ decode_rank: Any = msgspec.msgpack.Decoder(ArrivingRank).decode
 decode_ended: Any = msgspec.msgpack.Decoder(Ended).decode
 
 
-def encode_step(step: Step, drawn: Drawn) -> bytes:
+def encode_step(step: Step, drawn: list[Drawn]) -> bytes:
     """Encode a step for followers, without what they do not need of its requests: prompts come
     once, and strings, grammars and sampling parameters not at all."""
     new = tuple(evolve(each, request=_stripped(each)) for each in step.new_sequences)
     return encode(NextStep(evolve(step, new_sequences=new), drawn))
+
+
+def without_results(step: Step) -> Step:
+    """Return a step for a rank without an output head: nothing of its prompts is read there."""
+    plain = SamplingParams()
+    new = (
+        evolve(each, request=evolve(each.request, params=plain, pooling=None))
+        for each in step.new_sequences
+    )
+    return evolve(step, new_sequences=tuple(new))
 
 
 def _stripped(new: NewSequence) -> Request:

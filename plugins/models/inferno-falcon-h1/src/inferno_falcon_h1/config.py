@@ -62,6 +62,10 @@ class FalconH1Config(MambaConfig):
         spec = super().attention_spec(layer)
         return attrs.evolve(spec, scale=spec.scale * self.key_multiplier)
 
+    @property
+    def spec_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.num_hidden_layers) for _ in range(2))
+
     def cache_specs(self) -> list[AttentionSpec | StateSpec]:
         """Each layer's attention, then its state."""
         layers = range(self.num_hidden_layers)

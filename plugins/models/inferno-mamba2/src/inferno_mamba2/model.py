@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inferno.nn import CausalLM, Embedding, Mamba2Mixer, RMSNorm
+from inferno.contracts import LayerSpan
+from inferno.nn import (
+    WHOLE,
+    CausalLM,
+    Edges,
+    Embedding,
+    Mamba2Mixer,
+    RMSNorm,
+    keep_layers,
+    present,
+)
 from inferno.nn.batch import Batch
 from inferno_mamba2.config import Mamba2Config
 
@@ -47,13 +57,24 @@ class Backbone(nn.Module):
         )
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.fp32_residual = config.residual_in_fp32
+        self.edges = WHOLE
+
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        """Keep a pipeline stage's layers (`nn.Staged`)."""
+        self.edges = edges
+        keep_layers(self.layers, span)
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.embeddings(batch.token_ids_T)
-        if self.fp32_residual:
-            x_TD = x_TD.float()
-        for block in self.layers:
+        x_TD = self.edges.begin(self._embed, batch.token_ids_T)
+        for block in present(self.layers):
             x_TD = block(x_TD, batch)
+        return self.edges.end(self._normalized, x_TD, None)
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        x_TD: Tensor = self.embeddings(token_ids_T)
+        return x_TD.float() if self.fp32_residual else x_TD
+
+    def _normalized(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         y_TD: Tensor = self.norm_f(x_TD.to(self.norm_f.weight.dtype))
         return y_TD
 

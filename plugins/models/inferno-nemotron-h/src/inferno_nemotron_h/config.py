@@ -126,6 +126,12 @@ class NemotronHConfig(DecoderConfig):
             taps=self.conv_kernel,
         )
 
+    @property
+    def spec_layers(self) -> tuple[int, ...]:
+        """Those of the layers that keep something."""
+        kinds = enumerate(self.layer_types)
+        return tuple(layer for layer, kind in kinds if kind in (FULL, MAMBA))
+
     def layer_id(self, layer: int) -> int:
         """The number of a layer among those that keep something."""
         return sum(kind in (FULL, MAMBA) for kind in self.layer_types[:layer])

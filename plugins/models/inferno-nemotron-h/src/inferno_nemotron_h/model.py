@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from inferno.configs import FULL
-from inferno.contracts import Shard
+from inferno.contracts import LayerSpan, Shard
 from inferno.nn import (
+    WHOLE,
     CausalLM,
+    Edges,
     Embedding,
     Experts,
     Linear,
@@ -25,6 +27,8 @@ from inferno.nn import (
     Router,
     Routing,
     SelfAttention,
+    keep_layers,
+    present,
 )
 from inferno.nn.batch import Batch
 from inferno_nemotron_h.config import MAMBA, MOE, NemotronHConfig
@@ -134,14 +138,22 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
         self.norm_f = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rope = NoRope()
+        self.edges = WHOLE
+
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        """Keep a pipeline stage's layers (`nn.Staged`)."""
+        self.edges = edges
+        keep_layers(self.layers, span)
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD, delta_TD = self.embeddings(batch.token_ids_T), None
+        x_TD, delta_TD = self.edges.begin(self.embeddings, batch.token_ids_T), None
         rotation = self.rope(batch)
-        for layer in self.layers:
+        for layer in present(self.layers):
             x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
-        y_TD: Tensor = self.norm_f.after(x_TD, delta_TD)[1]
-        return y_TD
+        return self.edges.end(self._normalized, x_TD, delta_TD)
+
+    def _normalized(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
+        return self.norm_f.after(x_TD, delta_TD)[1]
 
 
 class NemotronHForCausalLM(CausalLM):

@@ -1,0 +1,234 @@
+"""Divides a model's layers among pipeline stages, by the bytes of their weights."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from attrs import evolve, frozen
+
+from inferno.contracts import (
+    DTYPE_BYTES,
+    Architecture,
+    Divided,
+    HeldMatrix,
+    LayerSpan,
+    ModelConfig,
+    Range,
+)
+from inferno.errors import OptionError, UnsupportedError
+from inferno.plan.cache_groups import nbytes_of
+from inferno.plan.isq import Packed
+from inferno.plan.options import Options
+from inferno.plan.plan import Plan
+from inferno.plan.rank_use import StageUse
+from inferno.plan.ranks import Division, divides_of, kind_of
+from inferno.plan.schemes import Matrices, StoredMatrices
+
+_LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
+
+
+def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) -> list[Range]:
+    """Return each stage's layers, at least one, so that the largest stage is as small as it can
+    be. `sizes` are the layers' bytes, `before` those of the embedding and `after` those of the
+    output head."""
+    ends = [0, *accumulate(sizes)]
+    count = len(sizes)
+    assert 0 < stages <= count, "each stage has a layer"
+
+    def cut(most: int) -> list[int] | None:
+        """Return the stages' ends if none of them is larger than `most`: each takes what it can,
+        and leaves a layer for each of those after it."""
+        found, first = [0], 0
+        for left in range(stages - 1, -1, -1):
+            room = most - (before if first == 0 else 0) - (0 if left else after)
+            stop = min(bisect_right(ends, ends[first] + room) - 1, count - left)
+            if stop <= first:
+                return None
+            found.append(first := stop)
+        return found if first == count else None
+
+    whole = ends[-1] + before + after
+    low, high = 0, whole
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if cut(middle) is None else (low, middle)
+    found = cut(low)
+    assert found is not None, "all layers fit into a stage of the whole size"
+    return list(zip(found, found[1:], strict=False))
+
+
+@frozen(kw_only=True)
+class Pipeline:
+    """The stages, and what the plan is told of the largest of them."""
+
+    stages: tuple[StageUse, ...]
+    matrix_bytes: int
+    """Of the matrices of the largest stage."""
+    num_plain: int
+    """Elements of its other tensors."""
+    passed_bytes: int
+
+    def count(self, caches: Iterable[int]) -> int:
+        """Return how many of these layers' caches a stage has, at most."""
+        found = {*caches}
+        return max(len(found.intersection(stage.caches)) for stage in self.stages)
+
+
+@frozen
+class Shared:
+    """What the ranks of a model have: divided matrices, layers by stage, and all matrices as the
+    largest rank holds them."""
+
+    matrices: Matrices
+    division: Division | None = None
+    pipeline: Pipeline | None = None
+
+    def count(self, caches: Sequence[int]) -> int:
+        """Return how many of these layers one rank has, at most."""
+        return len(caches) if self.pipeline is None else self.pipeline.count(caches)
+
+
+def share_model(
+    options: Options,
+    architecture: Architecture,
+    config: ModelConfig,
+    stored: StoredMatrices,
+    packed: Mapping[str, Packed],
+    dtype: str,
+) -> Shared:
+    """Divide a model among the ranks that are asked for. Raises UnsupportedError, OptionError."""
+    if options.ranks == 1:
+        return Shared(stored.loaded(packed, dtype))
+    held, division = stored.held(packed), None
+    local, part = held.__getitem__, None
+    if options.tp > 1:
+        division = Division.of(architecture, config.cache_specs(), held, options.tp, config)
+        local = part = division.local
+    matrices = stored.loaded(packed, dtype, part)
+    if options.pp == 1:
+        return Shared(matrices, division)
+    own = {path: local(path) for path in held}
+    kinds = divides_of(architecture, config)
+    pipeline = _pipeline(options.pp, config, kinds, own, stored.plain, dtype)
+    largest = evolve(matrices, share=pipeline.matrix_bytes, num_plain=pipeline.num_plain)
+    return Shared(largest, division, pipeline)
+
+
+def _pipeline(
+    stages: int,
+    config: ModelConfig,
+    kinds: Mapping[str, Divided],
+    held: Mapping[str, HeldMatrix],
+    plain: Mapping[str, int],
+    dtype: str,
+) -> Pipeline:
+    layers: int = getattr(config, "num_hidden_layers", 0)
+    if stages > layers > 0:
+        raise OptionError(
+            f"--pp {stages}: the model has {layers} layers, and each stage needs one",
+            f"Use --pp {layers}." if layers > 1 else "Leave --pp out.",
+        )
+    inside, caches = _layers_in({*held, *plain}, layers), _layers_of_caches(config, layers)
+    if inside is None or caches is None:
+        raise UnsupportedError(
+            f"--pp {stages}: this model does not say which of its tensors and caches are of which "
+            "layer",
+            "Leave --pp out, or use --tp.",
+        )
+    parent = inside.rpartition(".")[0]
+    size = DTYPE_BYTES[dtype]
+    matrices, others = defaultdict[int, int](int), defaultdict[int, int](int)
+    embedding, has_head = 0, False
+    for path, matrix in held.items():
+        within = path.startswith(f"{parent}.") if parent else True
+        if (layer := _layer_in(inside, path)) is not None:
+            matrices[layer] += matrix.nbytes
+        elif kind_of(kinds, path) == "vocabulary" and within:
+            embedding += matrix.nbytes
+        else:
+            has_head |= kind_of(kinds, path) == "vocabulary"
+            matrices[layers] += matrix.nbytes
+    for path, count in plain.items():
+        layer = _layer_in(inside, path)
+        others[layers if layer is None else layer] += count
+    if not has_head:  # it is the embedding, which both ends then have
+        matrices[layers] += embedding
+    sizes = [matrices[n] + others[n] * size for n in range(layers)]
+    after = matrices[layers] + others[layers] * size
+    spans = divide_layers(sizes, embedding, after, stages)
+    found, uses = list[tuple[int, int]](), list[StageUse]()
+    for first, stop in spans:
+        ids = [*range(first, stop), *([layers] if stop == layers else [])]
+        nbytes = sum(matrices[n] for n in ids) + (embedding if first == 0 else 0)
+        found.append((nbytes, sum(others[n] for n in ids)))
+        use = StageUse(
+            span=LayerSpan(first=first, stop=stop, layers=layers),
+            caches=tuple(i for i, layer in enumerate(caches) if first <= layer < stop),
+            weight_bytes=nbytes + found[-1][1] * size,
+        )
+        uses.append(use)
+    matrix_bytes, num_plain = max(found, key=lambda each: each[0] + each[1] * size)
+    width: int = getattr(config, "hidden_size", 0)
+    single = getattr(config, "residual_in_fp32", False)
+    return Pipeline(
+        stages=tuple(uses),
+        matrix_bytes=matrix_bytes,
+        num_plain=num_plain,
+        passed_bytes=width * (4 if single else size),
+    )
+
+
+def _layers_in(paths: Iterable[str], layers: int) -> str | None:
+    """Return the path whose children are the model's layers, by their numbers."""
+    numbers = defaultdict[str, set[int]](set)
+    for path in paths:
+        if (found := _LAYER.match(path)) is not None:
+            numbers[found[1]].add(int(found[2]))
+    wanted = {*range(layers)}
+    return next((prefix for prefix, own in numbers.items() if own == wanted and own), None)
+
+
+def _layer_in(inside: str, path: str) -> int | None:
+    """Return the number of the layer that a module is in, if it is in one."""
+    found = _LAYER.match(path)
+    return int(found[2]) if found is not None and found[1] == inside else None
+
+
+def _layers_of_caches(config: ModelConfig, layers: int) -> Sequence[int] | None:
+    """Return the layer of each of `cache_specs`."""
+    count = len(config.cache_specs())
+    given: Sequence[int] | None = getattr(config, "spec_layers", None)
+    if given is None:
+        return range(layers) if count == layers else None
+    return given if len(given) == count else None
+
+
+def plan_of_stage(plan: Plan, stage: int) -> Plan:
+    """Return the plan of a pipeline stage's ranks: of what layers keep, only what theirs do. The
+    groups are those of the whole plan: each stage has the same blocks, of its own layers. Without
+    stages, the plan."""
+    if plan.ranks is None or not plan.ranks.pipeline:
+        return plan
+    caches = {*plan.ranks.pipeline[stage].caches}
+
+    def kept(layers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(layer for layer in layers if layer in caches)
+
+    attention = [evolve(use, layers=kept(use.layers)) for use in plan.attention]
+    states = [evolve(use, layers=kept(use.layers)) for use in plan.states]
+    sizes = {layer: nbytes_of(use.cache) for use in attention for layer in use.layers}
+    sizes |= {layer: nbytes_of(use.cache) for use in states for layer in use.layers}
+    groups = [
+        evolve(group, layers=own, unit_bytes=sum(sizes[layer] for layer in own))
+        for group, own in ((group, kept(group.layers)) for group in plan.groups)
+    ]
+    return evolve(
+        plan,
+        attention=tuple(use for use in attention if use.layers),
+        states=tuple(use for use in states if use.layers),
+        groups=tuple(groups),
+    )

@@ -1,0 +1,215 @@
+"""Tests of models whose layers are those of several pipeline stages: the tokens are those of one
+process. The ranks are threads (`ThreadRanks`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+from attrs import evolve, frozen
+from torch import Tensor
+
+from inferno.catalog import Catalog
+from inferno.contracts import Architecture, Checkpoint, Communicator
+from inferno.core.engine import Engine
+from inferno.core.runner import ModelRunner
+from inferno.errors import UnsupportedError
+from inferno.nn import Attention, Edges, State
+from inferno.plan import Plan, open_model, plan_of_stage
+from inferno.plan.cache_groups import with_num_blocks
+from inferno.testing.alike import alike
+from inferno.testing.ranks import RankTests
+from inferno.testing.thread_ranks import (
+    GREEDY,
+    RANKS,
+    SCORED,
+    SEEDED,
+    answers,
+    held_bytes,
+    load_shared,
+    logprobs_of,
+    tokens_of,
+)
+from inferno.testing.tiny import assert_close, small_options, without_kernels
+from inferno.weights.loading import load_model
+
+
+@frozen(eq=False)
+class Reading:
+    """A checkpoint that counts the bytes that are read of it."""
+
+    inner: Checkpoint
+    read_bytes: Counter[str]
+
+    def read(self, name: str) -> Tensor:
+        tensor = self.inner.read(name)
+        self.read_bytes[name] = tensor.nbytes
+        return tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class PipelineTests(RankTests):
+    """Mixed into `ArchitectureTests`: a family whose architecture `divides` gives the tokens of one
+    process when its layers are those of several pipeline stages; others are refused by name."""
+
+    uncaptured: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stages(cls, catalog: Catalog) -> int:
+        """The most stages to test, one for each of at most 4 layers; 0: the family has none."""
+        architecture: Architecture = catalog.architecture(cls.config["architectures"][0]).item
+        if not architecture.divides or architecture.images is not None:
+            return 0
+        layers: int = getattr(architecture.config(cls.config), "num_hidden_layers", 0)
+        return min(layers, 4) if layers > 1 else 0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def staged(
+        cls, checkpoint: Path, catalog: Catalog, stages: int, limits: dict[str, Any]
+    ) -> Iterator[Engine]:
+        """An engine of two stages."""
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        engine = load_shared(checkpoint, without_kernels(catalog), 1, pp=RANKS, **limits)
+        yield engine
+        engine.close()
+
+    @alike
+    def test_a_family_without_pipeline_stages_is_refused_by_name(
+        self, checkpoint: Path, catalog: Catalog, stages: int
+    ) -> None:
+        architecture: Architecture = catalog.architecture(self.config["architectures"][0]).item
+        if architecture.divides and architecture.images is None:
+            pytest.skip("the family has pipeline stages")
+        with pytest.raises(UnsupportedError, match="cannot be (computed in|divided among)"):
+            load_shared(checkpoint, catalog, 1, pp=RANKS)
+
+    @alike
+    def test_stages_give_the_tokens_of_one_process(
+        self, staged: Engine, alone: Engine, prompts: list[list[int]]
+    ) -> None:
+        """Greedy and seeded, and again with prompts that are found in the prefix cache."""
+        for params in (GREEDY, SEEDED, GREEDY):
+            ours, theirs = (answers(engine, prompts, params) for engine in (staged, alone))
+            assert tokens_of(ours) == tokens_of(theirs)
+        assert ours[-1][0].num_cached == theirs[-1][0].num_cached > 0
+
+    @alike
+    def test_stages_give_the_log_probabilities_of_one_process(
+        self, staged: Engine, alone: Engine, prompts: list[list[int]]
+    ) -> None:
+        ours, theirs = (answers(engine, prompts[:3], SCORED) for engine in (staged, alone))
+        assert tokens_of(ours) == tokens_of(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
+
+    @pytest.mark.slow
+    def test_preemption_changes_nothing_for_stages(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        stages: int,
+        alone: Engine,
+        prompts: list[list[int]],
+        limits: dict[str, Any],
+    ) -> None:
+        """With a cache that is too small for all prompts."""
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
+        needed = -(-(len(repeated[-1]) + 40) // alone.plan.block_size)
+
+        def tight(plan: Plan) -> Plan:
+            groups = with_num_blocks(plan.groups, needed + 1)
+            return evolve(plan, groups=groups, cache_policy="none")
+
+        plain = without_kernels(catalog)
+        squeezed = load_shared(checkpoint, plain, 1, plan=tight, pp=RANKS, **limits)
+        ours, theirs = (answers(e, repeated, params) for e in (squeezed, alone))
+        stats = squeezed.stats()
+        squeezed.close()
+        assert tokens_of(ours) == tokens_of(theirs)
+        assert stats.preemptions > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ranks", [1, RANKS])
+    def test_more_stages_give_the_tokens_of_one_process(
+        self,
+        ranks: int,
+        checkpoint: Path,
+        catalog: Catalog,
+        stages: int,
+        alone: Engine,
+        prompts: list[list[int]],
+    ) -> None:
+        """One layer in each, or two stages of two ranks that share each layer."""
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        pp = stages if ranks == 1 else RANKS
+        shared = load_shared(checkpoint, without_kernels(catalog), ranks, pp=pp)
+        ours, theirs = (answers(engine, prompts, GREEDY) for engine in (shared, alone))
+        shared.close()
+        assert tokens_of(ours) == tokens_of(theirs)
+
+    @pytest.mark.slow
+    def test_captured_steps_change_nothing_for_stages(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        stages: int,
+        alone: Engine,
+        prompts: list[list[int]],
+        limits: dict[str, Any],
+    ) -> None:
+        """With the native kernels, if a provider of them captures steps."""
+        if not stages or self.uncaptured:
+            pytest.skip("the family has no pipeline stages, or its steps cannot be captured")
+        staged = load_shared(checkpoint, catalog, 1, pp=RANKS, **limits)
+        runner = staged._runner
+        assert isinstance(runner, ModelRunner)
+        if runner.replays is None:
+            staged.close()
+            pytest.skip("no installed kernel provider captures steps")
+        for some in (prompts, prompts, *[prompts[-1:]] * 2):
+            ours, theirs = (answers(engine, some, SCORED) for engine in (staged, alone))
+            assert tokens_of(ours) == tokens_of(theirs)
+        assert runner.replays.refusal is None and len(runner.replays.shapes) > 1
+        staged.close()
+
+    @alike
+    def test_a_stage_reads_and_holds_its_own_layers(
+        self, checkpoint: Path, catalog: Catalog, stages: int, limits: dict[str, Any]
+    ) -> None:
+        """Weights within 5 % of what is planned for it, and no other layer's cache."""
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        asked, caches = small_options({"pp": stages, **limits}), list[int]()
+        with open_model(str(checkpoint), asked, without_kernels(catalog)) as opened:
+            assert (ranks := opened.plan.ranks) is not None and ranks.stages == stages
+            for rank in range(stages):
+                use, counts = ranks.pipeline[stage := ranks.stage_of(rank)], Counter[str]()
+                plan = plan_of_stage(opened.plan, stage)
+                reading: Any = Reading(opened.checkpoint, counts)
+                nobody = cast(Communicator, object())
+                own = evolve(opened, plan=plan, rank=rank, checkpoint=reading, communicator=nobody)
+                model = load_model(own)
+                edges = cast(Edges, model.edges)
+                assert (edges.received_ND is None, edges.passed_ND is None) == (
+                    stage == 0,
+                    stage == stages - 1,
+                )
+                assert held_bytes(model) <= 1.05 * use.weight_bytes
+                assert counts.total() <= 1.05 * max(use.weight_bytes, held_bytes(model))
+                found = {m.layer_id for m in model.modules() if isinstance(m, Attention | State)}
+                assert found == {*use.caches}
+                caches += found
+                weights = opened.plan.memory[0].nbytes
+                assert use.weight_bytes <= weights
+            assert sorted(caches) == list(range(len(opened.config.cache_specs())))

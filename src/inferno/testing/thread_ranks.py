@@ -1,0 +1,210 @@
+"""Ranks in threads of this process, which exchange tensors in its memory: what they run is what
+processes run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, nn
+
+from inferno.catalog import Catalog
+from inferno.contracts import Communicator, RankPlace, RankStart
+from inferno.core.engine import Engine
+from inferno.ops.collectives import Operators
+from inferno.plan import Plan, open_model
+from inferno.process.ranks.following import run
+from inferno.process.ranks.leading import LeadingHome
+from inferno.process.ranks.passing import Pipelined
+from inferno.request.requests import AdapterRef, EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
+from inferno.testing.tiny import small_options
+
+RANKS = 2
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=24, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+
+
+@define(eq=False)
+class ThreadRanks:
+    """Ranks in threads (`contracts.Executor.start`), which exchange tensors in memory."""
+
+    ranks: int
+    catalog: Catalog
+    stages: int = 1
+    failures: list[BaseException] = field(factory=list)
+    """What threads ended with."""
+    left: threading.Event = field(factory=threading.Event)
+    """Whether a rank has left."""
+    sent: dict[tuple[int, int], SimpleQueue[Tensor]] = field(init=False)
+    """What is on its way, from a rank to another."""
+    _slots: list[Tensor] = field(init=False)
+    _barriers: list[threading.Barrier] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._slots = [torch.empty(0)] * self.ranks
+        each = self.ranks // self.stages
+        self._barriers = [threading.Barrier(each, timeout=60) for _ in range(self.stages)]
+        ranks = range(self.ranks)
+        self.sent = {(one, other): SimpleQueue() for one in ranks for other in ranks}
+
+    def communicator(self, place: RankPlace) -> Communicator:
+        """Build a rank's communicator."""
+        own = ThreadCommunicator(self, place.rank)
+        return Pipelined(ThreadLink(self, place.rank), place, own) if place.stages > 1 else own
+
+    def exchange(self, rank: int, x: Tensor) -> Sequence[Tensor]:
+        """Give the others of a stage a tensor, and return those of all
+        (`ops.collectives.Exchange`)."""
+        self._slots[rank] = x.clone()
+        each = self.ranks // self.stages
+        stage = rank // each
+        try:
+            self._barriers[stage].wait()
+            parts = self._slots[stage * each : (stage + 1) * each]
+            self._barriers[stage].wait()
+        except threading.BrokenBarrierError as error:
+            raise ConnectionError("another rank has left") from error
+        assert {part.shape for part in parts} == {x.shape}, "ranks are in different layers"
+        return parts
+
+    def start(self, what: RankStart) -> ThreadRank:
+        return ThreadRank(self, what)
+
+    def abort(self) -> None:
+        """Let every rank that waits for another one fail."""
+        self.left.set()
+        for barrier in self._barriers:
+            barrier.abort()
+
+    def run(self, what: RankStart, alive: Callable[[], bool]) -> None:
+        try:
+            run(Path(what.folder), what.rank, self.catalog, self.communicator, alive)
+        except BaseException as error:
+            self.failures.append(error)
+            self.abort()
+
+
+class ThreadCommunicator:
+    """A rank's collectives (`contracts.Communicator`)."""
+
+    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
+        operators = Operators.of(partial(ranks.exchange, rank))
+        self.all_reduce, self.all_gather = operators.all_reduce, operators.all_gather
+        self.close = ranks.abort
+
+    def connect(self) -> None: ...
+
+
+@frozen(eq=False)
+class ThreadLink:
+    """A rank's connections to all others (`process.ranks.passing.Link`)."""
+
+    ranks: ThreadRanks
+    rank: int
+
+    def connect(self) -> None: ...
+
+    def send(self, x: Tensor, to: int) -> None:
+        self.ranks.sent[self.rank, to].put(x.clone())
+
+    def receive(self, x: Tensor, source: int) -> None:
+        while not self.ranks.left.is_set():
+            with suppress(Empty):
+                given = self.ranks.sent[source, self.rank].get(timeout=0.05)
+                assert (given.shape, given.dtype) == (x.shape, x.dtype), "of another step"
+                x.copy_(given)
+                return
+        raise ConnectionError("another rank has left")
+
+    def close(self) -> None:
+        self.ranks.abort()
+
+
+class ThreadRank:
+    """A rank in a thread (`contracts.RankProcess`)."""
+
+    def __init__(self, ranks: ThreadRanks, what: RankStart) -> None:
+        self._ranks, self._killed = ranks, threading.Event()
+        alive = lambda: not self._killed.is_set()  # noqa: E731
+        self._thread = threading.Thread(target=ranks.run, args=(what, alive), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> str:
+        self._thread.join()
+        return "ended"
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        if self._thread.is_alive():
+            self._killed.set()
+            self._ranks.abort()
+
+
+def load_shared(
+    path: str | Path,
+    catalog: Catalog,
+    ranks: int = RANKS,
+    plan: Callable[[Plan], Plan] = lambda plan: plan,
+    **options: Any,
+) -> Engine:
+    """Load a model that is shared by ranks in threads, as many for each pipeline stage (`pp`), or
+    with one rank in this one alone. Its limits are those of `load_toy`. `plan` changes its plan."""
+    asked = small_options({"device": "cpu", **options, "tp": ranks})
+    with open_model(str(path), asked, catalog) as opened:
+        opened = evolve(opened, plan=plan(opened.plan))
+        if (shared := opened.plan.ranks) is None:
+            return Engine.load(opened)
+        threads = ThreadRanks(shared.count, catalog, shared.stages)
+        home = LeadingHome.starting(threads.start, threads.communicator)
+        return Engine.load(opened, home_of=home)
+
+
+def answers(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    adapters: Sequence[AdapterRef | None] = (),
+) -> list[list[EngineOutput]]:
+    """Return the outputs for each prompt, all at once. Checks the scheduler after every step."""
+    for i, prompt in enumerate(prompts):
+        adapter = adapters[i] if adapters else None
+        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params, adapter=adapter))
+    found: list[list[EngineOutput]] = [[] for _ in prompts]
+    while engine.busy:
+        for output in engine.step():
+            assert not output.error, output.error
+            found[int(output.request_id)].append(output)
+        engine.check()
+    return found
+
+
+def tokens_of(outputs: Sequence[Sequence[EngineOutput]]) -> list[list[int | None]]:
+    return [[output.token_id for output in each] for each in outputs]
+
+
+def logprobs_of(outputs: Sequence[EngineOutput]) -> Tensor:
+    """The log-probabilities of the tokens of a prompt and its output."""
+    prompt = [each.logprob for each in outputs[0].prompt_logprobs or () if each is not None]
+    drawn = [each.logprobs.logprob for each in outputs if each.logprobs is not None]
+    assert drawn, "they were asked for"
+    return torch.tensor([*prompt, *drawn])
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of weights, without the rotary tables that a model computes."""
+    from inferno.nn import Rope
+
+    tables = {id(b) for m in model.modules() if isinstance(m, Rope) for b in m.buffers()}
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in tables]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

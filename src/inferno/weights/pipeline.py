@@ -1,0 +1,42 @@
+"""What a pipeline stage loads of a model: the modules of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from inferno.errors import PluginError
+from inferno.nn import Edges, Staged
+from inferno.plan import Opened
+from inferno.weights.dtypes import dtype_of
+from inferno.weights.pairing import Stored
+
+
+def of_stage(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Sequence[Stored]:
+    """Drop the layers of other stages from a model that is on meta and paired with its checkpoint.
+    Returns the pairs of what is left. Raises PluginError if the model does not know of stages."""
+    if (span := opened.span) is None:
+        return pairs
+    if not isinstance(model, Staged):
+        raise PluginError(
+            f"{opened.plan.architecture} does not know of pipeline stages: it has no keep_layers",
+            "Leave --pp out, and report this to the plugin's authors.",
+        )
+    before, after = (None if end else _rows(opened) for end in (span.begins, span.ends))
+    model.keep_layers(span, Edges(before, after))
+    left = {*model.modules()}
+    return [stored for stored in pairs if stored.module in left]
+
+
+def _rows(opened: Opened) -> torch.Tensor:
+    """Return the memory of the hidden states at an edge of a stage: of as many tokens as a step has
+    at most, or a captured one with its padding rows."""
+    plan, config = opened.plan, opened.config
+    assert plan.ranks is not None, "a plan with stages"
+    width: int = getattr(config, "hidden_size", 0)
+    single = getattr(config, "residual_in_fp32", False)
+    dtype = torch.float32 if single else dtype_of(plan)
+    count = max(plan.max_num_batched_tokens, *(plan.capture.sizes if plan.capture else (1,)))
+    return torch.zeros(count, width, dtype=dtype, device=plan.device.torch_name)
