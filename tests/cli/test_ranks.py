@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -26,6 +27,18 @@ def test_a_plan_says_what_each_rank_has_and_what_they_exchange(plan: Plan) -> No
     assert re.search(r"each has +50% of the weights, \d+ query heads over \d+", text)
     assert re.search(r"exchange +9 sums in a step, .* received per token", text)
     assert "Memory of a rank, of " in text
+
+
+def test_a_plan_says_which_stage_has_which_layers_and_what_is_passed_on() -> None:
+    options: dict[str, Any] = {"device": "cpu", "max_model_len": 256, "dtype": "bfloat16"}
+    text = explained(resolve("demo", Options(pp=2, **options)))
+    assert re.search(r"stage 1 +embedding, layers 0-1 on rank 1: .* of weights, .* of cache", text)
+    assert re.search(r"stage 2 +layers 2-3, output head on rank 0: ", text)
+    assert re.search(r"pipeline +2 steps in flight, .*; 512 B per token from stage to stage", text)
+    assert "exchange" not in text, "no rank sums"
+    both = explained(resolve("demo", Options(pp=2, tp=2, **options)))
+    assert re.search(r"stage 1 +embedding, layers 0-1 on ranks 2-3: ", both)
+    assert re.search(r"exchange +9 sums in a step, .* by each, in all stages", both)
 
 
 def test_a_plan_of_one_process_says_nothing_of_ranks() -> None:

@@ -142,18 +142,26 @@ def load(catalog: Catalog, opened: Opened) -> Engine:
     return Engine.load(opened, home_of=LeadingHome.starting(start_local(catalog)))
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "stages"),
+    [
+        (2, 2, 1),
+        (1, 2, 2),
+        pytest.param(4, 2, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_machines_give_the_tokens_of_one_process_and_end_in_peace(
-    catalog: Catalog, first: First, port: int, alone: Engine, ranks: int, nodes: int
+    catalog: Catalog, first: First, port: int, alone: Engine, ranks: int, nodes: int, stages: int
 ) -> None:
     other = Other(catalog, port)
-    engine = load(catalog, first(ranks, nodes))
+    engine = load(catalog, first(ranks, nodes, pp=stages))
     for params in (GREEDY, SEEDED):
         ours, theirs = (answers(each, PROMPTS, params) for each in (engine, alone))
         assert tokens_of(ours) == tokens_of(theirs)
     engine.close()
     assert other.refusal() is None
-    assert len(other.ranks) == ranks // nodes
+    assert len(other.ranks) == ranks * stages // nodes
 
 
 def test_processes_of_a_launcher_are_the_ranks_that_it_says(

@@ -466,13 +466,16 @@ def until(true: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def test_processes_give_the_tokens_of_one_with_captured_steps() -> None:
+@pytest.mark.parametrize(
+    "shape", [{"tp": 2}, {"pp": 2}, pytest.param({"tp": 2, "pp": 2}, marks=pytest.mark.slow)]
+)
+def test_processes_give_the_tokens_of_one_with_captured_steps(shape: dict[str, Any]) -> None:
     """With native kernels where they are installed, on the data plane of several processes."""
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 256, "threads": 1}
     params = SamplingParams(temperature=0, max_tokens=16)
     texts = list[list[str]]()
-    for ranks in (1, 2):
-        with LLM("demo", tp=ranks, dtype="float32", **options) as llm:
+    for ranks in ({}, shape):
+        with LLM("demo", dtype="float32", **{**options, **ranks}) as llm:
             texts.append(
                 [each.outputs[0].text for each in llm.generate(["One", "Two and"], params)]
             )
@@ -480,8 +483,11 @@ def test_processes_give_the_tokens_of_one_with_captured_steps() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_told_to_streams_and_the_next_answer_is_right() -> None:
-    plan = resolve("demo", Options(device="cpu", tp=2, max_model_len=2048, threads=1))
+@pytest.mark.parametrize("shape", [{"tp": 2}, {"pp": 2}])
+def test_a_killed_rank_is_told_to_streams_and_the_next_answer_is_right(
+    shape: dict[str, Any],
+) -> None:
+    plan = resolve("demo", Options(device="cpu", max_model_len=2048, threads=1, **shape))
 
     async def ask(client: EngineClient, name: str, count: int, after: Any = None) -> list[Any]:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)

@@ -1,9 +1,12 @@
-"""Ranks that share a trained model: its 9 heads over 3, and blocks of 32 columns."""
+"""Ranks that share a trained model: its layers, its 9 heads over 3, and blocks of 32 columns."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from inferno.catalog import load_catalog
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.thread_ranks import answers, load_shared, tokens_of
 from inferno.testing.tiny import torch_only
@@ -24,3 +27,15 @@ def test_three_ranks_give_the_tokens_of_one_process_in_float32(gguf_file: str) -
         found.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
         engine.close()
     assert found[0] == found[1] == found[2]
+
+
+def test_two_stages_give_the_tokens_of_one_process(gguf_file: str) -> None:
+    """With the native kernels: nothing is summed in another order."""
+    pytest.importorskip("inferno_cpu")
+    given: dict[str, Any] = {"threads": 1, "memory": "4GiB", "packed_cache": "none"}
+    found = []
+    for stages in (1, 2):
+        engine = load_shared(gguf_file, load_catalog(), 1, pp=stages, **given)
+        found.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
+        engine.close()
+    assert found[0] == found[1]

@@ -270,14 +270,14 @@ class Engine:
         return outputs
 
     def _launch_constrained(self, step: Step) -> list[EngineOutput]:
-        """Launch and draw a step with masks. They depend on the tokens before it: steps in flight
-        are committed first, and their outputs returned. Without such, masks are computed beside."""
-        request_of = self._scheduler.request_of
-        requests = {s.row: request_of(s.row) for s in step.slices if s.samples}
+        """Launch and draw a step with masks. Steps in flight that draw tokens that these depend on
+        are committed first, and their outputs returned. Without any, masks are computed beside."""
+        drawn = {s.row: self._scheduler.sequence_of(s.row) for s in step.slices if s.samples}
+        requests = {row: sequence.request for row, sequence in drawn.items()}
         masks = self._constraints.masks(requests, beside=not self._in_flight)
+        outputs, waits = list[EngineOutput](), any(drawn[r].num_unknown > 1 for r in masks.rows)
         launched, ticket = self.clock(), self._runner.launch(step, masks.begin)
-        outputs = list[EngineOutput]()
-        while masks.rows and self._in_flight:
+        while waits and self._in_flight:
             outputs += self._commit()
         ticket.draw(masks.result())
         self._in_flight.add(step, ticket, launched)

@@ -125,6 +125,8 @@ class ThreadLink:
                 return
         raise ConnectionError("another rank has left")
 
+    def flush(self) -> None: ...
+
     def close(self) -> None:
         self.ranks.abort()
 

@@ -101,9 +101,9 @@ class Scheduler:
         if self._groups.most_drafts:
             self._by_id[request_id].suggested = tuple(token_ids[:MOST_SUGGESTED])
 
-    def request_of(self, row: int) -> Request:
-        """Return the request of a running sequence."""
-        return self._running[row].request
+    def sequence_of(self, row: int) -> Sequence:
+        """Return the running sequence in a row."""
+        return self._running[row]
 
     def abort(self, request_id: str) -> bool:
         """Drop a request. Returns False if it is unknown or finished."""

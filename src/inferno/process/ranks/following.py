@@ -106,7 +106,9 @@ class FollowingRunner(ModelRunner):
         if arrays.drafts is None:
             self._tables.learn(arrays, owners, [token_id for [token_id] in drawn])
         else:
-            self._tables.append_verified(arrays, drawn)
+            same = self._tables.owners[arrays.sampling_rows] == owners
+            own = [ids if is_own else [] for ids, is_own in zip(drawn, same, strict=True)]
+            self._tables.append_verified(arrays, own)
 
 
 def follow(runner: FollowingRunner, receive: Receive) -> None:
@@ -121,6 +123,8 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
     while True:
         kind, body = receive()
         if kind == messages.END:
+            if runner.neighbours is not None:
+                runner.neighbours.link.flush()
             return
         if kind == messages.CAPTURE:
             runner.capture_ahead(messages.decode_count(body))

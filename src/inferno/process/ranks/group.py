@@ -118,7 +118,8 @@ class Group:
             process.kill()
         threading.Thread(target=self._watch, args=(what.rank, process), daemon=True).start()
         self._endings[what.rank] = process.wait()
-        self._let_go()
+        if self._over is None:  # else others have not yet read that the group ends in peace
+            self._let_go()
 
     def _let_go(self) -> None:
         """Let this rank go on if it waits for one that has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,13 @@ class Pending:
     """A step that the stages before this one may be computing."""
 
     ticket: LaunchedStep
+    drafts: Drafts
+    """Those to verify: of a grammar, which says what comes next."""
     masks: Masks = NO_MASKS
+
+    def told(self, proposed: Drafts) -> Drafts:
+        """Return the drafts that all stages have been told."""
+        return self.drafts
 
 
 class LastStage(LeadingRunner):
@@ -103,14 +109,15 @@ class LastStage(LeadingRunner):
         """What steps drew that the others have not been told."""
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
-        assert not messages.has_drafts(step), "the plan refuses drafts with stages"
         with self._together():
             drawn, self._untold = self._untold, []
             self._group.send(messages.STEP, messages.encode_step(step, drawn))
-            if cut is not None:
-                cut({})
-            self._pending.append(Pending(LaunchedStep(step, self.plan, self._later)))
-            return self._pending[-1].ticket
+            drafts = cut(step.drafts) if cut is not None else step.drafts
+            if messages.has_drafts(step):
+                self._group.send(messages.DRAFTS, messages.encode_drafts(drafts))
+            ticket = LaunchedStep(step, self.plan, self._later)
+            self._pending.append(Pending(ticket, drafts))
+            return ticket
 
     def _later(self, ticket: LaunchedStep, masks: Masks) -> Callable[[], Sampled]:
         """Draw a step's tokens once it is computed."""
@@ -125,11 +132,16 @@ class LastStage(LeadingRunner):
         while True:
             pending = self._pending.popleft()
             with self._together():
-                computed = ModelRunner.launch(self, pending.ticket.step)
+                computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
             self._untold.append(_drawn_by(computed))
             if pending.ticket is ticket:
                 return computed.result()
+
+    def settle(self) -> None:
+        """Compute the steps in flight, which other ranks of this stage are in."""
+        while self._pending:
+            self._results(self._pending[-1].ticket)
 
 
 def _drawn_by(launched: LaunchedStep) -> messages.Drawn:
@@ -145,6 +157,8 @@ class LeadingHome(Home):
     group: Group
     unbind: Callable[[], None]
     """Lets the thread that loaded it run on all its cores again."""
+    last: LastStage | None = None
+    """What runs steps, if there are pipeline stages."""
 
     @classmethod
     def starting(
@@ -186,7 +200,8 @@ class LeadingHome(Home):
         around = Neighbours.of(self.resident.opened, self.resident.present.model)
         if around is None:
             return LeadingRunner(self.group, *given, **more)
-        return LastStage(self.group, self.group.stages, *given, parts=[around], **more)
+        self.last = LastStage(self.group, self.group.stages, *given, parts=[around], **more)
+        return self.last
 
     def check_change(self) -> None:
         """Raise UnsupportedError: the others have no way to give their memory back."""
@@ -199,6 +214,9 @@ class LeadingHome(Home):
         self.group.check()
 
     def close(self) -> None:
+        if self.last is not None:
+            with suppress(Exception):  # then the group has ended
+                self.last.settle()
         self.group.close()
         self.unbind()
         super().close()

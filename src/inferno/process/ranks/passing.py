@@ -44,6 +44,10 @@ class Link(Protocol):
         """Wait for what a rank sends, of this shape and type, and write it."""
         ...
 
+    def flush(self) -> None:
+        """Wait until all that was sent has been received, before this rank leaves in peace."""
+        ...
+
     def close(self) -> None:
         """Leave, and let this rank go on if it waits. Any thread may call it, more than once."""
         ...
@@ -73,6 +77,12 @@ class GlooLink(Gloo):
     def receive(self, x: Tensor, source: int) -> None:
         group, tag = self._open, self._tag(source, False)
         self._heard(lambda: group.recv([_bytes(x)], source, tag).wait())
+
+    def flush(self) -> None:
+        for sent in self._sent.values():
+            while sent:
+                work, _ = sent.popleft()
+                self._heard(work.wait)
 
     def _heard(self, wait: Callable[[], object]) -> None:
         """Wait in another thread: what waits for gloo cannot be called back."""
@@ -124,7 +134,7 @@ class Pipelined:
         self._place, self._own = place, place.rank - first
         own = inner or Operators.of(self._exchange)
         self.all_reduce, self.all_gather = own.all_reduce, own.all_gather
-        self.send, self.receive = link.send, link.receive
+        self.send, self.receive, self.flush = link.send, link.receive, link.flush
 
     def connect(self) -> None:
         self._link.connect()
