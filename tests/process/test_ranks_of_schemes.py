@@ -38,15 +38,16 @@ def catalog() -> Catalog:
 
 
 def same_tokens(path: Path, catalog: Catalog, ranks: int) -> None:
+    """In one process, with ranks, and in two pipeline stages."""
     found = []
-    for count in (1, ranks):
-        engine = load_shared(path, catalog, count)
+    for count, stages in ((1, 1), (ranks, 1), (1, 2)):
+        engine = load_shared(path, catalog, count, pp=stages)
         params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
         found.append([tokens_of(answers(engine, PROMPTS, each)) for each in params])
         shares = engine.plan.ranks
-        assert shares is None or shares.divided
+        assert shares is None or shares.divided or shares.pipeline
         engine.close()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) ->
 
 
 @frozen(kw_only=True)
-class Pipeline:
+class StagedLayers:
     """The stages, and what the plan is told of the largest of them."""
 
     stages: tuple[StageUse, ...]
@@ -85,7 +85,7 @@ class Shared:
 
     matrices: Matrices
     division: Division | None = None
-    pipeline: Pipeline | None = None
+    pipeline: StagedLayers | None = None
 
     def count(self, caches: Sequence[int]) -> int:
         """Return how many of these layers one rank has, at most."""
@@ -125,7 +125,7 @@ def _pipeline(
     held: Mapping[str, HeldMatrix],
     plain: Mapping[str, int],
     dtype: str,
-) -> Pipeline:
+) -> StagedLayers:
     layers: int = getattr(config, "num_hidden_layers", 0)
     if stages > layers > 0:
         raise OptionError(
@@ -174,7 +174,7 @@ def _pipeline(
     matrix_bytes, num_plain = max(found, key=lambda each: each[0] + each[1] * size)
     width: int = getattr(config, "hidden_size", 0)
     single = getattr(config, "residual_in_fp32", False)
-    return Pipeline(
+    return StagedLayers(
         stages=tuple(uses),
         matrix_bytes=matrix_bytes,
         num_plain=num_plain,
