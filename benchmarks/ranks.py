@@ -1,8 +1,9 @@
 """What ranks cost and give: decode steps of one process with all threads beside ranks with as
-many in all, sums over the ranks by everything that computes them, and steps as messages.
+many in all, sums over the ranks by everything that computes them, and steps as messages. With
+--stages, pipeline stages instead of ranks that share each layer.
 
-    python benchmarks/ranks.py [MODEL] [--ranks 2] [--rounds 5] [--sequences 4] [--tokens 64]
-        [--dtype bfloat16] [--isq q8_0]
+    python benchmarks/ranks.py [MODEL] [--ranks 2 | --stages 2] [--rounds 5] [--sequences 4]
+        [--tokens 64] [--dtype bfloat16] [--isq q8_0]
 
 Both engines, in processes, are loaded before the first round, and rounds take turns. On a machine
 that does other work, compare the medians, not the single figures: two ranks wait for the slower one
@@ -134,10 +135,10 @@ def message_costs() -> dict[str, float]:
 class Decoding:
     """An engine in a process of its own: threads are set for a whole process."""
 
-    def __init__(self, given: Any, ranks: int, threads: int) -> None:
+    def __init__(self, given: Any, ranks: int, threads: int, stages: int = 1) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {"dtype": given.dtype, "isq": given.isq}
+        options = {"dtype": given.dtype, "isq": given.isq, "pp": stages}
         arguments = (theirs, given.model, ranks, threads, options)
         self.process = spawn.Process(target=decoding, args=arguments)
         self.process.start()
@@ -171,12 +172,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--isq")
+    parser.add_argument("--stages", type=int, default=1)
     given: Any = parser.parse_args()
-    for name, costs in sum_costs(given.ranks).items():
+    ranks = given.ranks if given.stages == 1 else 1
+    for name, costs in sum_costs(ranks).items() if ranks > 1 else ():
         each = ", ".join(f"{list(s)} {cost:.0f}" for s, cost in zip(SIZES, costs, strict=True))
         print(f"sums by {name}, us: {each}", flush=True)
-    cores = usable_cores()
-    engines = Decoding(given, 1, cores), Decoding(given, given.ranks, max(1, cores // given.ranks))
+    cores, count = usable_cores(), ranks * given.stages
+    shared = Decoding(given, ranks, max(1, cores // count), given.stages)
+    engines = Decoding(given, 1, cores), shared
     speeds: list[tuple[float, float]] = []
     for turn in range(given.rounds + 1):
         one, several = (each.speed(given.sequences, given.tokens) for each in engines)
@@ -184,8 +188,8 @@ def main() -> None:
             speeds.append((one, several))
     one, several = (median(column) for column in zip(*speeds, strict=True))
     ratio = median(b / a for a, b in speeds)
-    ranks = f"{several:.0f} of {given.ranks} ranks"
-    print(f"decode: {one:.0f} tokens/s of one process, {ranks}: {ratio:.2f}")
+    what = f"{ranks} ranks" if ranks > 1 else f"{given.stages} stages"
+    print(f"decode: {one:.0f} tokens/s of one process, {several:.0f} of {what}: {ratio:.2f}")
     for what, time_taken in message_costs().items():
         print(f"{what}: {time_taken:.0f} us")
     for engine in engines:

@@ -106,6 +106,15 @@ def test_the_environment_gives_options_that_were_not_given(monkeypatch: pytest.M
     assert given["rank_host"] == "127.0.0.1" and given["nodes"] == 1
 
 
+def test_stages_have_as_many_of_a_launchers_ranks_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_options, "environ", lambda: TORCHRUN | {"RANK": "0"})
+    asked: dict[str, Any] = {"executor": "torchrun", "pp": 2}
+    fold_ranks(asked)
+    assert (asked["tp"], asked["pp"], asked["nodes"]) == (2, 2, 2)
+    with pytest.raises(OptionError, match="4 ranks cannot be dealt out evenly to 3 stages"):
+        fold_ranks({"executor": "torchrun", "pp": 3})
+
+
 def test_a_token_of_the_environment_is_handed_on_in_a_private_file() -> None:
     assert token_file({}) is None
     file = token_file({"INFERNO_RANK_TOKEN": "secret of the machines"})

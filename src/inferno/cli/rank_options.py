@@ -90,7 +90,13 @@ def fold_ranks(given: dict[str, Any]) -> None:
                 f"this command cannot be rank {found.rank} of a launcher", "Use serve or generate."
             )
         given["executor"] = "environment"
-        given.setdefault("tp", max(1, found.ranks // (given.get("pp") or 1)))
+        stages = given.get("pp") or 1
+        if found.ranks % stages:
+            raise OptionError(
+                f"the launcher's {found.ranks} ranks cannot be dealt out evenly to {stages} stages",
+                f"Start a multiple of {stages} processes, or use another --pp.",
+            )
+        given.setdefault("tp", found.ranks // stages)
         given.setdefault("nodes", found.machines)
         if (host := found.listens) is not None:
             given.setdefault("rank_host", host)
