@@ -80,7 +80,7 @@ def trial_of(lag: int) -> list[list[Request]]:
 
 
 def test_where_steps_overlap_a_trial_draws_in_the_way_that_waits_for_nothing_too() -> None:
-    [largest, plain] = trial_of(lag=1)
+    [largest, plain, *others] = trial_of(lag=1)
     with opened() as demo:
         lengths = trial_lengths(demo.plan)
     assert [len(request.token_ids) for request in largest] == lengths
@@ -92,6 +92,8 @@ def test_where_steps_overlap_a_trial_draws_in_the_way_that_waits_for_nothing_too
         assert request.params == evolve(largest[0].params, logprobs=None, prompt_logprobs=None), (
             "it takes no less memory otherwise"
         )
+    for request in [request for each in others for request in each]:
+        assert request.params.logprobs is request.params.prompt_logprobs is None
     assert len(trial_of(lag=0)) == 1
 
 
