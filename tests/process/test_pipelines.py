@@ -126,7 +126,7 @@ def test_a_grammar_holds_stages_too_and_does_not_empty_them(staged: Engine, alon
     pytest.importorskip("inferno_llguidance")
     grammar = GrammarSpec(kind="regex", text="[0-9]{4}-[0-9]{2}")
     params = SamplingParams(temperature=0, max_tokens=20, structured_outputs=grammar)
-    steps, deepest = launched_by(staged), 0
+    deepest = 0
     for i, prompt in enumerate(PROMPTS):
         staged.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
     found: list[list[int | None]] = [[] for _ in PROMPTS]
@@ -135,7 +135,7 @@ def test_a_grammar_holds_stages_too_and_does_not_empty_them(staged: Engine, alon
             found[int(output.request_id)].append(output.token_id)
         deepest = max(deepest, len(staged._in_flight))
     assert found == tokens_of(answers(alone, PROMPTS, params))
-    assert deepest == 1 and len(steps) > len(found[0])
+    assert deepest == 1, "and one more while a step is launched"
 
 
 def test_a_prompt_becomes_the_embedding_of_one_process(staged: Engine, alone: Engine) -> None:
@@ -153,11 +153,10 @@ def test_a_prompt_becomes_the_embedding_of_one_process(staged: Engine, alone: En
 # --- what is passed on ----------------------------------------------------------------------------
 
 
-def linked(tmp_path: Path, ranks: int = 2, seconds: float = 30.0) -> list[GlooLink]:
-    """Links of ranks in this process."""
+def linked(tmp_path: Path) -> list[GlooLink]:
+    """Links of two ranks in this process."""
     places = [
-        RankPlace(rank=i, ranks=ranks, folder=str(tmp_path), seconds=seconds, stages=ranks)
-        for i in range(ranks)
+        RankPlace(rank=i, ranks=2, folder=str(tmp_path), seconds=30.0, stages=2) for i in range(2)
     ]
     links = [GlooLink(place) for place in places]
     together([link.connect for link in links])
@@ -209,9 +208,10 @@ def test_whoever_waits_for_a_rank_goes_on_when_it_leaves_itself(tmp_path: Path) 
     assert time.monotonic() - began < 20, "gloo would wait for 30 s"
 
 
-def test_a_rank_that_is_not_heard_in_time_is_an_error(tmp_path: Path) -> None:
-    one, _ = linked(tmp_path, seconds=1.0)
-    with pytest.raises(ConnectionError, match="is not heard"):
+def test_whoever_waits_for_a_rank_that_leaves_is_told(tmp_path: Path) -> None:
+    one, other = linked(tmp_path)
+    threading.Timer(0.2, other.close).start()
+    with pytest.raises(ConnectionError, match="another rank has left"):
         one.receive(torch.empty(4), 1)
 
 
