@@ -190,7 +190,7 @@ class PipelineTests(RankTests):
         """Weights within 5 % of what is planned for it, and no other layer's cache."""
         if not stages:
             pytest.skip("the family has no pipeline stages, or the toy one layer")
-        asked, caches = small_options({"pp": stages, **limits}), list[int]()
+        asked, caches = small_options({"device": "cpu", "pp": stages, **limits}), list[int]()
         with open_model(str(checkpoint), asked, without_kernels(catalog)) as opened:
             assert (ranks := opened.plan.ranks) is not None and ranks.stages == stages
             for rank in range(stages):

@@ -38,5 +38,6 @@ def _rows(opened: Opened) -> torch.Tensor:
     width: int = getattr(config, "hidden_size", 0)
     single = getattr(config, "residual_in_fp32", False)
     dtype = torch.float32 if single else dtype_of(plan)
-    count = max(plan.max_num_batched_tokens, *(plan.capture.sizes if plan.capture else (1,)))
+    padded = (*plan.capture.sizes, *plan.capture.prompts) if plan.capture is not None else ()
+    count = max((plan.max_num_batched_tokens, *padded))
     return torch.zeros(count, width, dtype=dtype, device=plan.device.torch_name)
