@@ -31,7 +31,8 @@ class ModelConfig(Protocol):
     `unused_tensors`, a tuple of patterns (`*` matches anything) of stored tensors that the model
     does not read, `num_experts`, if layers have routed experts (`nn.Experts`), `divides`, as its
     architecture has it, by the whole path of a matrix, and `spec_layers`, the layer of each of
-    `cache_specs`, unless each of its `num_hidden_layers` has exactly one."""
+    `cache_specs`, unless each of its `num_hidden_layers` has exactly one; empty: they cannot be of
+    several pipeline stages."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -132,6 +132,12 @@ def _pipeline(
             f"--pp {stages}: the model has {layers} layers, and each stage needs one",
             f"Use --pp {layers}." if layers > 1 else "Leave --pp out.",
         )
+    if getattr(config, "spec_layers", None) == ():
+        raise UnsupportedError(
+            f"--pp {stages}: this model cannot be computed in pipeline stages yet: its layers "
+            "share more than hidden states",
+            "Leave --pp out, or use --tp.",
+        )
     inside, caches = _layers_in({*held, *plain}, layers), _layers_of_caches(config, layers)
     if inside is None or caches is None:
         raise UnsupportedError(

@@ -25,6 +25,12 @@ class SharingConfig(WindowedConfig):
     """Rotary config of the sliding-window layers. `rope` is for the others."""
 
     @property
+    def spec_layers(self) -> tuple[int, ...]:
+        """None: layers read the keys of others and inputs of their own, so that they cannot be of
+        several pipeline stages."""
+        return ()
+
+    @property
     def num_own(self) -> int:
         """The number of layers with keys and values of their own: the first."""
         return self.num_hidden_layers - self.num_kv_shared_layers
