@@ -27,7 +27,7 @@ from inferno.request.requests import AdapterRef
 from inferno.testing.alike import alike
 from inferno.testing.tiny import Toy, assert_close, generate, load_toy
 from inferno.weights.adapters import Adapters, attach
-from inferno.weights.loading import dtype_of
+from inferno.weights.dtypes import dtype_of
 
 RANKS = (4, 7)
 """Of the adapters: one fills its slots, one does not."""
