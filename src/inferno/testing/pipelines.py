@@ -4,7 +4,7 @@ process. The ranks are threads (`ThreadRanks`)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -15,25 +15,23 @@ from torch import Tensor
 from inferno.catalog import Catalog
 from inferno.contracts import Architecture, Checkpoint, Communicator
 from inferno.core.engine import Engine
-from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Edges, State
 from inferno.plan import Plan, open_model, plan_of_stage
-from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.alike import alike
 from inferno.testing.ranks import RankTests
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
-    SCORED,
-    SEEDED,
-    answers,
+    assert_captures_change_nothing,
+    assert_preemption_changes_nothing,
+    assert_same_logprobs,
+    assert_same_tokens,
+    assert_same_with_prefix_hits,
     held_bytes,
     load_shared,
-    logprobs_of,
-    tokens_of,
 )
-from inferno.testing.tiny import assert_close, small_options, without_kernels
+from inferno.testing.tiny import small_options, without_kernels
 from inferno.weights.loading import load_model
 
 
@@ -99,20 +97,13 @@ class PipelineTests(RankTests):
     def test_stages_give_the_tokens_of_one_process(
         self, staged: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
-        """Greedy and seeded, and again with prompts that are found in the prefix cache."""
-        for params in (GREEDY, SEEDED, GREEDY):
-            ours, theirs = (answers(engine, prompts, params) for engine in (staged, alone))
-            assert tokens_of(ours) == tokens_of(theirs)
-        assert ours[-1][0].num_cached == theirs[-1][0].num_cached > 0
+        assert_same_with_prefix_hits(staged, alone, prompts)
 
     @alike
     def test_stages_give_the_log_probabilities_of_one_process(
         self, staged: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
-        ours, theirs = (answers(engine, prompts[:3], SCORED) for engine in (staged, alone))
-        assert tokens_of(ours) == tokens_of(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
+        assert_same_logprobs(staged, alone, prompts[:3])
 
     @pytest.mark.slow
     def test_preemption_changes_nothing_for_stages(
@@ -127,20 +118,12 @@ class PipelineTests(RankTests):
         """With a cache that is too small for all prompts."""
         if not stages:
             pytest.skip("the family has no pipeline stages, or the toy one layer")
-        repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
-        needed = -(-(len(repeated[-1]) + 40) // alone.plan.block_size)
-
-        def tight(plan: Plan) -> Plan:
-            groups = with_num_blocks(plan.groups, needed + 1)
-            return evolve(plan, groups=groups, cache_policy="none")
-
         plain = without_kernels(catalog)
-        squeezed = load_shared(checkpoint, plain, 1, plan=tight, pp=RANKS, **limits)
-        ours, theirs = (answers(e, repeated, params) for e in (squeezed, alone))
-        stats = squeezed.stats()
-        squeezed.close()
-        assert tokens_of(ours) == tokens_of(theirs)
-        assert stats.preemptions > 0
+
+        def squeezed(tight: Callable[[Plan], Plan]) -> Engine:
+            return load_shared(checkpoint, plain, 1, plan=tight, pp=RANKS, **limits)
+
+        assert_preemption_changes_nothing(squeezed, alone, prompts)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ranks", [1, RANKS])
@@ -158,9 +141,8 @@ class PipelineTests(RankTests):
             pytest.skip("the family has no pipeline stages, or the toy one layer")
         pp = stages if ranks == 1 else RANKS
         shared = load_shared(checkpoint, without_kernels(catalog), ranks, pp=pp)
-        ours, theirs = (answers(engine, prompts, GREEDY) for engine in (shared, alone))
+        assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
-        assert tokens_of(ours) == tokens_of(theirs)
 
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_stages(
@@ -176,16 +158,7 @@ class PipelineTests(RankTests):
         if not stages or self.uncaptured:
             pytest.skip("the family has no pipeline stages, or its steps cannot be captured")
         staged = load_shared(checkpoint, catalog, 1, pp=RANKS, **limits)
-        runner = staged._runner
-        assert isinstance(runner, ModelRunner)
-        if runner.replays is None:
-            staged.close()
-            pytest.skip("no installed kernel provider captures steps")
-        for some in (prompts, prompts, *[prompts[-1:]] * 2):
-            ours, theirs = (answers(engine, some, SCORED) for engine in (staged, alone))
-            assert tokens_of(ours) == tokens_of(theirs)
-        assert runner.replays.refusal is None and len(runner.replays.shapes) > 1
-        staged.close()
+        assert_captures_change_nothing(staged, alone, prompts)
 
     @alike
     def test_a_stage_reads_and_holds_its_own_layers(

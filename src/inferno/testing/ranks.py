@@ -3,7 +3,7 @@ threads (`ThreadRanks`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,22 +16,24 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
-from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.alike import alike
 from inferno.testing.installed import Installed
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
-    SCORED,
-    SEEDED,
     answers,
+    assert_captures_change_nothing,
+    assert_preemption_changes_nothing,
+    assert_same_logprobs,
+    assert_same_tokens,
+    assert_same_with_prefix_hits,
     held_bytes,
     load_shared,
     logprobs_of,
     tokens_of,
 )
-from inferno.testing.tiny import Toy, assert_close, without_kernels
+from inferno.testing.tiny import Toy, without_kernels
 
 
 class RankTests(Installed):
@@ -87,20 +89,13 @@ class RankTests(Installed):
     def test_ranks_give_the_tokens_of_one_process(
         self, shared: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
-        """Greedy and seeded, and again with prompts that are found in the prefix cache."""
-        for params in (GREEDY, SEEDED, GREEDY):
-            ours, theirs = (answers(engine, prompts, params) for engine in (shared, alone))
-            assert tokens_of(ours) == tokens_of(theirs)
-        assert ours[-1][0].num_cached == theirs[-1][0].num_cached > 0
+        assert_same_with_prefix_hits(shared, alone, prompts)
 
     @alike
     def test_ranks_give_the_log_probabilities_of_one_process(
         self, shared: Engine, alone: Engine, prompts: list[list[int]]
     ) -> None:
-        ours, theirs = (answers(engine, prompts[:3], SCORED) for engine in (shared, alone))
-        assert tokens_of(ours) == tokens_of(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
+        assert_same_logprobs(shared, alone, prompts[:3])
 
     @pytest.mark.slow
     def test_preemption_and_drafts_change_nothing_for_ranks(
@@ -115,20 +110,13 @@ class RankTests(Installed):
         """With a cache that is too small for all prompts, and n-gram drafts."""
         if not divides:
             pytest.skip("the architecture does not divide")
-        repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
-        needed = -(-(len(repeated[-1]) + 40) // alone.plan.block_size)
-
-        def tight(plan: Plan) -> Plan:
-            groups = with_num_blocks(plan.groups, needed + 1)
-            return evolve(plan, groups=groups, cache_policy="none")
-
         plain = without_kernels(catalog)
-        squeezed = load_shared(checkpoint, plain, plan=tight, speculative="ngram", **limits)
-        ours, theirs = (answers(e, repeated, params) for e in (squeezed, alone))
-        stats = squeezed.stats()
-        squeezed.close()
-        assert tokens_of(ours) == tokens_of(theirs)
-        assert stats.preemptions > 0
+        more: dict[str, Any] = {"speculative": "ngram", **limits}
+
+        def squeezed(tight: Callable[[Plan], Plan]) -> Engine:
+            return load_shared(checkpoint, plain, plan=tight, **more)
+
+        assert_preemption_changes_nothing(squeezed, alone, prompts)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ranks", [3, 4])
@@ -146,9 +134,8 @@ class RankTests(Installed):
         if not divides:
             pytest.skip("the architecture does not divide")
         shared = load_shared(checkpoint, without_kernels(catalog), ranks)
-        ours, theirs = (answers(engine, prompts, GREEDY) for engine in (shared, alone))
+        assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
-        assert tokens_of(ours) == tokens_of(theirs)
 
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_ranks(
@@ -165,18 +152,7 @@ class RankTests(Installed):
         if not divides or self.uncaptured:
             pytest.skip("the architecture does not divide, or its steps cannot be captured")
         shared = load_shared(checkpoint, catalog, **limits)
-        runner = shared._runner
-        assert isinstance(runner, ModelRunner)
-        if runner.replays is None:
-            shared.close()
-            pytest.skip("no installed kernel provider captures steps")
-        for some in (prompts, prompts, *[prompts[-1:]] * 2):
-            ours, theirs = (answers(engine, some, SCORED) for engine in (shared, alone))
-            assert tokens_of(ours) == tokens_of(theirs)
-            for mine, other in zip(ours, theirs, strict=True):
-                assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
-        assert runner.replays.refusal is None and len(runner.replays.shapes) > 1
-        shared.close()
+        assert_captures_change_nothing(shared, alone, prompts)
 
     @pytest.mark.slow
     def test_adapters_change_the_tokens_of_ranks_as_those_of_one_process(

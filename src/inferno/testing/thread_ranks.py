@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pytest
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
@@ -18,14 +19,16 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog
 from inferno.contracts import Communicator, RankPlace, RankStart
 from inferno.core.engine import Engine
+from inferno.core.runner import ModelRunner
 from inferno.ops.collectives import Operators
 from inferno.plan import Plan, open_model
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.process.ranks.following import run
 from inferno.process.ranks.leading import LeadingHome
 from inferno.process.ranks.passing import Pipelined
 from inferno.request.requests import AdapterRef, EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.tiny import small_options
+from inferno.testing.tiny import assert_close, small_options
 
 RANKS = 2
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -201,6 +204,64 @@ def logprobs_of(outputs: Sequence[EngineOutput]) -> Tensor:
     drawn = [each.logprobs.logprob for each in outputs if each.logprobs is not None]
     assert drawn, "they were asked for"
     return torch.tensor([*prompt, *drawn])
+
+
+def assert_same_tokens(
+    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> tuple[list[list[EngineOutput]], list[list[EngineOutput]]]:
+    """Compare two engines' tokens. Returns their outputs."""
+    mine, others = answers(ours, prompts, params), answers(theirs, prompts, params)
+    assert tokens_of(mine) == tokens_of(others)
+    return mine, others
+
+
+def assert_same_with_prefix_hits(
+    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]
+) -> None:
+    """Greedy and seeded, and again with prompts that are found in the prefix cache."""
+    for params in (GREEDY, SEEDED, GREEDY):
+        mine, others = assert_same_tokens(ours, theirs, prompts, params)
+    assert mine[-1][0].num_cached == others[-1][0].num_cached > 0
+
+
+def assert_same_logprobs(ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]) -> None:
+    for mine, other in zip(*assert_same_tokens(ours, theirs, prompts, SCORED), strict=True):
+        assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
+
+
+def assert_preemption_changes_nothing(
+    squeezed: Callable[[Callable[[Plan], Plan]], Engine],
+    theirs: Engine,
+    prompts: Sequence[Sequence[int]],
+) -> None:
+    """`squeezed` loads an engine with a changed plan: that of a cache too small for all prompts."""
+    repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
+    needed = -(-(len(repeated[-1]) + 40) // theirs.plan.block_size)
+
+    def tight(plan: Plan) -> Plan:
+        groups = with_num_blocks(plan.groups, needed + 1)
+        return evolve(plan, groups=groups, cache_policy="none")
+
+    ours = squeezed(tight)
+    assert_same_tokens(ours, theirs, repeated, params)
+    stats = ours.stats()
+    ours.close()
+    assert stats.preemptions > 0
+
+
+def assert_captures_change_nothing(
+    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]
+) -> None:
+    """With the native kernels, if a provider of them captures steps. Closes the engine."""
+    runner = ours._runner
+    assert isinstance(runner, ModelRunner)
+    if runner.replays is None:
+        ours.close()
+        pytest.skip("no installed kernel provider captures steps")
+    for some in (prompts, prompts, *[prompts[-1:]] * 2):
+        assert_same_logprobs(ours, theirs, some)
+    assert runner.replays.refusal is None and len(runner.replays.shapes) > 1
+    ours.close()
 
 
 def held_bytes(model: nn.Module) -> int:

@@ -229,9 +229,7 @@ class Replays:
         self.prepare(batch())
         if self.begin is not None:
             self.begin(batch())
-        if not (
-            self._shapes or self._prompts
-        ):  # creates values made on first use, such as a float32 bias
+        if not (self._shapes or self._prompts):  # values made on first use: a float32 bias
             self.compute(batch(), last_L)
         # A new batch for each run: what a backend keeps in `scratch` belongs to one.
         return Shape(inputs, self.capture(lambda: self.compute(batch(), last_L)))
