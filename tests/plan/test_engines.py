@@ -98,5 +98,5 @@ def test_what_engines_cannot_share_is_refused_by_name(options: dict[str, Any], n
 def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(OptionError, match="dp is 0"):
         Options(dp=0)
-    with pytest.raises(OptionError, match="without tp or dp"):
+    with pytest.raises(OptionError, match="without tp, pp or dp"):
         Options(numa="auto")
