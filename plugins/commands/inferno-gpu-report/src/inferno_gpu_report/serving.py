@@ -313,6 +313,50 @@ def _steps(job: Job, engine: Engine, count: int, floor: Floor) -> None:
         engine.step()
 
 
+def mixed_steps(job: Job) -> None:
+    """Report the time of a step of sequences that decode, and of one with a part of a prompt."""
+    name, config = size_of(job, SMALL_SIZE)
+    with engine_of(job, config) as engine:
+        _tell_plan(job, engine.plan)
+        for count, prompt in ((4, 20),) if job.small else ((32, 128), (32, 512), (128, 512)):
+            job.check_time(f"steps of {count} sequences with prompts")
+            job.attempt(
+                f"{count} sequences, {prompt} tokens",
+                lambda n=count, p=prompt: _mixed_steps(job, engine, n, p),  # type: ignore[misc]
+            )
+
+
+def _mixed_steps(job: Job, engine: Engine, count: int, prompt: int) -> None:
+    """Every third step has a prompt, whose request ends with the next one."""
+    context, timed = (20, 12) if job.small else (600, 90)
+    usual, draw = {"temperature": 0.6, "ignore_eos": True}, random.Random(count)
+
+    def submit(key: str, length: int, output: int) -> None:
+        token_ids = tuple(draw.randrange(500) for _ in range(length))
+        params = SamplingParams(max_tokens=output, **usual)  # type: ignore[arg-type]
+        engine.submit(Request(id=key, token_ids=token_ids, params=params))
+
+    for i in range(count):
+        submit(str(i), context, 3 * timed)
+    while engine.stats().generated_tokens < 3 * count and engine.busy:
+        engine.step()
+    plain, mixed = list[float](), list[float]()
+    for i in range(timed):
+        if i % 3 == 0:
+            submit(f"prompt {i}", prompt, 2)
+        begin = time.perf_counter()
+        engine.step()
+        _synchronize(job)
+        (plain if i % 3 else mixed).append(time.perf_counter() - begin)
+    label = f"step of {count}, each waited for"
+    job.figure(label, 1e3 * statistics.median(plain), "ms")
+    job.figure(f"{label}, {prompt} tokens of a prompt", 1e3 * statistics.median(mixed), "ms")
+    for i in range(count):
+        engine.abort(str(i))
+    while engine.busy:
+        engine.step()
+
+
 def _synchronize(job: Job) -> None:
     if job.device.kind == "cuda":
         torch.cuda.synchronize()
