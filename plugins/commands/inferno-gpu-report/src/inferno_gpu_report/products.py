@@ -23,13 +23,19 @@ _COLD = 256 << 20
 """Total bytes of all copies of a matrix: more than fits in a device's caches."""
 
 
+_few: dict[tuple[str, int, int, str], Weight] = {}
+"""Quantized rows, by scheme, rows, columns and device: a large model has hundreds of matrices of a
+few widths, and each would take a tenth of a second or more."""
+
+
 def packed(scheme: QuantScheme, rows: int, columns: int, device: str) -> Weight:
     """Return a matrix of random values that the scheme quantized, on the device."""
     assert scheme.pack is not None, "the caller asks those that can"
     some = min(_PACKED_ROWS, rows & -rows)  # the largest power of two in it
-    generator = torch.Generator().manual_seed(0)
-    weight_OI = (torch.randn(some, columns, generator=generator) / columns**0.5).bfloat16()
-    first: Weight = scheme.pack(weight_OI).to(device)
+    if (first := _few.get(key := (scheme.name, some, columns, device))) is None:
+        generator = torch.Generator().manual_seed(0)
+        weight_OI = (torch.randn(some, columns, generator=generator) / columns**0.5).bfloat16()
+        first = _few[key] = scheme.pack(weight_OI).to(device)
     whole = first.concatenate([first] * (rows // some - 1)) if rows > some else first
     assert whole is not None and whole.shape == (rows, columns), "equal layouts are stacked"
     return whole
