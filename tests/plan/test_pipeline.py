@@ -119,7 +119,8 @@ def shared(config: Any, paths: Sequence[str], stages: int) -> Any:
     plain = {"model.norm": 5, "model.layers.1.norm": 7}
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     stored = cast(StoredMatrices, Stored(held, plain))
-    return share_model(Options(pp=stages), toy, config, stored, {}, "bfloat16")
+    whole = stored.loaded({}, "bfloat16")
+    return share_model(Options(pp=stages), toy, config, stored, {}, whole, "bfloat16")
 
 
 PATHS = ["model.embed_tokens", *(f"model.layers.{n}.mlp.up_proj" for n in range(3))]

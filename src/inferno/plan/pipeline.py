@@ -98,17 +98,18 @@ def share_model(
     config: ModelConfig,
     stored: StoredMatrices,
     packed: Mapping[str, Packed],
+    whole: Matrices,
     dtype: str,
 ) -> Shared:
-    """Divide a model among the ranks that are asked for. Raises UnsupportedError, OptionError."""
+    """Divide a model, whose matrices are `whole` once loaded, among the ranks that are asked for.
+    Raises UnsupportedError, OptionError."""
     if options.ranks == 1:
-        return Shared(stored.loaded(packed, dtype))
-    held, division = stored.held(packed), None
-    local, part = held.__getitem__, None
+        return Shared(whole)
+    held, division, matrices = stored.held(packed), None, whole
+    local = held.__getitem__
     if options.tp > 1:
         division = Division.of(architecture, config.cache_specs(), held, options.tp, config)
-        local = part = division.local
-    matrices = stored.loaded(packed, dtype, part)
+        local, matrices = division.local, stored.loaded(packed, dtype, division.local)
     if options.pp == 1:
         return Shared(matrices, division)
     own = {path: local(path) for path in held}

@@ -189,8 +189,9 @@ def choose_weights(
         isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
     packed = {} if isq is None else isq.value.packed
     architecture = model.architecture.value
-    given_to = options, architecture, model.config, schemes.value, packed, dtype
-    shared, whole = share_model(*given_to), schemes.value.loaded(packed, dtype)
+    whole = schemes.value.loaded(packed, dtype)
+    stored = schemes.value, packed, whole
+    shared = share_model(options, architecture, model.config, *stored, dtype)
     matrices = shared.matrices
     machine, device = given.machine or Machine(), compute.device
     environ = machine.environ
