@@ -109,7 +109,10 @@ class Scheduler:
         """Drop a request. Returns False if it is unknown or finished."""
         if (sequence := self._by_id.pop(request_id, None)) is None:
             return False
-        (self._admission.remove if sequence.row is None else self._rows.vacate)(sequence)
+        if sequence.row is None:
+            self._admission.remove(sequence)
+        else:
+            self._rows.vacate(sequence)
         return True
 
     # --- plan -------------------------------------------------------------------------------------
@@ -274,5 +277,4 @@ class Scheduler:
     def check(self) -> None:
         """Check the invariants, for tests."""
         self._rows.check()
-        count = len(self._running) + self._admission.num_waiting
-        assert len(self._by_id) == count, "a sequence is lost"
+        assert len(self._by_id) == len(self._running) + self._admission.num_waiting, "one is lost"
