@@ -21,8 +21,8 @@ def _falcon(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _multiplied(config: Mapping[str, Any]) -> Recast | None:
-    """The model without factors. Biases get those of what is behind them, matrices also those of
-    what is before. A tied head gets a matrix of its own, if its factor is another."""
+    """The model without factors: those on a matrix's inputs and outputs go into the matrix, those
+    on its outputs into its bias too. A tied head whose factor differs becomes a separate matrix."""
     from inferno_falcon_h1.config import FalconH1Config  # once a model is written
 
     read = FalconH1Config.from_json(config)

@@ -32,8 +32,8 @@ from inferno_gemma.sharing import (
 
 
 class SparseMLP(GatedMLP):
-    """A GeGLU whose gates are zero unless they are so many standard deviations above the mean of
-    their token's."""
+    """A GeGLU whose gates are zero unless they exceed the mean of their token's gates by this many
+    standard deviations."""
 
     def __init__(self, hidden_size: int, inner_size: int, deviations: float) -> None:
         super().__init__(hidden_size, inner_size, activation="gelu_tanh")
