@@ -81,12 +81,14 @@ class FlexAttend(GatheredAttend):
 
     def _score(self, hidden_SQL: Tensor, length: int, sinks_H: Tensor | None) -> Score:
         """Return the function of a score: soft cap, mask, and the sink behind the last key."""
-        cap = self.need.soft_cap
-        # A tensor: torch's compiler cannot lower a number of Python that varies within a score.
-        last = torch.full((), length - 1, device=hidden_SQL.device)
+        # Tensors: torch's compiler cannot lower a score with numbers of Python that may vary.
+        device = hidden_SQL.device
+        last = torch.full((), length - 1, device=device)
+        capped = self.need.soft_cap is not None
+        cap = torch.full((), self.need.soft_cap or 1.0, device=device)
 
         def masked(score: Tensor, s: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            if cap is not None:
+            if capped:
                 score = cap * torch.tanh(score / cap)
             return torch.where(hidden_SQL[s, q, torch.minimum(k, last)], -float("inf"), score)
 
