@@ -91,7 +91,7 @@ LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
 BYTE_LOADS = r"LDG\S*\.[US]8|LDGSTS\S*\.[US]8|load_[us]byte"
 
-MATRIX = {"sm_90": "[HQI]GMMA", "sm_100": r"UTC\w*MMA|IMMA", "gfx942": "v_mfma"}
+MATRIX = {"sm_90": "[HQI]GMMA", "sm_100": r"UTC\w*MMA|IMMA"}
 """Instructions that multiply matrices; those of other chips are HMMA, QMMA and IMMA."""
 
 ALIKE = {"sm_80": "sm_86"}
@@ -170,8 +170,11 @@ def check(launch: Launch, chip: str) -> None:
     assert machine.spilled <= waiting // threads + (64 if loops else 0), name
     if large:
         assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
-    if kernel in ("many", "grouped", "product"):
-        assert machine.count(MATRIX.get(chip, "[HQI]MMA")) > 0, f"{name}: not on tensor cores"
+    if kernel in ("few", "many", "grouped", "product"):
+        # Those of the newest chips have 64 rows.
+        usual = "v_mfma" if chip == "gfx942" else "[HQI]MMA"
+        matrix = usual if kernel == "few" else MATRIX.get(chip, usual)
+        assert machine.count(matrix) > 0, f"{name}: not on tensor cores"
     if kernel in ("few", "many", "product"):
         assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
@@ -234,10 +237,15 @@ INT4 = Form(4, group=64, mins="zeros")
 @on("sm_80", "sm_90", "sm_100", "gfx942")
 def test_products(chip: str) -> None:
     """With packed matrices, which are loaded 16 bytes at once and never byte by byte, and with
-    plain ones of experts, on tensor cores but for few tokens."""
+    plain ones of experts, on tensor cores."""
     starts_E1 = meta(9, dtype=torch.int32)
     matrices = experts.DenseExperts(Dense(meta(8 * 1024, 4096)))
-    with chips.using(CHIPS[chip]), launches(packed) as found, launches(mixture) as more:
+    with (
+        chips.using(CHIPS[chip]),
+        launches(packed) as found,
+        launches(mixture) as more,
+        launches(rows) as sums,
+    ):
         planes(Q4_K, 4096, 4096).matmul(meta(1, 4096))
         planes(Q6_K, 4096, 4096).matmul(meta(64, 4096))
         matrices.grouped(meta(512, 4096), starts_E1)
@@ -249,7 +257,8 @@ def test_products(chip: str) -> None:
             planes(INT4, 8 * 1024, 4096).grouped(meta(64, 4096), starts_E1)
     names = {launch.kernel.fn.__name__ for launch in (*found, *more)}
     assert names >= {"few", "many", "grouped"}
-    for launch in (*found, *more):
+    assert sums, "the columns of a product of one token are split"
+    for launch in (*found, *more, sums[0]):
         check(launch, chip)
 
 
@@ -260,7 +269,7 @@ def test_products_of_8_bit_floats(chip: str) -> None:
     scales = meta(32, 32, dtype=torch.float32)
     data = meta(4096, 4096, dtype=torch.float8_e4m3fn)
     weight = fp8.Float8(Fp8Blocks(data, scales, (128, 128), torch.bfloat16))
-    with chips.using(CHIPS[chip]), launches(float8) as found:
+    with chips.using(CHIPS[chip]), launches(float8) as found, launches(rows):
         weight.matmul(meta(16, 4096))
         if CHIPS[chip].fp8:
             weight.matmul(meta(1024, 4096))
@@ -273,7 +282,7 @@ def test_products_of_8_bit_floats(chip: str) -> None:
 def test_products_with_rounded_activations(chip: str) -> None:
     data = meta(4096, 4096, dtype=torch.int8)
     scales, zeros = (meta(4096, 1, dtype=torch.float32) for _ in range(2))
-    with chips.using(CHIPS[chip]), launches(int8) as found:
+    with chips.using(CHIPS[chip]), launches(int8) as found, launches(rows):
         w8a8.Int8(data, scales, None, torch.bfloat16).matmul(meta(1024, 4096))
         if chip == "sm_90":
             w8a8.Int8(data, scales, zeros, torch.bfloat16).matmul(meta(16, 4096))

@@ -18,7 +18,7 @@ from inferno_triton.tiles import CHIPS, Product
 PROMPTS = [[5 * i % 150 + 10 for i in range(length)] for length in (19, 3)]
 WIDE = attrs.evolve(
     CHIPS["sm_90"],
-    products={most: Product(256, most, 4, 1) for most in (4, 16, 64)},
+    products={most: Product(256, most, 4, 1) for most in (16, 64)},
     grouped={64: Product(64, 64, 4, 1, columns=64)},
 )
 """Few programs, as the interpreter takes a time for each."""

@@ -24,8 +24,10 @@ _UNPACKED = 1 << 26
 """Values that are unpacked at once, for products of many tokens."""
 _UNPACK_ROWS = 16
 """Rows that a program unpacks."""
-_FEW = 4
-"""Rows of x that are multiplied without tensor cores."""
+_FEW = 16
+"""Rows of x whose products with the codes are scaled, instead of the codes."""
+_WARPS = 8
+"""Of each multiprocessor, at least, for few tokens: so much is loaded at once."""
 
 
 class PackedPlanes(KernelWeight):
@@ -54,16 +56,19 @@ class PackedPlanes(KernelWeight):
         N, columns = x.shape
         if N == 0:
             return x.new_empty(0, outputs, dtype=dtype)
-        planes, grouped = self.planes, starts_E1 is not None
-        few = (N if grouped else tokens) <= _FEW or (grouped and tokens == 1)
-        tile = product_of(chips.chip_at(x.device), 1 if few else tokens)
-        size = block_rows(tile.tokens, tokens)
-        if few:
-            size = 1 if grouped else triton.next_power_of_2(N)
+        planes = self.planes
+        few, chip = tokens <= _FEW, chips.chip_at(x.device)
+        tile = product_of(chip, tokens)
+        size = block_rows(tile.tokens, tokens, least=chip.narrow if few else 16)
         launch = Launch.of(
-            x, starts_E1, outputs, dtype, block=(tile.outputs, size), column_blocks=planes.blocks
+            x,
+            starts_E1,
+            outputs,
+            dtype,
+            block=(tile.outputs, size),
+            column_blocks=planes.blocks,
+            programs=_WARPS // tile.warps if few else 2,
         )
-        more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
         (packed.few if few else packed.many)[launch.grid](
             x,
             *self._tensors(),
@@ -81,7 +86,7 @@ class PackedPlanes(KernelWeight):
             BO=tile.outputs,
             BT=size,
             num_warps=tile.warps,
-            **more,
+            num_stages=tile.stages,
         )
         return launch.result()
 

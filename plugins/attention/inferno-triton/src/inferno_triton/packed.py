@@ -47,18 +47,23 @@ def number(words, n: tl.constexpr, step, KIND: tl.constexpr):
 
 
 @triton.jit
+def number_of(words, column: tl.constexpr, step, GROUP: tl.constexpr, KIND: tl.constexpr):
+    """Return the number of a block's column, (rows, 1), from the words that have it."""
+    EACH: tl.constexpr = 2 if KIND == "single" else 4 if KIND == "half" else 8
+    return number(words, column // GROUP % EACH, step, KIND)[:, None]
+
+
+@triton.jit
 def numbers(words, piece: tl.constexpr, step, GROUP: tl.constexpr, KIND: tl.constexpr):
     """Return the numbers of a piece's columns, (rows, 1) or (rows, E), from the words that have
     them."""
-    EACH: tl.constexpr = 2 if KIND == "single" else 4 if KIND == "half" else 8
-    FIRST: tl.constexpr = piece * 32 // GROUP % EACH
-    first_O = number(words, FIRST, step, KIND)
+    first = number_of(words, piece * 32, step, GROUP, KIND)
     if GROUP < 32:
-        second_O = number(words, FIRST + 1, step, KIND)
         e = tl.arange(0, 32)
-        return tl.where(e[None, :] < GROUP, first_O[:, None], second_O[:, None])
+        second = number_of(words, piece * 32 + GROUP, step, GROUP, KIND)
+        return tl.where(e[None, :] < GROUP, first, second)
     else:
-        return first_O[:, None]
+        return first
 
 
 @triton.jit
@@ -98,9 +103,11 @@ def weights(low, high, table, scale_words, mins_words, step, least, piece: tl.co
 def elements(
     low, high, steps, least, row_O, mask_O, block, blocks, rows,
     HIGH: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr,
+    FIRST: tl.constexpr = 0, SPAN: tl.constexpr = 32,
 ):  # fmt: skip
-    """Load the elements of a block, its steps and those of its minima."""
-    line_OE = row_O.to(tl.int64)[:, None] * (blocks * 32) + block * 32 + tl.arange(0, 32)[None, :]
+    """Load SPAN elements of a block from FIRST on, its steps and those of its minima."""
+    line_O = row_O.to(tl.int64) * (blocks * 32)
+    line_OE = line_O[:, None] + (block * 32 + FIRST + tl.arange(0, SPAN))[None, :]
     low_OE = tl.load(low + line_OE, mask=mask_O[:, None], other=0)
     high_OE, step_O, least_O = low_OE, row_O, row_O  # if there are none
     if HIGH > 0:
@@ -124,67 +131,98 @@ def words(scales, mins, row_O, mask_O, index, rows, MINS: tl.constexpr):
     return scale_O, mins_O
 
 
+@triton.jit
+def pairs(plane, BITS: tl.constexpr):
+    """Return a plane's elements as words in which codes j and j + 4 are 16 bits apart."""
+    if BITS == 4:
+        return plane
+    elif BITS == 2:
+        wide = plane.to(tl.int32) & 0xFFFF
+        return wide | (wide << 8)
+    else:
+        wide = plane.to(tl.int32) & 0xFF
+        return wide | (wide << 12)
+
+
+@triton.jit
+def operand(low, high, table, piece: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+            OFFSET: tl.constexpr, TABLE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Return the codes of a piece in TYPE, exactly: less OFFSET, as `codes`; or if they have few
+    bits, plus 128 in bfloat16 and 64 in float16, whose mantissas then are the codes: two of them in
+    each operation, and no conversion."""
+    if LOW == 8 or TABLE != "":
+        return codes(low, high, table, piece, LOW, HIGH, OFFSET, TABLE).to(TYPE)
+    else:
+        two = (pairs(low, LOW) >> (LOW * (piece % 4))) & (((1 << LOW) - 1) * 0x10001)
+        if HIGH > 0:
+            above = (pairs(high, HIGH) >> (HIGH * (piece % 4))) & (((1 << HIGH) - 1) * 0x10001)
+            two = two | (above << LOW)
+        if TYPE == tl.bfloat16:
+            two = two | 0x43004300
+        else:
+            two = (two << 4) | 0x54005400
+        return (two if piece < 4 else two >> 16).to(tl.int16).to(TYPE, bitcast=True)
+
+
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def few(
     x, low, high, scales, mins, steps, least, table, starts, out, tokens, outputs, columns, blocks,
     rows, x_t, splits,
     LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
-    EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr, UNROLL: tl.constexpr,
+    EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply at most four rows of x, without tensor cores. Grid: (blocks of outputs, blocks of
-    rows of x, splits of the columns). `out` has a float32 result for each split. `rows` is the
-    number of rows of all matrices, `outputs` of one. EXPERTS: rows of x are sorted by expert, and
-    BT is 1."""
+    """Multiply few rows of x: as `many`, but scales are applied to the products with the codes,
+    which are fewer than the codes. So no value of the matrix is rounded. What is to be subtracted
+    from a code or a value is multiplied by the sum of x."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     split = tl.program_id(2)
     row_O, first, stop = rows_of(starts, o, tokens, outputs, EXPERTS, EP, BT)
     if EXPERTS > 0:
         if first >= stop:
             return
-    e = tl.arange(0, 32)
-    mask_O = o < outputs
+    SPAN: tl.constexpr = GROUP if GROUP < 32 else 32
+    t, e = (first + tl.arange(0, BT)).to(tl.int64), tl.arange(0, SPAN)
+    mask_O, mask_T = o < outputs, t < stop
     EACH: tl.constexpr = (2 if KIND == "single" else 4 if KIND == "half" else 8) * GROUP // 32
-    WORDS: tl.constexpr = 8 // EACH
+    TYPE: tl.constexpr = x.dtype.element_ty
+    BIASED: tl.constexpr = LOW < 8 and TABLE == ""
+    BIAS: tl.constexpr = OFFSET + (128 if TYPE == tl.bfloat16 else 64)
     each = tl.cdiv(blocks, splits)
-    sum0 = tl.zeros([BO, 32], tl.float32)
-    if BT > 1:
-        sum1 = tl.zeros([BO, 32], tl.float32)
-    if BT > 2:
-        sum2 = tl.zeros([BO, 32], tl.float32)
-        sum3 = tl.zeros([BO, 32], tl.float32)
-    last = tl.minimum(split * each + each, blocks)
-    for block in tl.range(split * each, last, loop_unroll_factor=UNROLL):
-        low_OE, high_OE, step_O, least_O = elements(
-            low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS
-        )
-        for piece in tl.static_range(8):
-            if piece % EACH == 0:
-                index = block * WORDS + piece // EACH
-                scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
-            w_OE = weights(
-                low_OE, high_OE, table, scale_O, mins_O, step_O, least_O, piece,
-                LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
+    acc_OT = tl.zeros([BO, BT], tl.float32)
+    ones_OE = tl.full([BO, SPAN], 1.0, tl.float32).to(TYPE)
+    for block in range(split * each, tl.minimum(split * each + each, blocks)):
+        for half in tl.static_range(32 // SPAN):
+            low_OE, high_OE, step_O, least_O = elements(
+                low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS,
+                half * SPAN, SPAN,
             )  # fmt: skip
-            column = block * 256 + piece * 32 + e
-            known = column < columns
-            x_E = tl.load(x + first.to(tl.int64) * x_t + column, mask=known, other=0.0)
-            sum0 += w_OE * x_E.to(tl.float32)[None, :]
-            if BT > 1:
-                x_E = tl.load(x + x_t + column, mask=known & (1 < stop), other=0.0)
-                sum1 += w_OE * x_E.to(tl.float32)[None, :]
-            if BT > 2:
-                x_E = tl.load(x + 2 * x_t + column, mask=known & (2 < stop), other=0.0)
-                sum2 += w_OE * x_E.to(tl.float32)[None, :]
-                x_E = tl.load(x + 3 * x_t + column, mask=known & (3 < stop), other=0.0)
-                sum3 += w_OE * x_E.to(tl.float32)[None, :]
-    to_O = out + (split * tokens + first).to(tl.int64) * outputs + o
-    tl.store(to_O, tl.sum(sum0, 1), mask=mask_O)
-    if BT > 1:
-        tl.store(to_O + outputs, tl.sum(sum1, 1), mask=mask_O & (1 < stop))
-    if BT > 2:
-        tl.store(to_O + 2 * outputs, tl.sum(sum2, 1), mask=mask_O & (2 < stop))
-        tl.store(to_O + 3 * outputs, tl.sum(sum3, 1), mask=mask_O & (3 < stop))
+            for piece in tl.static_range(8):
+                if piece % EACH == 0:
+                    index = block * (8 // EACH) + piece // EACH
+                    scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
+                column = block * 256 + piece * 32 + half * SPAN + e
+                x_ET = tl.load(
+                    x + t[None, :] * x_t + column[:, None],
+                    mask=mask_T[None, :] & (column < columns)[:, None],
+                    other=0.0,
+                )
+                code_OE = operand(low_OE, high_OE, table, piece, LOW, HIGH, OFFSET, TABLE, TYPE)
+                part_OT = tl.dot(code_OE, x_ET)
+                if BIASED or MINS != "":
+                    sum_OT = tl.dot(ones_OE, x_ET)
+                if BIASED:
+                    part_OT -= BIAS * sum_OT
+                scale_O1 = number_of(scale_O, piece * 32 + half * SPAN, step_O, GROUP, KIND)
+                if MINS != "":
+                    least_O1 = number_of(mins_O, piece * 32 + half * SPAN, least_O, GROUP, KIND)
+                if MINS == "zeros":
+                    part_OT -= least_O1 * sum_OT
+                acc_OT += scale_O1 * part_OT
+                if MINS == "minima":
+                    acc_OT -= least_O1 * sum_OT
+    to_OT = (split * tokens + t[None, :]) * outputs + o[:, None]
+    tl.store(out + to_OT, acc_OT, mask=mask_O[:, None] & mask_T[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
@@ -195,8 +233,11 @@ def many(
     OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
     EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply on tensor cores: as `few`, for blocks of BT rows of x. The matrix is the left
-    operand: instructions have 64 rows or more, and there are often fewer tokens."""
+    """Multiply blocks of BT rows of x by values that are rounded to its type. The matrix is the
+    left operand: instructions have 64 rows or more, and there are often fewer tokens. Grid: (blocks
+    of outputs, blocks of rows of x, splits of the columns). `out` has a float32 result for each
+    split. `rows` is the number of rows of all matrices, `outputs` of one. EXPERTS: rows of x are
+    sorted by expert."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     split = tl.program_id(2)
     row_O, first, stop = rows_of(starts, o, tokens, outputs, EXPERTS, EP, BT)

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from inferno.nn import Weight
 from inferno.nn.weight import linear_float32, with_biases
-from inferno_triton import chips
+from inferno_triton import chips, rows
+
+_ADDED = 512
+"""Elements of a program that adds splits."""
 
 
 class KernelWeight(Weight):
@@ -34,8 +37,8 @@ class KernelWeight(Weight):
         x = dense_rows(x_TI.reshape(-1, I))
         y_TO = self._by_many(x, bias_O, dtype)
         if y_TO is None:
-            y_TO = self._product(x, None, O, len(x), dtype)
-            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(dtype)
+            y_TO = self._product(x, None, O, len(x), dtype if bias_O is None else torch.float32)
+            y_TO = y_TO if bias_O is None else (y_TO + bias_O).to(dtype)
         return y_TO.view(*x_TI.shape[:-1], O)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -43,7 +46,7 @@ class KernelWeight(Weight):
         mean = -(-len(x_NI) // experts)  # an expert's rows, if they have equally many
         outputs, dtype = self.shape[0] // experts, x_NI.dtype
         y_NO = self._product(dense_rows(x_NI), starts_E1, outputs, mean, dtype)
-        return with_biases(y_NO.to(dtype), starts_E1, bias_O)
+        return with_biases(y_NO, starts_E1, bias_O)
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
@@ -61,8 +64,7 @@ class KernelWeight(Weight):
         tokens: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Return (N, outputs) in `dtype`, or in float32 if the columns are split. `tokens` is
-        their approximate number per matrix."""
+        """Return (N, outputs) in `dtype`. `tokens` is their approximate number per matrix."""
         raise NotImplementedError
 
 
@@ -76,6 +78,8 @@ class Launch:
     """0: one matrix."""
     out: Tensor
     """A result for each split, (splits, N, outputs), float32 if there are several."""
+    dtype: torch.dtype
+    """Of the result."""
 
     @classmethod
     def of(
@@ -87,16 +91,16 @@ class Launch:
         *,
         block: tuple[int, int],
         column_blocks: int,
+        programs: int = 2,
     ) -> Launch:
         """Divide a product by blocks of outputs and rows of x, and its columns until every
-        processor has programs. x has at least one row, and `dtype` is that of the result."""
+        processor has `programs`. x has at least one row, and `dtype` is that of the result."""
         N, experts = len(x), 0 if starts_E1 is None else len(starts_E1) - 1
         across, down = triton.cdiv(outputs, block[0]), row_blocks(N, block[1], experts)
         processors = chips.chip_at(x.device).processors
-        splits = max(1, min(column_blocks, 2 * processors // max(1, across * down)))
-        dtype = dtype if splits == 1 else torch.float32
-        out = x.new_empty(splits, N, outputs, dtype=dtype)
-        return cls((across, down, splits), experts, out)
+        splits = max(1, min(column_blocks, programs * processors // max(1, across * down)))
+        out = x.new_empty(splits, N, outputs, dtype=dtype if splits == 1 else torch.float32)
+        return cls((across, down, splits), experts, out, dtype)
 
     @property
     def splits(self) -> int:
@@ -109,7 +113,14 @@ class Launch:
 
     def result(self) -> Tensor:
         """Return the sum of the splits, (N, outputs)."""
-        return self.out[0] if self.splits == 1 else self.out.sum(0)
+        if self.splits == 1:
+            return self.out[0]
+        total = self.out.new_empty(self.out.shape[1:], dtype=self.dtype)
+        size = total.numel()
+        rows.add_parts[(triton.cdiv(size, _ADDED),)](
+            self.out, total, size, self.splits, DB=_ADDED, num_warps=2
+        )
+        return total
 
 
 def dense_rows(x: Tensor) -> Tensor:
@@ -117,11 +128,11 @@ def dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def block_rows(most: int, tokens: int) -> int:
+def block_rows(most: int, tokens: int, least: int = 16) -> int:
     """Return the rows of x in a block: at most the tile's, and no more than this many tokens
     need."""
     needed: int = triton.next_power_of_2(tokens)
-    return min(most, max(16, needed))
+    return min(most, max(least, needed))
 
 
 def row_blocks(rows: int, size: int, experts: int) -> int:

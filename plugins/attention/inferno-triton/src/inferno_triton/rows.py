@@ -117,3 +117,14 @@ def argmax(x, out, x_t, width, DB: tl.constexpr):
     best = tl.max(best_D, 0)
     found = tl.min(tl.where(best_D == best, id_D, width), 0)
     tl.store(out + row, tl.where(tl.abs(best) < float("inf"), found, -1).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["count"])
+def add_parts(parts, out, size, count, DB: tl.constexpr):
+    """Add `count` arrays of `size` elements in order. Grid: (blocks of DB elements,)."""
+    d = tl.program_id(0).to(tl.int64) * DB + tl.arange(0, DB)
+    sum_D = tl.zeros([DB], tl.float32)
+    for _ in range(count):
+        sum_D += tl.load(parts + d, mask=d < size, other=0.0)
+        parts += size
+    tl.store(out + d, sum_D.to(out.dtype.element_ty), mask=d < size)

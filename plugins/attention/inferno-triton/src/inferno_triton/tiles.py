@@ -1,7 +1,8 @@
 """Tiles of the kernels, by chip. Imports neither torch nor triton.
 
 Every entry of the table compiles without spilled registers and within the chip's shared memory. The
-tests check this, for one of the chips that share the entry. No entry was measured on a GPU yet.
+tests check this, for one of the chips that share the entry. Packed products of few tokens were
+measured on an H100, other entries on no GPU yet.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Product:
     """Maximum number of tokens."""
     warps: int
     stages: int
-    """Triton's pipeline stages. For few tokens: blocks of columns that are loaded at once."""
+    """Triton's pipeline stages."""
     columns: int = 256
     """Columns per iteration. For packed matrices: a block."""
 
@@ -63,6 +64,8 @@ class Chip:
     """For products of 8-bit floats with 8-bit activations, if the chip has FP8."""
     fp8: bool = True
     """Whether the chip converts FP8."""
+    narrow: int = 8
+    """The fewest tokens of its matrix instructions."""
 
 
 _SMALL: Mapping[tuple[Work, int], Tile] = {
@@ -113,8 +116,7 @@ _AMD: Mapping[tuple[Work, int], Tile] = {
 }
 
 _PRODUCTS: Mapping[int, Product] = {
-    4: Product(16, 4, 4, 2),
-    16: Product(64, 16, 4, 3),
+    16: Product(32, 16, 2, 3),
     64: Product(64, 64, 4, 2),
 }
 
@@ -124,8 +126,7 @@ _GROUPED: Mapping[int, Product] = {
 }
 
 _AMD_PRODUCTS: Mapping[int, Product] = {
-    4: Product(32, 4, 4, 2),
-    16: Product(64, 16, 4, 2),
+    16: Product(16, 16, 1, 2),
     64: Product(64, 64, 4, 1),
 }
 
@@ -141,7 +142,7 @@ CHIPS: Mapping[str, Chip] = {
     "sm_90": Chip(232_448, 132, _LARGE, _PRODUCTS, _GROUPED),
     "sm_100": Chip(232_448, 148, _TENSOR_MEMORY, _PRODUCTS, _GROUPED),
     # Its FP8 is another: e4m3fnuz.
-    "gfx942": Chip(65_536, 304, _AMD, _AMD_PRODUCTS, _AMD_GROUPED, fp8=False),
+    "gfx942": Chip(65_536, 304, _AMD, _AMD_PRODUCTS, _AMD_GROUPED, fp8=False, narrow=16),
 }
 
 
