@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,9 +31,6 @@ from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
 
 _IDLE = 1.0
 """Seconds to wait for a step before checking whether the parent is alive."""
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG"""
-
 Receive = Callable[[], tuple[bytes, bytes]]
 """Returns the next message's kind and body."""
 
@@ -222,24 +215,3 @@ def run(
         if communicator is not None:
             communicator.close()
         wire.close()
-
-
-def main() -> None:
-    """Run as `python -m inferno.process.ranks FOLDER RANK PARENT`."""
-    folder, rank, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    die_with(parent)
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        # Both may go to the whole process group: rank 0 decides.
-        signal.signal(stop, signal.SIG_IGN)
-    try:
-        run(folder, rank, alive=lambda: os.getppid() == parent)
-    except Exception:
-        sys.exit(1)  # rank 0 was told why
-
-
-def die_with(parent: int) -> None:
-    """Let the system end this process with its parent; where it cannot, the loop notices."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
