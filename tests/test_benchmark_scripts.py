@@ -41,6 +41,21 @@ def test_conversations_with_a_store_survive_kills() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_stopped_stage_is_told_to_streams_and_the_next_answer_is_right() -> None:
+    pytest.importorskip("inferno_demo")
+    command = [sys.executable, str(FOLDER / "soak_ranks.py"), "--seconds", "15", "--stop"]
+    done = subprocess.run(
+        [*command, "--kill-every", "2", "--within", "60", "--", "--pp", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 faults" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("points", ["--kills 20", "--full 20"])
 def test_nothing_that_was_accepted_is_lost(points: str) -> None:
     """Where a server is killed, or its disk is full, at random moments."""
