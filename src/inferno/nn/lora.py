@@ -17,7 +17,7 @@ from attrs import define, frozen
 from torch import Tensor, nn
 
 from inferno.nn.cut import Share
-from inferno.nn.weight import Weight
+from inferno.nn.weight import Weight, matrix_of_rows
 from inferno.ops.reference import Ops
 
 
@@ -55,8 +55,7 @@ class StepSlots:
         if not self.active:
             return None
         slots_N, experts = self.slots_T[tokens_N], len(starts_E1) - 1
-        rows_N = torch.arange(len(tokens_N), device=tokens_N.device, dtype=starts_E1.dtype)
-        expert_N = torch.searchsorted(starts_E1[1:], rows_N, right=True)
+        expert_N = matrix_of_rows(starts_E1, len(tokens_N))
         return torch.where(slots_N < 0, slots_N, slots_N * experts + expert_N)
 
 

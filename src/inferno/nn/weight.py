@@ -50,18 +50,16 @@ class Weight(nn.Module):
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Multiply by E stacked matrices of O / E rows each: rows starts[e] to starts[e + 1] of x
-        (int32; from 0 to N) by matrix e, plus its part of the bias. Returns (N, O / E).
+        (int32; from 0) by matrix e, plus its part of the bias. Returns (N, O / E). Rows after the
+        last start, if there are any, are of no matrix: what is returned for them means nothing.
 
         The default looks up the rows of the matrices in use: for few rows of x all at once; for
         many, matrix by matrix on a CPU, and on other devices by `in_tiles`, which waits for
         nothing."""
-        num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
+        num_rows = self.shape[0] // (len(starts_E1) - 1)
         rows_O = torch.arange(num_rows, device=x_NI.device)
         if len(x_NI) <= _UNPACK_ROWS:
-            counts_E = starts_E1.diff()
-            expert_N = torch.repeat_interleave(
-                torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI)
-            )
+            expert_N = matrix_of_rows(starts_E1, len(x_NI))
             weight_NOI = self.rows((expert_N[:, None] * num_rows + rows_O).flatten()).view(
                 len(x_NI), num_rows, self.shape[1]
             )
@@ -130,7 +128,15 @@ def with_biases(y_NO: Tensor, starts_E1: Tensor, bias_O: Tensor | None) -> Tenso
     if bias_O is None:
         return y_NO
     bias_EO = bias_O.view(len(starts_E1) - 1, -1)
-    return y_NO + bias_EO.repeat_interleave(starts_E1.diff(), dim=0, output_size=len(y_NO))
+    return y_NO + bias_EO[matrix_of_rows(starts_E1, len(y_NO))]
+
+
+def matrix_of_rows(starts_E1: Tensor, count: int) -> Tensor:
+    """Return the matrix of each of `count` rows of `Weight.grouped`, (N,) int64; of rows that are
+    of none, the last one."""
+    rows_N = torch.arange(count, device=starts_E1.device, dtype=starts_E1.dtype)
+    past_E = starts_E1[1:]
+    return torch.searchsorted(past_E, rows_N, right=True).clamp_(max=len(past_E) - 1)
 
 
 class Unloaded(Weight):

@@ -182,13 +182,12 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
     def test_experts_are_multiplied_group_by_group(
         self, item: QuantScheme, dtype: str, counts: tuple[int, ...]
     ) -> None:
-        """Stacked matrices of one shape, each multiplied by its own rows: few, many, none."""
+        """Stacked matrices of one shape, each multiplied by its own rows: few, many, none; what is
+        in rows after the last one's changes nothing."""
         for rows, columns in self.shapes:
             parts = self.parts(rows * len(counts), columns, 0)
-            weight, dense_OI = (
-                self._load(item, parts, dtype),
-                self.dense(parts).to(getattr(torch, dtype)),
-            )
+            weight = self._load(item, parts, dtype)
+            dense_OI = self.dense(parts).to(getattr(torch, dtype))
             x_NI, bias_O = (
                 random(sum(counts), columns).to(dense_OI.dtype),
                 random(len(dense_OI)).to(dense_OI.dtype),
@@ -205,8 +204,10 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
                 .view(len(counts), rows)
                 .repeat_interleave(torch.tensor(counts), dim=0)
             )
-            _assert_product(weight.grouped(x_NI, starts_E1), wanted_NO, dtype)
-            _assert_product(weight.grouped(x_NI, starts_E1, bias_O), wanted_NO + bias_NO, dtype)
+            x_NI = torch.cat([x_NI, torch.full((2, columns), torch.nan, dtype=x_NI.dtype)])
+            _assert_product(weight.grouped(x_NI, starts_E1)[:-2], wanted_NO, dtype)
+            y_NO = weight.grouped(x_NI, starts_E1, bias_O)[:-2]
+            _assert_product(y_NO, wanted_NO + bias_NO, dtype)
 
     def test_parts_may_be_views_and_are_not_changed(self, item: QuantScheme) -> None:
         """Parts are mapped from a file, and architectures may slice them from larger tensors."""
