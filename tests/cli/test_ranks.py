@@ -11,7 +11,7 @@ from attrs import evolve
 from inferno.cli.render import explained
 from inferno.cli.shares import rank_rows
 from inferno.plan import Options, Plan, resolve
-from inferno.plan.rank_use import WholeUse
+from inferno.plan.rank_use import ExpertUse, WholeUse
 
 pytest.importorskip("inferno_demo")
 
@@ -56,3 +56,17 @@ def test_what_is_whole_is_named_with_the_reason_and_cores_as_ranges(plan: Plan) 
     assert ("whole", "model.layers.*.self_attn.q_proj, 1.0 KiB on every rank: 9 heads") in rows
     assert ("cores", "rank 0: 0-2 8; rank 1: 4") in rows
     assert any("all heads; inner widths in multiples of 32" in text for _, text in rows)
+
+
+def test_experts_that_are_dealt_out_are_counted(plan: Plan) -> None:
+    assert plan.ranks is not None
+    even = ExpertUse("model.layers.*.mlp.experts", (64, 64), 3 << 20)
+    uneven = ExpertUse("model.mtp.*.experts", (2, 3), 1 << 20)
+    ranks = evolve(plan.ranks, experts=(even, uneven))
+    rows = [
+        text for label, text, _ in rank_rows(evolve(plan, ranks=ranks), "") if label == "experts"
+    ]
+    assert rows == [
+        "model.layers.*.mlp.experts: each rank has 64 of 128, 3.0 MiB, whole",
+        "model.mtp.*.experts: each rank has 2 or 3 of 5, 1.0 MiB, whole",
+    ]

@@ -6,12 +6,14 @@ Suffixes: T tokens, D hidden, E experts, K experts of a token, I inner width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from inferno.contracts import Shard
 from inferno.nn import Dense, Experts, Finalize, Router, Routing, Weight
 from inferno.nn.moe import Separate
 from inferno.ops import reference as ops
@@ -123,6 +125,51 @@ def test_experts_equal_a_loop_over_tokens(
             y_TD[t], sum(w * naive(x_TD[t], numbers[e]) for w, e in pairs), rtol=1e-4, atol=1e-4
         )
     assert y_TD.shape == x_TD.shape
+
+
+class Garbled(Rows):
+    """What is in rows that are of no matrix is not finite, as in memory that is used again."""
+
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        y_NO = super().grouped(x_NI, starts_E1, bias_O)
+        y_NO[int(starts_E1[-1]) :] = torch.nan
+        return y_NO
+
+    def concatenate(self, others: Sequence[Weight]) -> Weight | None:
+        whole = super().concatenate(others)
+        return Garbled(whole.weight_OI) if isinstance(whole, Rows) else None
+
+
+@pytest.mark.parametrize("kind", [Dense, Garbled, Loner])
+@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_experts_that_are_dealt_out_sum_to_all(
+    kind: type[Weight], num_tokens: int, ranks: int
+) -> None:
+    """A rank with uneven parts, and one to which a token sends nothing."""
+    whole, numbers = experts_of((kind,) * 3, bias=True)
+    x_TD, weights_TK = torch.randn(num_tokens, HIDDEN), torch.rand(num_tokens, 2)
+    experts_TK = torch.stack([torch.randperm(EXPERTS)[:2] for _ in range(num_tokens)])
+    total_TD = torch.zeros(num_tokens, HIDDEN)
+    for rank in range(ranks):
+        shard = Shard(rank=rank, ranks=ranks, experts=True)
+        part = Experts(EXPERTS, HIDDEN, INNER, bias=True)
+        part.divide(shard)
+        part.drop_others()
+        for expert in part.own:
+            for name, (weight_OI, bias_O) in zip(
+                ("gate_proj", "up_proj", "down_proj"),
+                zip(numbers[expert][::2], numbers[expert][1::2], strict=True),
+                strict=True,
+            ):
+                linear: Any = part.get_submodule(f"{expert}.{name}")
+                linear.weight, linear.bias = kind(weight_OI), nn.Parameter(bias_O)
+        part.requires_grad_(False).finalize(Finalize(stack=stack))
+        own_TD = part(x_TD, experts_TK, weights_TK)
+        others_T = ~torch.isin(experts_TK, torch.tensor([*part.own])).any(-1)
+        assert not own_TD[others_T].any(), "nothing of what other ranks have"
+        total_TD += own_TD
+    torch.testing.assert_close(total_TD, whole(x_TD, experts_TK, weights_TK), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("columns", [24, 20, 7])

@@ -26,7 +26,7 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.testing.thread_ranks import GREEDY, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
 from inferno.weights import packing
-from inferno.weights.pipeline import of_stage
+from inferno.weights.pipeline import of_rank
 
 pytest.importorskip("inferno_demo")
 
@@ -260,7 +260,7 @@ def test_a_model_that_does_not_know_of_stages_is_refused(catalog: Catalog) -> No
         open_model("demo", Options(device="cpu", pp=2), catalog) as opened,
         pytest.raises(PluginError, match="does not know of pipeline stages"),
     ):
-        of_stage(torch.nn.Linear(1, 1), [], opened)
+        of_rank(torch.nn.Linear(1, 1), [], opened)
 
 
 # --- how a group ends -----------------------------------------------------------------------------

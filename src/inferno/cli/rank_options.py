@@ -40,6 +40,15 @@ RANK_OPTIONS = [
         "layers, in --tp processes. [default: 1]",
     ),
     _engine(
+        "--ep",
+        "--enable-expert-parallel",
+        "ep",
+        is_flag=True,
+        default=None,
+        help="Expert parallelism: of a mixture's experts each of the --tp processes has some, "
+        "whole, instead of a part of each.",
+    ),
+    _engine(
         "--dp",
         "--data-parallel-size",
         "dp",

@@ -39,6 +39,11 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     for whole in ranks.whole:
         size = host.format_bytes(whole.nbytes)
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
+    for dealt in ranks.experts:
+        fewest, most = min(dealt.counts), max(dealt.counts)
+        each = f"{most}" if fewest == most else f"{fewest} or {most}"
+        has = f"{each} of {sum(dealt.counts)}, {host.format_bytes(dealt.nbytes)}"
+        yield "experts", f"{dealt.modules}: each rank has {has}, whole", ""
     for copied in ranks.copied:
         yield "copied", copied, ""
     if ranks.shard.ranks == 1:

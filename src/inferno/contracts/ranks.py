@@ -7,6 +7,7 @@ columns of each kind of matrix are, and from the sizes: the plan and the modules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, overload
 
@@ -15,6 +16,7 @@ from attrs import evolve, frozen
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.states import StateSpec
 
+_EXPERT = re.compile(r"^((?:.*\.)?experts)\.(\d+)\.")
 Range = tuple[int, int]
 """From the first to before the second."""
 
@@ -73,6 +75,8 @@ class Shard:
     columns: bool = True
     """Whether matrices are cut by columns. If not, ranks gather what each of them would multiply,
     compute some outputs of these matrices, and gather the results."""
+    experts: bool = False
+    """Whether each rank has some of the routed experts, whole, instead of a part of each."""
 
     def divides(self, size: int, unit: int | None = None) -> bool:
         """Whether every rank gets a part of so many rows or columns. If not, each has them all."""
@@ -88,6 +92,13 @@ class Shard:
     def share(self, size: int, unit: int | None = None) -> Range:
         """Return this rank's part."""
         return self.shares(size, unit)[self.rank]
+
+    def expert_of(self, path: str) -> tuple[str, int] | None:
+        """Return the experts' path and the number of the routed expert that a matrix belongs to,
+        by its module's path: `model.layers.0.mlp.experts` and 3. None if experts are not dealt out,
+        or it belongs to none."""
+        found = _EXPERT.match(path) if self.experts else None
+        return None if found is None else (found[1], int(found[2]))
 
     def heads(self, spec: AttentionSpec | StateSpec) -> tuple[Range, Range]:
         """Return this rank's query heads, and the key/value heads that they share; or its heads of

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -139,10 +140,22 @@ class Experts(Layer):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, names, bias=bias))
         self.size, self.summed = intermediate_size, False
         """The inner width of an expert; and as `Linear.summed`."""
+        self.own = range(num_experts)
+        """The experts that this rank has."""
+        self.local_E: Tensor | None
+        """Where each expert is among them, int64; those of other ranks are after the last. None:
+        this rank has all."""
+        self.register_buffer("local_E", None, persistent=False)
 
     def divide(self, shard: Shard) -> None:
-        """Keep a part of the inner width of every expert. Only the sum over a token's experts is
-        summed over the ranks."""
+        """Keep some experts, or a part of the inner width of each. Only the sum over a token's
+        experts is summed over the ranks."""
+        if shard.experts:
+            self.summed, self.own = True, range(*shard.share(self.num_experts, 1))
+            numbers_E = torch.arange(self.num_experts) - self.own.start
+            others_E = (numbers_E < 0) | (numbers_E >= len(self.own))
+            self.local_E = numbers_E.masked_fill_(others_E, len(self.own))
+            return
         if not shard.divides(self.size):
             return
         self.summed, inner = True, shard.share(self.size)
@@ -151,6 +164,12 @@ class Experts(Layer):
             for up in ups:
                 up.keep_rows(inner)
             down.keep_columns(inner, shard, summed=False)
+
+    def drop_others(self) -> None:
+        """Drop the experts of other ranks, once the checkpoint is paired with all of them."""
+        for number in range(self.num_experts):
+            if number not in self.own:
+                delattr(self, str(number))
 
     def _linear(self, number: int, name: str) -> Linear:
         linear = self.get_submodule(f"{number}.{name}")
@@ -161,9 +180,8 @@ class Experts(Layer):
         """Stack all gates and ups into one weight, and all downs into another. Frees the experts'
         original memory."""
         self.ops, stack = to.ops, to.stack
-        numbers = range(self.num_experts)
-        *ups, downs = ([self._linear(n, name) for n in numbers] for name in self.names)
-        for number in numbers:
+        *ups, downs = ([self._linear(n, name) for n in self.own] for name in self.names)
+        for number in self.own:
             delattr(self, str(number))
         each = [linear for of_one in zip(*ups, strict=True) for linear in of_one]
         self.gate_up: nn.Module
@@ -177,14 +195,30 @@ class Experts(Layer):
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return each token's weighted sum over its experts, (T, D)."""
-        tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
+        if not len(x_TD):
+            return x_TD
+        tokens_N, starts_E1, places_TK = self._dispatched(experts_TK)
         slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
         parts = self.gate_up(x_ND, starts_E1, slots_N).chunk(len(self.names) - 1, dim=-1)
         h_NI = self.ops.silu_mul(*parts) if self.gated is None else self.gated(*parts)
         y_ND = self.down(h_NI, starts_E1, slots_N)
+        if self.local_E is not None:  # not weights of 0: what is there may not be finite
+            y_ND.index_fill_(0, starts_E1[-1:].long(), 0)
         y_TD = self.ops.combine(y_ND, places_TK, weights_TK)
         return self.ops.all_reduce(y_TD) if self.summed else y_TD
+
+    def _dispatched(self, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the token of each row, the first row of each of this rank's experts and then their
+        end, and the row of each pair. Rows at the end are those of pairs that other ranks compute,
+        and one more: there are as many whatever the values are, so that a step can be captured. All
+        of these pairs are at the first of them."""
+        count = len(self.own)
+        if self.local_E is None:
+            return self.ops.dispatch(experts_TK, count)
+        tokens_N, starts_E1, places_TK = self.ops.dispatch(self.local_E[experts_TK], count + 1)
+        starts_E1 = starts_E1[:-1]
+        return F.pad(tokens_N, (0, 1)), starts_E1, torch.minimum(places_TK, starts_E1[-1])
 
 
 class MixtureOfExperts(nn.Module):
@@ -261,7 +295,7 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x_NI: Tensor, starts_E1: Tensor, slots_N: Tensor | None = None) -> Tensor:
         """Map rows sorted by expert, (N, I), to (N, O). `starts_E1` has the first row of each
-        expert, then N. `slots_N` are those of `StepSlots.of_experts`."""
+        expert, then their end. `slots_N` are those of `StepSlots.of_experts`."""
         y_NO = self.weight.grouped(x_NI, starts_E1, self.bias_O)
         if slots_N is None or self.pairs is None:
             return y_NO

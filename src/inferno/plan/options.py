@@ -101,6 +101,9 @@ class Options:
     pp: int = 1
     """Pipeline parallelism: how many stages, each with some of the layers, a step passes through;
     each stage has `tp` processes. There are as many steps in flight."""
+    ep: bool = False
+    """Expert parallelism: the `tp` processes deal a mixture's experts out whole, instead of sharing
+    each."""
     dp: int = 1
     """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
     that of all of them, `max_num_seqs` is that of each."""
@@ -193,8 +196,8 @@ class Options:
     @property
     def shared_by(self) -> str:
         """The options that say how many ranks there are, as a user writes them."""
-        given = (f"--tp {self.tp}" * (self.tp > 1), f"--pp {self.pp}" * (self.pp > 1))
-        return " ".join(filter(None, given))
+        tp, pp = f"--tp {self.tp}" * (self.tp > 1), f"--pp {self.pp}" * (self.pp > 1)
+        return " ".join(filter(None, (tp, pp, "--ep" * self.ep)))
 
     @property
     def processes_here(self) -> int:
@@ -274,6 +277,11 @@ class Options:
             raise OptionError(
                 f"{self.ranks} ranks cannot be dealt out evenly to {self.nodes} machines",
                 f"Use a multiple: --tp {max(2, self.nodes)} --nodes {self.nodes}.",
+            )
+        if self.ep and self.tp == 1:
+            raise OptionError(
+                "ep is set without tp",
+                "Say how many processes to deal the experts out to: --tp 2 --ep.",
             )
         if not 0 < self.rank_port < 1 << 16:
             raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from attrs import evolve, frozen
@@ -106,13 +106,14 @@ def share_model(
     if options.ranks == 1:
         return Shared(whole)
     held, division, matrices = stored.held(packed), None, whole
-    local = held.__getitem__
+    local: Callable[[str], HeldMatrix | None] = held.get
     if options.tp > 1:
-        division = Division.of(architecture, config.cache_specs(), held, options.tp, config)
+        specs = config.cache_specs()
+        division = Division.of(architecture, specs, held, options.tp, config, experts=options.ep)
         local, matrices = division.local, stored.loaded(packed, dtype, division.local)
     if options.pp == 1:
         return Shared(matrices, division)
-    own = {path: local(path) for path in held}
+    own = {path: part for path in held if (part := local(path)) is not None}
     kinds = divides_of(architecture, config)
     pipeline = _pipeline(options.pp, config, kinds, own, stored.plain, dtype)
     largest = evolve(matrices, share=pipeline.matrix_bytes, num_plain=pipeline.num_plain)

@@ -18,6 +18,18 @@ class WholeUse:
     """Of each rank."""
 
 
+@frozen
+class ExpertUse:
+    """Routed experts that are dealt out whole."""
+
+    modules: str
+    """Their paths: `model.layers.*.mlp.experts`."""
+    counts: tuple[int, ...]
+    """How many of a layer's each rank has."""
+    nbytes: int
+    """Of the largest rank, in all layers."""
+
+
 @frozen(kw_only=True)
 class JoinUse:
     """How ranks of other processes than the engine's join it: over TCP, guarded by a token."""
@@ -67,6 +79,7 @@ class RankUse:
     divided: tuple[str, ...] = ()
     """Module paths of matrices of which a rank has a part, with `*` for numbers."""
     whole: tuple[WholeUse, ...] = ()
+    experts: tuple[ExpertUse, ...] = ()
     copied: tuple[str, ...] = ()
     """What several ranks keep of the cache, beside each other."""
     weight_bytes: int

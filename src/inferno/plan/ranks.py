@@ -27,6 +27,7 @@ from inferno.contracts import (
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.options import Options
 from inferno.plan.plan import pattern_of
+from inferno.plan.rank_experts import Dealt
 from inferno.plan.rank_heads import attended, of_state, whole_attention, whole_states
 from inferno.plan.rank_use import RankUse, WholeUse
 
@@ -69,6 +70,11 @@ def check_ranks(
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
         f"--speculative {options.speculative}": mtp,
     }
+    if options.ep and not architecture.divides:
+        raise UnsupportedError(
+            f"--ep: {name} is computed by transformers' own code, whose experts are one tensor",
+            "Leave --ep out: every rank computes all experts.",
+        )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
         asked[f"--speculative {options.speculative}"] = options.speculative is not None
@@ -110,6 +116,8 @@ class Division:
     """Why states are not divided."""
     held: Mapping[str, HeldMatrix] = field(repr=False)
     """Each matrix, whole."""
+    dealt: Dealt = field(repr=False)
+    """The experts' matrices, if these are dealt out whole."""
 
     @classmethod
     def of(
@@ -119,11 +127,13 @@ class Division:
         held: Mapping[str, HeldMatrix],
         ranks: int,
         config: object = None,
+        *,
+        experts: bool = False,
     ) -> Division:
-        """Raises UnsupportedError for a matrix that would be divided, but whose scheme cannot cut
-        it."""
-        divides = divides_of(architecture, config)
-        named = {path: kind_of(divides, path) for path in held}
+        """Deal routed `experts` out whole, instead of dividing each. Raises UnsupportedError for a
+        matrix that would be divided, but whose scheme cannot cut it."""
+        divides, shard = divides_of(architecture, config), Shard(ranks=ranks, experts=experts)
+        named = {path: kind_of(divides, path) for path in held if not shard.expert_of(path)}
         columns = all(
             (held[path].unit or (1, 1))[1] for path, kind in named.items() if kind in COLUMNS
         )
@@ -154,8 +164,8 @@ class Division:
         refused = whole_attention(attention, stored, ranks)
         refused_states = whole_states(states, stored, ranks)
         return cls(
-            shard=Shard(
-                ranks=ranks,
+            shard=evolve(
+                shard,
                 unit=math.lcm(1, *inner),
                 attention=not refused,
                 states=not refused_states,
@@ -167,11 +177,14 @@ class Division:
             refused=refused,
             refused_states=refused_states,
             held=held,
+            dealt=Dealt.of(shard, held),
         )
 
-    def local(self, path: str) -> HeldMatrix:
-        """Return what the largest rank holds of a matrix."""
+    def local(self, path: str) -> HeldMatrix | None:
+        """Return what the largest rank holds of a matrix, if it holds any of it."""
         whole = self.held[path]
+        if (rank := self.dealt.ranks.get(path)) is not None:
+            return whole if rank == self.dealt.largest else None
         kind, shape = self.kind(path), whole.shape
         if kind is None or shape is None:
             return whole
@@ -212,22 +225,25 @@ class Division:
 
     def use(self, executor: str, distribution: str, model: ModelConfig, dtype: str) -> RankUse:
         """Return what the plan says of it. Raises UnsupportedError if nothing is divided."""
-        kinds = {path: self.kind(path) for path in self.held}
+        dealt = self.dealt.ranks
+        kinds = {path: self.kind(path) for path in self.held if path not in dealt}
         ranks = self.shard.ranks
-        if not any(kinds.values()):
+        if not any(kinds.values()) and not dealt:
             why = self.refused or "it is too narrow"
             raise UnsupportedError(
                 f"no matrix of this model can be divided among {ranks} ranks: {why}",
                 "Use fewer ranks, or leave --tp out.",
             )
-        summed = {(_layer_of(p), k) for p, k in kinds.items() if k in COLUMNS}
+        # Experts are summed too, with shared ones if these are divided.
+        sums = {**kinds, **{path: kind_of(self.divides, path) for path in dealt}}
+        summed = {(_layer_of(p), k) for p, k in sums.items() if k in COLUMNS}
         tables = [p for p, k in kinds.items() if k == "vocabulary"]
         num_sums = len(summed) + bool(tables)  # the embedding is summed
         gathered = [size for path in kinds for size in self._gathered(path)]
         hidden = max(
             (
                 shape[k == "vocabulary"]
-                for p, k in kinds.items()
+                for p, k in sums.items()
                 if (k in COLUMNS or k == "vocabulary") and (shape := self.held[p].shape)
             ),
             default=0,
@@ -242,6 +258,7 @@ class Division:
             shard=self.shard,
             divided=tuple(sorted({pattern_of(path) for path, kind in kinds.items() if kind})),
             whole=self._whole(kinds),
+            experts=self.dealt.uses(self.held),
             copied=tuple(self._copied()),
             weight_bytes=sum(each.nbytes for each in self.held.values()),
             num_sums=num_sums,

@@ -112,14 +112,15 @@ class StoredMatrices:
         self,
         packed: Mapping[str, Packed],
         dtype: str,
-        part: Callable[[str], HeldMatrix] | None = None,
+        part: Callable[[str], HeldMatrix | None] | None = None,
     ) -> Matrices:
         """Return what they are in memory, once those of `packed` are quantized, or the part of each
-        that one rank holds."""
+        that one rank holds, if it holds any."""
         groups: dict[tuple[str, str, bool], list[_Choice]] = defaultdict(list)
         for whole in self._loaded(packed):
-            each = whole if part is None else evolve(whole, held=part(whole.path))
-            groups[each.offer.item.name, each.held.layout, each.in_situ].append(each)
+            if (held := whole.held if part is None else part(whole.path)) is not None:
+                each = evolve(whole, held=held)
+                groups[each.offer.item.name, held.layout, each.in_situ].append(each)
         uses = tuple(
             SchemeUse(
                 name=name,

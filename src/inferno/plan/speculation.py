@@ -134,6 +134,7 @@ def choose_drafting(
         overrides=(),
         tp=1,  # the first rank drafts alone
         pp=1,
+        ep=False,
         nodes=1,
         executor=None,
         numa=None,

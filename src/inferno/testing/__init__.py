@@ -32,6 +32,7 @@ from inferno.testing.encoder import EncoderTests, embedded
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests, MachineExecutorTests
+from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -105,6 +106,7 @@ __all__ = [
     "EndpointsTests",
     "EventSinkTests",
     "ExecutorTests",
+    "ExpertRankTests",
     "FakeRunner",
     "GrammarProviderTests",
     "ImageTests",

@@ -31,6 +31,7 @@ from inferno.testing.adapters import AdapterTests
 from inferno.testing.alike import alike
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.drafts import DraftTests
+from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.pipelines import PipelineTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
@@ -56,6 +57,7 @@ class ArchitectureTests(
     AdapterTests,
     BatchInvariantTests,
     DraftTests,
+    ExpertRankTests,
     GgufTwins,
     PipelineTests,
     TrainedTests,

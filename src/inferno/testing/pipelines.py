@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
-from attrs import evolve, frozen
-from torch import Tensor
+from attrs import evolve
 
 from inferno.catalog import Catalog
-from inferno.contracts import Architecture, Checkpoint, Communicator
+from inferno.contracts import Architecture, Communicator
 from inferno.core.engine import Engine
 from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Edges, State
 from inferno.plan import Plan, open_model, plan_of_stage
 from inferno.testing.alike import alike
 from inferno.testing.ranks import RankTests
+from inferno.testing.reading import Reading
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
@@ -33,22 +33,6 @@ from inferno.testing.thread_ranks import (
 )
 from inferno.testing.tiny import small_options, without_kernels
 from inferno.weights.loading import load_model
-
-
-@frozen(eq=False)
-class Reading:
-    """A checkpoint that counts the bytes that are read of it."""
-
-    inner: Checkpoint
-    read_bytes: Counter[str]
-
-    def read(self, name: str) -> Tensor:
-        tensor = self.inner.read(name)
-        self.read_bytes[name] = tensor.nbytes
-        return tensor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 class PipelineTests(RankTests):

@@ -11,12 +11,15 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inferno.catalog import Catalog
+from inferno.catalog import Catalog, load_catalog
 from inferno.errors import UnsupportedError
+from inferno.nn import Experts
 from inferno.testing.reference import transformers_model
+from inferno.testing.thread_ranks import GREEDY, answers, load_shared, tokens_of
 from inferno.testing.tiny import generate, load_toy, plan_of, ragged_prompts
 from inferno.testing.updates import assert_updated
 
@@ -89,16 +92,27 @@ def write_twins(
 
 
 def assert_same_tokens(
-    twins: Sequence[Path], catalog: Catalog | None = None, *, updates: bool = True
+    twins: Sequence[Path],
+    catalog: Catalog | None = None,
+    *,
+    updates: bool = True,
+    divides: bool = True,
 ) -> None:
     """Both give the same greedy tokens, and logits within 1e-4. Kernels may round activations: then
-    give `torch_only()`. And the first, if it is a folder, takes `updates` of its tensors, unless
-    its scheme reads them under other names."""
+    give `torch_only()`. So do two ranks that have some experts of the first each, if it has any,
+    unless ranks are refused because its scheme never `divides` a matrix. And the first, if it is a
+    folder, takes `updates` of its tensors, unless its scheme reads them under other names."""
     prompts = ragged_prompts(VOCAB)
-    toys = (load_toy(path, catalog) for path in twins)
-    for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
-        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        assert ours.token_ids == theirs.token_ids
+    toys = [load_toy(path, catalog) for path in twins]
+    ours, theirs = (generate(toy, prompts, 16) for toy in toys)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.logits_NV, other.logits_NV, rtol=1e-4, atol=1e-4)
+        assert mine.token_ids == other.token_ids
+    if divides and any(isinstance(module, Experts) for module in toys[0].model.modules()):
+        engine = load_shared(twins[0], catalog or load_catalog(), ep=True)
+        dealt = tokens_of(answers(engine, prompts, evolve(GREEDY, max_tokens=16, ignore_eos=False)))
+        engine.close()
+        assert dealt == [[*mine.token_ids] for mine in ours]
     if updates and twins[0].is_dir():
         with TemporaryDirectory() as folder:
             assert_updated(twins[0], catalog, Path(folder))

@@ -47,6 +47,13 @@ class Places(dict[str, Place]):
         super().__init__()
         self.without: set[str] = set()
         """Paths of matrices beside which there could be room."""
+        self.elsewhere: dict[str, tuple[int, int]] = {}
+        """Outputs and inputs of matrices that other ranks have."""
+
+    def shape(self, path: str) -> tuple[int, int] | None:
+        """Return the outputs and inputs of a whole matrix; None if no rank has a place for it."""
+        place = self.get(path)
+        return self.elsewhere.get(path) if place is None else place.shape
 
 
 @define(eq=False)
@@ -107,6 +114,7 @@ class Adapters:
             self._read[ref.digest] = {
                 found[path]: self._values(ref.name, path, found[path], pair, *values[path])
                 for path, pair in pairs.items()
+                if found[path] in self.places
             }
 
     @property
@@ -139,7 +147,7 @@ class Adapters:
     def _place(self, name: str, path: str, pair: LowRank) -> str:
         """Return the place of a pair, whose module may have the prefix of a model with images."""
         names = names_in_model(path)
-        where = next((each for each in names if each in self.places), None)
+        where = next((each for each in names if self.places.shape(each) is not None), None)
         if where is None and any(each in self.places.without for each in names):
             raise CheckpointError(
                 f"the adapter {name!r} changes {path[:100]}, beside which there is no room",
@@ -151,7 +159,7 @@ class Adapters:
                 "compute no adapter: it has no such matrix, or no layer multiplies by it as it is",
                 MERGE_ADAPTER,
             )
-        shape = self.places[where].shape
+        shape = self.places.shape(where)
         if (pair.outputs, pair.inputs) != shape:
             raise CheckpointError(
                 f"the adapter {name!r} has ({pair.outputs}, {pair.inputs}) for {path[:100]}, the "
@@ -238,18 +246,23 @@ class _Attaching:
         self._place("", [path], module.weight.pairs, [module.share])
 
     def _experts(self, path: str, module: Experts) -> None:
-        count, wanted = module.num_experts, "experts" in self.room.beside
+        count, wanted = len(module.own), "experts" in self.room.beside
         for linear in module.modules():
             if not isinstance(linear, GroupedLinear):
                 continue
-            for expert, (part, name) in product(range(count), enumerate(linear.names)):
-                if not wanted:
-                    self.places.without.add(f"{path}.{expert}.{name}")
-                    continue
-                if linear.pairs is None:
-                    linear.pairs = self._grouped(linear, count)
-                place = Place(linear.pairs, part, expert, count, linear.shares[part])
-                self.places[f"{path}.{expert}.{name}"] = place
+            every = range(module.num_experts)
+            if not wanted:
+                names = product(every, linear.names)
+                self.places.without.update(f"{path}.{expert}.{name}" for expert, name in names)
+                continue
+            linear.pairs = pairs = self._grouped(linear, count)
+            for expert, (part, name) in product(every, enumerate(linear.names)):
+                where, local = f"{path}.{expert}.{name}", expert - module.own.start
+                place = Place(pairs, part, local, count, linear.shares[part])
+                if expert in module.own:
+                    self.places[where] = place
+                else:
+                    self.places.elsewhere[where] = place.shape
         module.slots = self.step if wanted else None
 
     def _grouped(self, linear: GroupedLinear, count: int) -> Pairs:

@@ -51,7 +51,7 @@ from inferno.plan import CUDA_GRAPHS, TORCH, Opened, Plan, quant_config_of
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.weights.pipeline import of_stage
+from inferno.weights.pipeline import of_rank
 from inferno.weights.quantizing import Quantizing
 from inferno.weights.sharing import check_ranks, check_shares, cut_before, cuts_of, kept, kept_shape
 
@@ -169,7 +169,7 @@ def _fill(
     opened: Opened,
     packed: PackedWeights | None = None,
 ) -> None:
-    plan, pairs = opened.plan, of_stage(model, pair(model, modules), opened)
+    plan, pairs = opened.plan, of_rank(model, pair(model, modules), opened)
     shapes = {
         each.path: placeholder.shape
         for each in pairs

@@ -106,7 +106,7 @@ class PackedWeights:
             else [dict(plan.isq.modules), plan.isq.importance_sha256, plan.isq.requantized],
         }
         if (shard := opened.shard).ranks > 1:  # others have other parts of the same matrices
-            key["shard"] = [shard.rank, shard.ranks, shard.unit, shard.attention]
+            key["shard"] = [shard.rank, shard.ranks, shard.unit, shard.attention, shard.experts]
         if (span := opened.span) is not None:
             key["layers"] = [span.first, span.stop]
         try:

@@ -1,4 +1,4 @@
-"""What a pipeline stage loads of a model: the modules of its layers."""
+"""What a rank loads of a model: the modules of its pipeline stage's layers, and its experts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from inferno.contracts import LayerSpan
 from inferno.errors import PluginError
-from inferno.nn import Edges, Staged
+from inferno.nn import Edges, Experts, Staged
 from inferno.plan import Opened
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import Stored
 
 
-def of_stage(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Sequence[Stored]:
-    """Drop the layers of other stages from a model that is on meta and paired with its checkpoint.
-    Returns the pairs of what is left. Raises PluginError if the model does not know of stages."""
-    if (span := opened.span) is None:
+def of_rank(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Sequence[Stored]:
+    """Drop the layers of other stages, and the experts of other ranks, from a model that is on meta
+    and paired with its checkpoint. Returns the pairs of what is left. Raises PluginError if the
+    model does not know of stages."""
+    if opened.plan.ranks is None:
         return pairs
+    if (span := opened.span) is not None:
+        _keep_layers(model, span, opened)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.drop_others()
+    left = {*model.modules()}
+    return [stored for stored in pairs if stored.module in left]
+
+
+def _keep_layers(model: nn.Module, span: LayerSpan, opened: Opened) -> None:
     if not isinstance(model, Staged):
         raise PluginError(
             f"{opened.plan.architecture} does not know of pipeline stages: it has no keep_layers",
@@ -26,8 +38,6 @@ def of_stage(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Seque
         )
     before, after = (None if end else _rows(opened) for end in (span.begins, span.ends))
     model.keep_layers(span, Edges(before, after))
-    left = {*model.modules()}
-    return [stored for stored in pairs if stored.module in left]
 
 
 def _rows(opened: Opened) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from inferno.contracts import Along, HeldMatrix, StoredMatrix
 from inferno.errors import OptionError, PluginError
-from inferno.nn import Attention, Cut, State
+from inferno.nn import Attention, Cut, Experts, State
 from inferno.plan import Opened, Plan
 from inferno.plan.plan import pattern_of
 
@@ -97,6 +97,10 @@ def check_shares(model: nn.Module, matrices: Mapping[str, nn.Module], plan: Plan
         for path, module in matrices.items()
         if ("weight" in cuts_of(module)) != (pattern_of(path) in divided)
     ]
+    if plan.ranks is not None and (shard := plan.ranks.shard).experts:
+        mixtures = {path for path, module in model.named_modules() if isinstance(module, Experts)}
+        dealt = {each[0] for path in matrices if (each := shard.expert_of(path)) is not None}
+        wrong += sorted(mixtures ^ dealt)
     needs = {layer: use.need for use in plan.attention for layer in use.layers}
     for layer in (module for module in model.modules() if isinstance(module, Attention)):
         need = needs.get(layer.layer_id)

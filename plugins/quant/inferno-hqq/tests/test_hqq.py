@@ -256,7 +256,9 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     model_config: dict[str, Any], bits: int, axis: int, tmp_path: Path
 ) -> None:
     pytest.importorskip(f"inferno_{model_config['model_type']}")
-    assert_same_tokens(toy_checkpoints(tmp_path, model_config, bits, axis), torch_only())
+    assert_same_tokens(
+        toy_checkpoints(tmp_path, model_config, bits, axis), torch_only(), divides=False
+    )
 
 
 def test_kernels_compute_it(tmp_path: Path) -> None:

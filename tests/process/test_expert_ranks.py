@@ -1,0 +1,156 @@
+"""Ranks that have some experts each, in every scheme: the tokens are those of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.torch import load_file
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import WriteOptions
+from inferno.errors import UnsupportedError
+from inferno.plan import Options, open_model, resolve
+from inferno.testing import TOY_MOE_SIZES, random_tensors
+from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
+from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
+from inferno.testing.tiny import without_kernels
+from inferno.weights import packing
+from inferno_convert.convert import convert
+
+pytest.importorskip("transformers")
+
+PROMPTS = [[107, 32, 79], list(range(30, 70)), [5]]
+CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **TOY_MOE_SIZES}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "gptq-int4": {"group": 32},
+    "awq-int4": {"group": 32},
+    "compressed-tensors": {"group": 32},
+    "fp8": {},
+    "q8_0": {},
+}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return without_kernels(load_catalog())
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six experts, and the tokenizer of `demo`."""
+    path, demo = tmp_path_factory.mktemp("toy"), resolve("demo", Options(device="cpu"))
+    config = {**CONFIG, "vocab_size": demo.vocab_size}
+    random_tensors(config, path)
+    (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(Path(demo.path) / name, path)
+    return path
+
+
+def tokens(path: Path, catalog: Catalog, ranks: int, **options: Any) -> list[list[Any]]:
+    engine = load_shared(path, catalog, ranks, ep=ranks > 1, **options)
+    params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
+    found = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
+    shared = engine.plan.ranks
+    assert (shared is None) == (ranks == 1)
+    if shared is not None:
+        [experts] = shared.experts
+        assert len(experts.counts) == ranks and sum(experts.counts) == 6
+    engine.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_ranks_give_the_tokens_of_one_process(
+    scheme: str, toy: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
+    convert(str(toy), scheme, path, WriteOptions(**SCHEMES[scheme]))
+    assert tokens(path, catalog, 4) == tokens(path, catalog, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isq", ["int4_g32", "q4_0"])
+def test_experts_quantized_while_loading_are_those_of_one_process(
+    isq: str, toy: Path, catalog: Catalog
+) -> None:
+    found = tokens(toy, catalog, 2, isq=isq)
+    assert tokens(toy, catalog, 2) != found == tokens(toy, catalog, 1, isq=isq)
+
+
+def test_experts_with_columns_in_another_order_are_whole(
+    toy: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    """GPTQ with act-order, whose experts ranks cannot cut."""
+    text = tmp_path / "text.txt"
+    text.write_text("The columns of the largest activations come first. " * 40)
+    path, options = tmp_path / "toy", WriteOptions(group=32, act_order=True)
+    convert(str(toy), "gptq-int4", path, options, calibrate=text)
+    stored = load_file(path / "model.safetensors")
+    assert (stored["model.layers.0.mlp.experts.0.up_proj.g_idx"].diff() < 0).any()
+    with pytest.raises(UnsupportedError, match="cannot be divided among ranks"):
+        load_shared(path, catalog)
+    assert tokens(path, catalog, 2) == tokens(path, catalog, 1)
+
+
+@pytest.mark.slow
+def test_stages_deal_out_the_experts_of_their_layers(toy: Path, catalog: Catalog) -> None:
+    assert tokens(toy, catalog, 2, pp=2) == tokens(toy, catalog, 1)
+
+
+def test_adapters_of_experts_are_those_of_their_rank(toy: Path, catalog: Catalog) -> None:
+    """Two adapters and none in one batch, beside every matrix."""
+    given = [
+        MemoryAdapter.random(i, stored_matrices(toy, catalog, 16), rank)
+        for i, rank in enumerate((4, 7), 1)
+    ]
+    served, found = serving(catalog, given), list[list[list[int | None]]]()
+    for ranks in (1, 2):
+        options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
+        engine = load_shared(toy, served, ranks, ep=ranks > 1, **options)
+        refs = [None, *(each.ref for each in given)]
+        params = evolve(GREEDY, max_tokens=8)
+        found.append(tokens_of(answers(engine, [PROMPTS[1]] * 3, params, refs)))
+        engine.close()
+    assert found[0] == found[1] and len({str(each) for each in found[0]}) == 3
+
+
+def test_packed_weights_of_dealt_experts_are_their_own(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of ranks that share each expert."""
+    monkeypatch.setattr("inferno.plan.stages.KEPT_FROM", 0)
+    keys = list[str]()
+    for dealt in (False, True):
+        options = Options(
+            device="cpu", tp=2, ep=dealt, max_model_len=64, packed_cache=str(tmp_path), threads=1
+        )
+        with open_model(str(toy), options) as opened:
+            if opened.plan.packed_cache is None:
+                pytest.skip("no installed kernel provider packs weights")
+            packed = packing.PackedWeights.of(opened)
+            assert packed is not None
+            keys.append(str(packed._key))
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.slow
+def test_processes_give_the_tokens_of_one(toy: Path) -> None:
+    from inferno import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    found = []
+    shapes: list[dict[str, Any]] = [{}, {"tp": 2, "ep": True}]
+    for options in shapes:
+        llm = LLM(str(toy), device="cpu", dtype="float32", max_model_len=128, **options)
+        found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
+        llm.close()
+    assert found[0] == found[1]
+    assert torch.tensor(found[0]).shape == (3, 8)
