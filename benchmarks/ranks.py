@@ -1,19 +1,21 @@
 """What ranks cost and give: decode steps of one process with all threads beside ranks with as
 many in all, sums over the ranks by everything that computes them, and steps as messages. With
---stages, pipeline stages instead of ranks that share each layer.
+--stages, pipeline stages instead of ranks that share each layer; with --ep, ranks that have some
+experts whole beside those.
 
-    python benchmarks/ranks.py [MODEL] [--ranks 2 | --stages 2] [--rounds 5] [--sequences 4]
-        [--tokens 64] [--dtype bfloat16] [--isq q8_0]
+    python benchmarks/ranks.py [MODEL] [--ranks 2 [--ep] | --stages 2] [--rounds 5] [--sequences 4]
+        [--tokens 64] [--prompt 3] [--dtype bfloat16] [--isq q8_0]
 
-Both engines, in processes, are loaded before the first round, and rounds take turns. On a machine
-that does other work, compare the medians, not the single figures: two ranks wait for the slower one
-in every sum.
+MODEL may be one of `benchmarks/models.py`. All engines, in processes, are loaded before the first
+round, and rounds take turns. On a machine that does other work, compare the medians, not the single
+figures, and processor time rather than speed: two ranks wait for the slower one in every sum.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -22,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from models import SHAPES, make
 
 from inferno.catalog import load_catalog
 from inferno.contracts import COLLECTIVES, Capture, Communicator, Device, KernelNeed, RankPlace
@@ -51,16 +54,40 @@ def load(ref: str, ranks: int, threads: int, **options: Any) -> Engine:
         return load_engine(opened)
 
 
-def decode(engine: Engine, sequences: int, tokens: int) -> float:
-    """Return tokens per second of all sequences, their prompts not counted."""
+def decode(engine: Engine, sequences: int, tokens: int, prompt: int, turn: int) -> Costs:
+    """Return what tokens of all sequences cost, and their prompts."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     for i in range(sequences):
-        engine.submit(Request(id=str(i), token_ids=(i + 3, 5, 7), params=params))
-    engine.step()
-    begun, drawn = time.perf_counter(), 0
+        ids = tuple(3 + (i + 7 * n + 31 * turn) % 500 for n in range(prompt))  # not cached yet
+        engine.submit(Request(id=str(i), token_ids=ids, params=params))
+    used, drawn = processor_seconds(), 0
+    while drawn < sequences:
+        drawn += len(engine.step())
+    begun, used_by_prompts, drawn = time.perf_counter(), processor_seconds() - used, 0
     while engine.busy:
         drawn += len(engine.step())
-    return drawn / (time.perf_counter() - begun)
+    seconds, used = time.perf_counter() - begun, processor_seconds() - used - used_by_prompts
+    return Costs(drawn / seconds, used / drawn * 1e3, used_by_prompts / sequences / prompt * 1e3)
+
+
+class Costs(NamedTuple):
+    """What a round cost."""
+
+    speed: float
+    """Tokens per second."""
+    token: float
+    """Milliseconds of processor time, of all processes, for each token drawn."""
+    prompt: float
+    """And for each token of a prompt."""
+
+
+def processor_seconds(process: int | str = "self") -> float:
+    """Return the processor time of a process and of those that it has started."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    started = (f.read_text().split() for f in Path(f"/proc/{process}/task").glob("*/children"))
+    below = sum(processor_seconds(each) for found in started for each in found)
+    return ticks / os.sysconf("SC_CLK_TCK") + below
 
 
 def microseconds(run: Callable[[], object], count: int = 200) -> float:
@@ -135,19 +162,20 @@ def message_costs() -> dict[str, float]:
 class Decoding:
     """An engine in a process of its own: threads are set for a whole process."""
 
-    def __init__(self, given: Any, ranks: int, threads: int, stages: int = 1) -> None:
+    def __init__(self, given: Any, ranks: int, threads: int, **shape: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {"dtype": given.dtype, "isq": given.isq, "pp": stages}
+        options = {"dtype": given.dtype, "isq": given.isq, **shape}
         arguments = (theirs, given.model, ranks, threads, options)
         self.process = spawn.Process(target=decoding, args=arguments)
         self.process.start()
         theirs.close()
         self._pipe.recv()
 
-    def speed(self, sequences: int, tokens: int) -> float:
-        self._pipe.send((sequences, tokens))
-        return float(self._pipe.recv())
+    def costs(self, given: Any, turn: int) -> Costs:
+        self._pipe.send((given.sequences, given.tokens, given.prompt, turn))
+        found: Costs = self._pipe.recv()
+        return found
 
     def close(self) -> None:
         self._pipe.close()
@@ -173,26 +201,44 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--isq")
     parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=3)
+    parser.add_argument("--ep", action="store_true")
     given: Any = parser.parse_args()
+    if given.model in SHAPES:
+        given.model = str(make(given.model, Path(".work")))
     ranks = given.ranks if given.stages == 1 else 1
     for name, costs in sum_costs(ranks).items() if ranks > 1 else ():
         each = ", ".join(f"{list(s)} {cost:.0f}" for s, cost in zip(SIZES, costs, strict=True))
         print(f"sums by {name}, us: {each}", flush=True)
     cores, count = usable_cores(), ranks * given.stages
-    shared = Decoding(given, ranks, max(1, cores // count), given.stages)
-    engines = Decoding(given, 1, cores), shared
-    speeds: list[tuple[float, float]] = []
-    for turn in range(given.rounds + 1):
-        one, several = (each.speed(given.sequences, given.tokens) for each in engines)
-        if turn:  # the first one captures steps
-            speeds.append((one, several))
-    one, several = (median(column) for column in zip(*speeds, strict=True))
-    ratio = median(b / a for a, b in speeds)
+    threads = max(1, cores // count)
     what = f"{ranks} ranks" if ranks > 1 else f"{given.stages} stages"
-    print(f"decode: {one:.0f} tokens/s of one process, {several:.0f} of {what}: {ratio:.2f}")
+    engines = {
+        "one process": Decoding(given, 1, cores),
+        what: Decoding(given, ranks, threads, pp=given.stages),
+    }
+    if given.ep:
+        engines[f"{what} with whole experts"] = Decoding(given, ranks, threads, ep=True)
+    rounds = list[list[Costs]]()
+    for turn in range(given.rounds + 1):
+        found = [each.costs(given, turn) for each in engines.values()]
+        if turn:  # the first one captures steps
+            rounds.append(found)
+    for name, own in zip(engines, zip(*rounds, strict=True), strict=True):
+        cost = Costs(*(median(column) for column in zip(*own, strict=True)))
+        ratios = [
+            Costs(*(b / a if a else 1.0 for a, b in zip(first[0], mine, strict=True)))
+            for first, mine in zip(rounds, own, strict=True)
+        ]
+        ratio = Costs(*(median(column) for column in zip(*ratios, strict=True)))
+        print(
+            f"{name}: {cost.speed:.0f} tokens/s ({ratio.speed:.2f}); processor time "
+            f"{cost.token:.2f} ms per token ({ratio.token:.2f}), {cost.prompt:.3f} ms per token "
+            f"of a prompt ({ratio.prompt:.2f})"
+        )
     for what, time_taken in message_costs().items():
         print(f"{what}: {time_taken:.0f} us")
-    for engine in engines:
+    for engine in engines.values():
         engine.close()
 
 
