@@ -237,9 +237,11 @@ class Catalog:
         def refuses(offer: Offer[AttentionBackend]) -> str | None:
             if name not in ("auto", offer.item.name):
                 return f"{name} was asked for"
-            unknown = sorted(need.features - offer.item.features)
+            unknown = sorted(need.features - offer.item.features - contracts.BY_STEP)
             if unknown:
                 return f"it does not know {', '.join(unknown)}"
+            if offer.item.begin is not None and need.features & contracts.BY_STEP:
+                return "it prepares steps before they are cut into chunks"
             if block_size is not None and block_size % offer.item.block_multiple:
                 return (
                     f"its blocks are multiples of {offer.item.block_multiple} tokens, "

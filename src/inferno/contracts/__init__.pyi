@@ -10,6 +10,7 @@ from inferno.contracts.architectures import (
     Reranker,
 )
 from inferno.contracts.attention import (
+    BY_STEP,
     COMPUTE_DTYPES,
     DTYPE_BYTES,
     Attend,
@@ -207,6 +208,7 @@ __all__ = [
     "BlocksStored",
     "COLLECTIVES",
     "COLUMNS",
+    "BY_STEP",
     "COMPUTE_DTYPES",
     "CacheDType",
     "CacheEvent",

@@ -72,6 +72,9 @@ class AttentionSpec:
     """Tokens attend to later ones, too. Then nothing of a prompt can be computed before the rest:
     each is one step's, whole, and no layer keeps anything of it. Of a model's layers, all or
     none are."""
+    attention_chunk: int | None = None
+    """Tokens attend to those of their own chunk only, up to themselves: chunks of as many tokens
+    follow each other from a sequence's first token on. No backend knows of it (`BY_STEP`)."""
 
     @property
     def output_dim(self) -> int:
@@ -115,7 +118,9 @@ class AttentionNeed(AttentionSpec):
         """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
         cache_dtype = "auto" if spec.bidirectional else cache_dtype  # it has no cache
-        waves = cache_dtype != "auto" and spec.latent_dim is None
+        # Waves go by a key's position in its sequence, not in its chunk.
+        whole = spec.attention_chunk is None
+        waves = cache_dtype != "auto" and spec.latent_dim is None and whole
         return cls(
             **fields,
             dtype=dtype,
@@ -124,6 +129,11 @@ class AttentionNeed(AttentionSpec):
             waves=waves,
             batch_invariant=batch_invariant,
         )
+
+
+BY_STEP = frozenset({"attention_chunk"})
+"""Fields of a need that no backend must list: what a backend is given of a step follows from them
+(`nn.in_chunks`). One with `begin` is refused."""
 
 
 @frozen

@@ -80,9 +80,9 @@ class EventPublisher(Protocol):
 class EventGroup(NamedTuple):
     """A cache group, as events name it by its index."""
 
-    kind: Literal["full", "window", "state"]
+    kind: Literal["full", "window", "chunk", "state"]
     window: int | None
-    """In tokens, the current one included."""
+    """In tokens, the current one included; or a chunk's."""
 
 
 @frozen(kw_only=True)

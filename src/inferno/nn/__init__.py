@@ -1,6 +1,7 @@
 """The building blocks of models: only those that at least two architectures use."""
 
 from inferno.nn.attention import Attention, ByStep
+from inferno.nn.chunks import in_chunks
 from inferno.nn.conv import CausalConv, causal_conv
 from inferno.nn.cut import Cut
 from inferno.nn.decoder import (
@@ -40,7 +41,7 @@ from inferno.nn.packed import (
     unpacked_words,
 )
 from inferno.nn.pipeline import WHOLE, Absent, Edges, Staged, keep_layers, present
-from inferno.nn.rope import NoRope, QueryScalingRope, Rope, RopeByKind, Rotation
+from inferno.nn.rope import NoRope, NoRotation, QueryScalingRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.spans import SpanAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
@@ -96,6 +97,7 @@ __all__ = [
     "MergedLinear",
     "MixtureOfExperts",
     "NoRope",
+    "NoRotation",
     "ParallelDecoderLayer",
     "PatchEmbed",
     "Permuted",
@@ -130,6 +132,7 @@ __all__ = [
     "gated_delta",
     "grid_inputs",
     "grid_positions",
+    "in_chunks",
     "keep_layers",
     "packed_nibbles",
     "packed_words",

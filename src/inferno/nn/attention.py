@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inferno.contracts import Attend, AttentionSpec, Waves
 from inferno.nn.batch import Batch
+from inferno.nn.chunks import in_chunks
 from inferno.nn.layer import Finalize, Layer
 
 
@@ -48,6 +49,8 @@ class Attention(Layer):
         has no values; `sinks_H` are the logits of `spec.sinks`, `waves` what is added to scores for
         a part of the keys that is not in `k_TX`."""
         spec, batch = self.spec, batch.of_group(self.group)
+        if spec.attention_chunk is not None:
+            batch = in_chunks(batch, spec.attention_chunk)
         q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
             k_TKC[..., : spec.latent_dim]

@@ -168,7 +168,8 @@ class NoRotation:
     """In the place of a `Rotation`: heads stay where they are."""
 
     lines_LN = None
-    query_scale_T11 = None
+    query_scale_T11: Tensor | None = None
+    """As a `Rotation` has it."""
 
     def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
         return x_THC if norm is None else norm(x_THC)

@@ -73,7 +73,8 @@ class _Pair:
             need=need,
             layers=layers,
             cache=cache,
-            captures_prompts=prompts.item.captures_prompts,
+            # How often chunks cut a step is not known from its shape.
+            captures_prompts=prompts.item.captures_prompts and need.attention_chunk is None,
         )
 
 
@@ -89,7 +90,18 @@ def choose_attention(
     chosen = {need: _choose(catalog, need, wanted, options.block_size) for need in layers}
     storing = [pair for need, pair in chosen.items() if not need.bidirectional]
     items = [offer.item for pair in storing for offer in (pair.prompts, pair.tokens)]
+    chunks = {need.attention_chunk for need in layers if need.attention_chunk is not None}
     block_size = options.block_size or _block_size(items)
+    if uneven := sorted(chunk for chunk in chunks if chunk % block_size):
+        if options.block_size:
+            raise OptionError(
+                f"--block-size {block_size} does not divide the {uneven[0]} tokens that layers "
+                "attend to at once",
+                "Leave it out, or name one that does.",
+            )
+        # Chunks begin with a block, whichever backends that leaves.
+        block_size = max(n for n in range(1, block_size) if not any(c % n for c in chunks))
+        chosen = {need: _choose(catalog, need, wanted, block_size) for need in layers}
     return Decided(
         (
             tuple(pair.use(need, tuple(layers[need]), block_size) for need, pair in chosen.items()),

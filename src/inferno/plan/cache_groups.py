@@ -55,11 +55,12 @@ class CacheGroupPlan:
     full: a block for every `block_size` tokens. Every plan has this group, with empty blocks if no
     layer needs it. Latent attention is full attention with another layout.
     window: the same for a sliding window's tokens only.
+    chunk: the same for the tokens of the chunk that a sequence's next token is in.
     state: a slot for every running sequence, one for trial steps, one for each draft of a step, and
     snapshots.
     """
 
-    kind: Literal["full", "window", "state"]
+    kind: Literal["full", "window", "chunk", "state"]
     layers: tuple[int, ...]
     block_size: int
     """Tokens per block. Snapshots may be taken at the ends of blocks."""
@@ -67,7 +68,7 @@ class CacheGroupPlan:
     """Bytes of a block or slot, over all layers."""
     num_blocks: int = 0
     window: int | None = None
-    """In tokens, the current one included."""
+    """In tokens, the current one included; or a chunk's."""
     num_slots: int = 0
     """Slots that are not snapshots."""
     num_drafts: int = 0

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from attrs import field, frozen
 
 from inferno import host
-from inferno.contracts import AttentionNeed, CacheTensor
+from inferno.contracts import AttentionNeed, AttentionSpec, CacheTensor
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, nbytes_of
 
 SNAPSHOT_BYTES = 256 * host.UNITS["MI"]
 """Snapshots of states may take this much, or a sixteenth of the running sequences' states."""
+
+
+Window = tuple[Literal["window", "chunk"], int]
+"""The kind of a group, and its size in tokens."""
+
+
+def window_of(spec: AttentionSpec) -> Window | None:
+    """Return what a layer keeps of a sequence, unless that is all or nothing."""
+    if spec.bidirectional:
+        return None
+    if spec.attention_chunk is not None:
+        return "chunk", spec.attention_chunk
+    return None if spec.sliding_window is None else ("window", spec.sliding_window)
 
 
 class AttentionLayers(Protocol):
@@ -41,16 +54,16 @@ class CacheSizes:
     """The most drafts of a sequence in one step."""
     count: Callable[[Sequence[int]], int] = len
     """How many of these layers one rank has, at most."""
-    _layers: Mapping[int | None, tuple[int, ...]] = field(init=False)
+    _layers: Mapping[Window | None, tuple[int, ...]] = field(init=False)
     """By window; None: layers without one."""
-    _block_bytes: Mapping[int | None, int] = field(init=False)
+    _block_bytes: Mapping[Window | None, int] = field(init=False)
     """Bytes of a block over all these layers."""
 
     def __attrs_post_init__(self) -> None:
-        layers: dict[int | None, tuple[int, ...]] = {None: ()}
-        nbytes: dict[int | None, int] = {None: 0}
+        layers: dict[Window | None, tuple[int, ...]] = {None: ()}
+        nbytes: dict[Window | None, int] = {None: 0}
         for use in self.attention:
-            window = None if use.need.bidirectional else use.need.sliding_window
+            window = window_of(use.need)
             layers[window] = (*layers.get(window, ()), *use.layers)
             nbytes[window] = nbytes.get(window, 0) + self.count(use.layers) * nbytes_of(use.cache)
         object.__setattr__(self, "_layers", layers)
@@ -65,7 +78,7 @@ class CacheSizes:
         states = self._states()
         room = self.room - sum(group.nbytes for group in states)
         wanted = self._blocks(context)
-        count, windows = 0, dict[int, int]()
+        count, windows = 0, dict[Window, int]()
         for sequences in range(self.max_num_seqs, 0, -1):
             windows = self._windows(wanted, sequences)
             count = self._fitting(wanted, windows, room)
@@ -88,7 +101,7 @@ class CacheSizes:
         affordable = SNAPSHOT_BYTES // max(1, self._slot_bytes())
         return min(self.max_num_seqs * self.num_drafts, max(self.num_drafts, affordable))
 
-    def _groups(self, num_blocks: int, windows: Mapping[int, int]) -> tuple[CacheGroupPlan, ...]:
+    def _groups(self, num_blocks: int, windows: Mapping[Window, int]) -> tuple[CacheGroupPlan, ...]:
         """Return the full group, which includes the layers of every window without its own group,
         and those of `windows`: window -> blocks."""
         whole = [window for window in self._layers if window not in windows]
@@ -101,12 +114,12 @@ class CacheSizes:
         )
         return full, *(
             CacheGroupPlan(
-                kind="window",
+                kind=window[0],
                 layers=self._layers[window],
                 block_size=self.block_size,
                 unit_bytes=self._block_bytes[window],
                 num_blocks=blocks,
-                window=window,
+                window=window[1],
             )
             for window, blocks in windows.items()
         )
@@ -135,18 +148,18 @@ class CacheSizes:
             ),
         )
 
-    def _windows(self, wanted: int, sequences: int) -> dict[int, int]:
+    def _windows(self, wanted: int, sequences: int) -> dict[Window, int]:
         """Return each window's blocks: per sequence its window, the block that it grows into, and a
         quarter more for cached prefixes; in addition, the tokens of a step."""
         sizes = {}
         for window in self._layers:
-            if window is not None and (blocks := self._blocks(window)) < wanted:
+            if window is not None and (blocks := self._blocks(window[1])) < wanted:
                 sizes[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
                     self.max_num_batched_tokens
                 )
         return sizes
 
-    def _fitting(self, wanted: int, windows: Mapping[int, int], room: int) -> int:
+    def _fitting(self, wanted: int, windows: Mapping[Window, int], room: int) -> int:
         """Return the most full blocks that could be used and fit alongside these blocks of
         windows."""
 
@@ -169,8 +182,8 @@ def describe(groups: Sequence[CacheGroupPlan]) -> str:
     for group in groups:
         unit = host.format_bytes(group.unit_bytes / group.block_size)
         blocks = f"{group.num_blocks} blocks" + ("" if parts else f" of {group.block_size} tokens")
-        if group.kind == "window":
-            parts.append(f"for window {group.window} {blocks}, {unit} per token")
+        if group.window is not None:
+            parts.append(f"for {group.kind} {group.window} {blocks}, {unit} per token")
         elif group.kind == "full" and group.unit_bytes:
             parts.append(f"{blocks}, {unit} per token")
         elif group.kind == "state":

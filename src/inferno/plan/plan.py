@@ -348,7 +348,7 @@ class Plan:
         limits = [self.max_num_seqs]
         for group in self.groups:
             if (blocks := group.blocks_of(tokens)) > 0:
-                spare = group.num_blocks - (step if group.kind == "window" else 0)
+                spare = group.num_blocks - (step if group.window is not None else 0)
                 limits.append(spare // blocks)
         return min(limits)
 

@@ -19,12 +19,12 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.catalog import Catalog
 from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
-from inferno.core.kvcache import CacheGroup
+from inferno.core.kvcache import CacheGroup, WindowGroup
 from inferno.errors import OptionError
 from inferno.stores import NoStore
 from inferno.stores.speeds import Speeds
 from inferno.stores.storing import Storing
-from inferno.testing.cache_policy import GROUPS, NUM_BLOCKS, ROWS, WINDOWS, CacheMachine
+from inferno.testing.cache_policy import GROUPS, NUM_BLOCKS, ROWS, CacheMachine
 from inferno.testing.installed import Installed
 
 SIZES, PLACES = (6, 16), 8
@@ -356,7 +356,7 @@ class StoreMachine(CacheMachine):
 
     def open_store(self) -> NoStore:
         runner, groups = self.runner, self.groups.groups
-        windows = list(WINDOWS.values())[: len(runner.windows) - 1]
+        windows = [each.num_places for each in groups if isinstance(each, WindowGroup)]
         snapshots = [ROWS + 1 + 3] if runner.has_states else []
         need = StoreNeed(
             layout=str([runner.part_bytes(group) for group in range(len(groups))]),

@@ -63,7 +63,8 @@ class FakeRunner:
     block_size: int
     vocab_size: int = 4
     windows: Sequence[int | None] = (None,)
-    """The sliding window of each group with block tables; None: its layers attend to all tokens."""
+    """The sliding window of each group with block tables; None: its layers attend to all tokens.
+    The size of a chunk is negative."""
     has_states: bool = False
     """Whether the group after these has recurrent states."""
     num_rows: int = 0
@@ -261,6 +262,8 @@ class FakeRunner:
                 content[slot] = tokens[: position + 1]
         for row, start, stop, tokens in ranges:
             first = 0 if window is None else max(0, start - window + 1)
+            if window is not None and window < 0:
+                first = start - start % -window
             for position in range(first, stop):
                 assert content.get(self._slot(group, row, position)) == tokens[: position + 1], (
                     f"row {row} would attend to another prompt's token at position {position}"
@@ -296,6 +299,9 @@ def views_of(groups: Sequence[CacheGroup]) -> tuple[list[int | None], bool, int]
     """What a `FakeRunner` must know of cache groups, of which those with states come last: the
     windows, whether there are states, and for how many rows."""
     paged = [group for group in groups if not isinstance(group, StateGroup)]
-    windows = [group.window if isinstance(group, WindowGroup) else None for group in paged]
+    windows = [
+        group.window * (-1 if group.chunked else 1) if isinstance(group, WindowGroup) else None
+        for group in paged
+    ]
     rows = [group.snapshots.num_rows for group in groups if isinstance(group, StateGroup)]
     return windows, len(paged) < len(groups), max(rows, default=0)

@@ -18,7 +18,8 @@ def groups_of(plan: Plan, *, saves: bool) -> list[CacheGroup]:
             groups.append(FullGroup(index))
         elif group.window is not None:
             places = group.num_blocks
-            groups.append(WindowGroup(index, places, group.block_size, group.window))
+            chunked = group.kind == "chunk"
+            groups.append(WindowGroup(index, places, group.block_size, group.window, chunked))
         else:
             count = group.num_snapshots if saves else 0
             snapshots = Snapshots(plan.max_num_seqs, count, group.num_drafts)

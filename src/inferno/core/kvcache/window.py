@@ -1,4 +1,4 @@
-"""The groups of layers that attend to a sliding window."""
+"""The groups of layers that attend to a sliding window, or to chunks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class WindowGroup(CacheGroup):
     block_size: int
     window: int
     """In tokens, the current one included."""
+    chunked: bool = False
+    """Whether a window does not slide, but begins anew after as many tokens."""
     _place_of: dict[int, int] = field(factory=dict, init=False)
     _pool: BlockPool = field(init=False)
     _idle: dict[int, None] = field(factory=dict, init=False)
@@ -35,7 +37,8 @@ class WindowGroup(CacheGroup):
 
     def first(self, position: int) -> int:
         """Index of the first block that a query at this position attends to."""
-        return max(0, position - self.window + 1) // self.block_size
+        back = position % self.window if self.chunked else self.window - 1
+        return max(0, position - back) // self.block_size
 
     def fits(self, num_blocks: int) -> bool:
         return self.num_places > -(-self.window // self.block_size) + num_blocks

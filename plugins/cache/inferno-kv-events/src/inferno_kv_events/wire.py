@@ -19,7 +19,12 @@ from inferno.contracts import BlocksRemoved, BlocksStored, CacheEvent, EventGrou
 
 MEDIA: Mapping[Tier, str] = {"memory": "GPU", "host": "CPU", "disk": "DISK"}
 """`GPU` is what routers call the memory that a prefix is used in, whatever the device."""
-KINDS = {"full": "full_attention", "window": "sliding_window", "state": "mamba"}
+KINDS = {
+    "full": "full_attention",
+    "window": "sliding_window",
+    "chunk": "chunked_local_attention",
+    "state": "mamba",
+}
 
 
 def batch_of(
