@@ -126,12 +126,14 @@ class Experts(Layer):
         bias: bool = False,
         gated: Callable[..., Tensor] | None = None,
         names: Names = NAMES,
+        weighs_inputs: bool = False,
     ) -> None:
         """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up. With two
-        names there is no gate, and it is given up_NI alone."""
+        names there is no gate, and it is given up_NI alone. With `weighs_inputs`, an expert is
+        given a token times its weight, and the results are added up."""
         super().__init__()
         self.num_experts = num_experts
-        self.gated = gated
+        self.gated, self.weighs_inputs = gated, weighs_inputs
         self.ops = ops.TORCH
         self.slots: StepSlots | None = None
         """Where the experts' matrices have adapters."""
@@ -200,6 +202,10 @@ class Experts(Layer):
         tokens_N, starts_E1, places_TK = self._dispatched(experts_TK)
         slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
+        if self.weighs_inputs:
+            weights_N = weights_TK.flatten()
+            weights_N = torch.empty_like(weights_N).scatter(0, places_TK.flatten(), weights_N)
+            x_ND, weights_TK = x_ND * weights_N[:, None].to(x_ND.dtype), torch.ones_like(weights_TK)
         parts = self.gate_up(x_ND, starts_E1, slots_N).chunk(len(self.names) - 1, dim=-1)
         h_NI = self.ops.silu_mul(*parts) if self.gated is None else self.gated(*parts)
         y_ND = self.down(h_NI, starts_E1, slots_N)
