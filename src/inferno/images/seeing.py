@@ -160,7 +160,7 @@ class Seeing:
         """Return an image's embeddings, (M, D), which are computed unless they are kept."""
         if (kept := self.embeddings.get(image.digest)) is not None:
             return kept
-        if (pixels_PW := read_pixels(image)) is None:
+        if (pixels_PW := read_pixels(image, self.encoder.patches(image.grid))) is None:
             # The request fails, if anybody still wants it, and what it has cached is forgotten: its
             # numbers are not finite.
             log.warning("the pixels of an image are gone")
@@ -180,10 +180,9 @@ class Seeing:
         return None
 
 
-def read_pixels(image: ImagePart) -> Tensor | None:
-    """Return what the encoder reads of an image, (P, W); None if its file is gone, as it may be
-    once nobody wants the request."""
-    patches = image.grid[0] * image.grid[1] * image.grid[2]
+def read_pixels(image: ImagePart, patches: int) -> Tensor | None:
+    """Return what the encoder reads of an image of so many patches, (P, W); None if its file is
+    gone, as it may be once nobody wants the request."""
     try:
         values = np.fromfile(Path(image.path), np.float32)
     except OSError:

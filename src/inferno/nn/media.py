@@ -47,6 +47,10 @@ class ImageEncoder(Layer):
         """Return (positions, D)."""
         raise NotImplementedError
 
+    def patches(self, grid: Grid) -> int:
+        """Return P of an image."""
+        return grid[0] * grid[1] * grid[2]
+
 
 class ImageInputs(Layer):
     """What a step's tokens are besides their ids."""

@@ -22,6 +22,17 @@ def inferno_architectures() -> list[Architecture]:
             divides=DECODER,
             dialects={"gguf": LLAMA4},
             stop_tokens=_STOPS,
+        ),
+        Architecture(
+            name="Llama4ForConditionalGeneration",
+            model_types=("llama4",),
+            config="inferno_llama4.vision_config:SeeingLlama4Config.from_json",
+            build="inferno_llama4.vision:Llama4ForConditionalGeneration",
+            adapt="inferno_llama4.vision_config:seeing",
+            images="inferno_llama4.images:processor",
+            unquantized=("*.router", "encoder.*"),
+            divides=DECODER,
+            stop_tokens=_STOPS,
             checkpoints=(
                 "meta-llama/Llama-4-Scout-17B-16E-Instruct",
                 "meta-llama/Llama-4-Maverick-17B-128E-Instruct",

@@ -7,7 +7,7 @@ Suffixes: T packed tokens, D hidden, H heads, C head dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import torch
 from attrs import field, frozen
@@ -149,22 +149,25 @@ class Mixture(Layer):
 
 class Llama4ForCausalLM(CausalLM):
     def __init__(self, config: Llama4Config) -> None:
-        super().__init__(decoder(config), tied=config.tie_word_embeddings)
+        decoder = Decoder.of(config, layers(config), rope=rope(config))
+        super().__init__(decoder, tied=config.tie_word_embeddings)
 
 
-def decoder(config: Llama4Config) -> Decoder:
-    """Build the decoder, without a head."""
-    ropes: Mapping[str, nn.Module] = {TURNED: NormalizingRope(config), STILL: Temperature(config)}
-    layers = (
-        DecoderLayer(
+def rope(config: Llama4Config) -> RopeByKind:
+    """Build what layers of each kind are given of positions."""
+    return RopeByKind({TURNED: NormalizingRope(config), STILL: Temperature(config)})
+
+
+def layers(config: Llama4Config) -> Iterator[DecoderLayer]:
+    """Build the decoder's layers."""
+    for layer_id in range(config.num_hidden_layers):
+        dense = not config.has_experts(layer_id)
+        yield DecoderLayer(
             Attention(config, layer_id),
-            Mixture(config)
-            if config.has_experts(layer_id)
-            else GatedMLP(config.hidden_size, config.intermediate_size_mlp),
+            GatedMLP(config.hidden_size, config.intermediate_size_mlp)
+            if dense
+            else Mixture(config),
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
             mlp_name="feed_forward",
         )
-        for layer_id in range(config.num_hidden_layers)
-    )
-    return Decoder.of(config, layers, rope=RopeByKind(ropes))
