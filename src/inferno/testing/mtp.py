@@ -41,10 +41,12 @@ from inferno.testing.converting import convert
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
-from inferno.testing.mtp_reference import MTPReference, layers
+from inferno.testing.mtp_reference import MTPReference, SpyLookahead, layers
 from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
 from inferno.weights.loading import build, check, load_drafter, load_model
 
+ADDED = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")
+"""Ends of the names of matrices whose results are added to the residual stream."""
 PARAMS = (
     SamplingParams(temperature=0, max_tokens=40, logprobs=2),
     SamplingParams(temperature=0.7, seed=3, max_tokens=40),
@@ -57,9 +59,20 @@ PARAMS = (
 class MTPTests(Installed):
     """For architectures with multi-token-prediction layers (`Architecture.mtp`), in addition to
     `ArchitectureTests`. Set `config` to a toy `config.json` that has such layers, with the fields
-    and the tensor names of DeepSeek-V3. The reference is transformers' decoder layer."""
+    of DeepSeek-V3, and override `stored` if tensors have other names. The reference is
+    transformers' decoder layer."""
 
     config: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what checkpoints store of tensors that are named as DeepSeek-V3's."""
+        return dict(tensors)
+
+    @classmethod
+    def prefixes(cls) -> tuple[str, ...]:
+        """Return how the names of the layers' tensors begin."""
+        return tuple(f"model.layers.{layer}." for layer in layers(cls.config))
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -70,7 +83,8 @@ class MTPTests(Installed):
     @classmethod
     def checkpoint(cls, reference: MTPReference, tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = tmp_path_factory.mktemp("mtp")
-        return write(path, cls.config, reference.tensors(tmp_path_factory.mktemp("reference")))
+        tensors = reference.tensors(tmp_path_factory.mktemp("reference"))
+        return write(path, cls.config, cls.stored(tensors))
 
     @alike
     @pytest.mark.parametrize(
@@ -175,13 +189,13 @@ class MTPTests(Installed):
         made = MTPReference.of(self.config)
         tensors, size = made.tensors(tmp_path), self.config["hidden_size"]
         for name, tensor in tensors.items():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(ADDED):
                 tensor.zero_()
             elif name.endswith("eh_proj.weight"):
                 tensor.copy_(torch.cat([torch.eye(size), torch.zeros(size, size)], 1))
             elif "norm" in name and tensor.ndim == 1:
                 tensor.fill_(1.0)
-        path = write(tmp_path / "toy", self.config, tensors)
+        path = write(tmp_path / "toy", self.config, self.stored(tensors))
         [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
         engine = load(path, catalog)
         assert_same(run(engine, [wanted]), run(load(path, catalog, None), [wanted]))
@@ -197,7 +211,7 @@ class MTPTests(Installed):
         with opened(checkpoint, catalog) as held:
             wanted = set(mtp_tensors(held.checkpoint.tensors, held.config))
             everything = set(held.checkpoint.tensors)
-            prefixes = tuple(f"model.layers.{layer}." for layer in layers(self.config))
+            prefixes = self.prefixes()
             copies = {
                 name
                 for name in everything
@@ -222,8 +236,7 @@ class MTPTests(Installed):
             monkeypatch.setattr("inferno.weights.loading.build", lambda _: empty)
             tensors = held.checkpoint.tensors
             wanted = mtp_tensors(tensors, held.config)
-            first = layers(self.config)[0]
-            foreign = f"model.layers.{first}.foreign.weight"
+            foreign = f"{self.prefixes()[0]}foreign.weight"
             damages = [(n, {k: v for k, v in tensors.items() if k != n}) for n in wanted]
             damages.append((foreign, {**tensors, foreign: next(iter(wanted.values()))}))
             for name, damaged in damages:
@@ -246,6 +259,7 @@ class MTPTests(Installed):
             count = len(layers(self.config))
             assert held.plan.capture is None, "captured steps return no hidden states"
             uses = [layer for use in held.plan.attention for layer in use.layers]
+            uses += [layer for use in held.plan.states for layer in use.layers]
             assert sorted(uses) == list(range(self.config["num_hidden_layers"] + count))
             [planned], [without] = (
                 [item.nbytes for item in plan.memory if item.name == "weights"]
@@ -350,20 +364,6 @@ def proposals(
 def draft_always(patched: pytest.MonkeyPatch) -> None:
     """Propose as many drafts as allowed, however few are accepted."""
     patched.setattr(Acceptance, "count", lambda self, cost, num_running: cost.most)
-
-
-class SpyLookahead:
-    """A `Lookahead` that records the logits of every draft, by row."""
-
-    def __init__(self, lookahead: Lookahead) -> None:
-        self._lookahead = lookahead
-        self.batch, self.write = lookahead.batch, lookahead.write
-        self.logits = defaultdict[int, list[Tensor]](list)
-
-    def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
-        for row, logits_V in zip(rows, logits_SV, strict=True):
-            self.logits[row].append(logits_V)
-        return self._lookahead.draw_draft(logits_SV, rows, offset)
 
 
 def requests(

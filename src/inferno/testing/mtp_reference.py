@@ -5,6 +5,7 @@ Suffixes: L tokens of a sequence, D hidden.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from attrs import frozen
 from safetensors.torch import load_file
 from torch import Tensor
 
+from inferno.contracts import Lookahead
 from inferno.testing.reference import transformers_model
 
 
@@ -109,3 +111,17 @@ class MTPReference:
             position_embeddings=inner.rotary_emb(h_1LD, positions),
         )[0]
         return norm(y_LD, "shared_head.norm")
+
+
+class SpyLookahead:
+    """A `Lookahead` that records the logits of every draft, by row."""
+
+    def __init__(self, lookahead: Lookahead) -> None:
+        self._lookahead = lookahead
+        self.batch, self.write = lookahead.batch, lookahead.write
+        self.logits = defaultdict[int, list[Tensor]](list)
+
+    def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
+        for row, logits_V in zip(rows, logits_SV, strict=True):
+            self.logits[row].append(logits_V)
+        return self._lookahead.draw_draft(logits_SV, rows, offset)

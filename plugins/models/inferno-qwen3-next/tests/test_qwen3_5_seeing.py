@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from inferno.testing import TINY_TEXT, ImageTests
+from inferno.testing import TINY_TEXT, ImageTests, proposals, transformers_model
 from inferno_qwen3_next.config import Qwen3NextConfig
 from inferno_qwen3_next.vision_config import SeeingQwen35Config
 
@@ -104,3 +104,27 @@ def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
     theirs = {each.name: each.default for each in attrs.fields(Qwen3NextConfig)}
     found = {each.name: each.default for each in attrs.fields(SeeingQwen35Config)}
     assert theirs.items() <= found.items()
+
+
+def test_layers_of_multi_token_prediction_propose_what_they_do_of_text(tmp_path: Path) -> None:
+    """What a decoder that sees reads of a step is not of their batches."""
+    reference: Any = transformers_model(CONFIG, "AutoModelForImageTextToText")
+    folder, inside = tmp_path / "seeing", "model.language_model."
+    reference.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    attends = f"{inside}layers.1."
+    own = {n.removeprefix(attends): t for n, t in tensors.items() if n.startswith(attends)}
+    own = {f"mtp.layers.0.{name}": tensor.clone() for name, tensor in own.items()}
+    own["mtp.fc.weight"] = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) / 11
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        own[f"mtp.{name}.weight"] = torch.zeros(64)
+    text = {n.replace(inside, "model."): t for n, t in tensors.items() if "visual." not in n}
+    save_file({**tensors, **own}, folder / "model.safetensors")
+    alone = tmp_path / "text"
+    alone.mkdir()
+    save_file({**text, **own}, alone / "model.safetensors")
+    config = {**CONFIG["text_config"], "architectures": ["Qwen3_5ForCausalLM"]}
+    (alone / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    ours, theirs = (proposals(path, {"vocab_size": 160}) for path in (folder, alone))
+    assert len(ours) == len(theirs) > 30
+    assert all(one.drafts == other.drafts for one, other in zip(ours, theirs, strict=True))

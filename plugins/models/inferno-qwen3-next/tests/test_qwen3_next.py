@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from inferno.configs import FULL
 from inferno.errors import CheckpointError
-from inferno.testing import ArchitectureTests
+from inferno.testing import ArchitectureTests, MTPTests
 from inferno_qwen3_next.config import LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
@@ -165,3 +167,66 @@ def test_the_language_model_of_one_that_sees() -> None:
 def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Qwen3NextConfig.from_json({**TINY, **damage})
+
+
+NAMES = {
+    "enorm.weight": "pre_fc_norm_embedding.weight",
+    "hnorm.weight": "pre_fc_norm_hidden.weight",
+    "eh_proj.weight": "fc.weight",
+    "shared_head.norm.weight": "norm.weight",
+}
+OWN = 3
+"""Layers before that of multi-token prediction."""
+
+
+class TestMTP(MTPTests):
+    """Qwen3-Next: experts in every layer, states in two of three."""
+
+    config = {
+        **TINY,
+        "full_attention_interval": 2,
+        "num_hidden_layers": OWN,
+        "num_nextn_predict_layers": 1,
+    }
+
+    @classmethod
+    def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Under `mtp`, without copies of the model's, and norms less the 1 that is added."""
+        found, inside = dict[str, Tensor](), f"model.layers.{OWN}."
+        for name, tensor in tensors.items():
+            if not name.startswith(inside):
+                found[name] = tensor
+                continue
+            own = name.removeprefix(inside)
+            if own in NAMES:
+                found[f"mtp.{NAMES[own]}"] = tensor - 1 if "norm" in own else tensor
+            elif own not in ("embed_tokens.weight", "shared_head.head.weight"):
+                found[f"mtp.layers.0.{own}"] = tensor
+        return found
+
+    @classmethod
+    def prefixes(cls) -> tuple[str, ...]:
+        return ("mtp.",)
+
+
+@pytest.mark.slow
+class TestMTPOfQwen35(TestMTP):
+    """Qwen3.5: no experts, and another name for the number of layers."""
+
+    config = {
+        **{name: value for name, value in TEXT.items() if name != "layer_types"},
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "full_attention_interval": 2,
+        "intermediate_size": 96,
+        "mtp_num_hidden_layers": 1,
+        "num_hidden_layers": OWN,
+        "num_nextn_predict_layers": 1,
+        "tie_word_embeddings": False,
+    }
+
+
+def test_how_many_layers_of_multi_token_prediction_there_are() -> None:
+    assert Qwen3NextConfig.from_json(TINY).num_nextn_predict_layers == 1
+    none = Qwen3NextConfig.from_json({**TINY, "mtp_num_hidden_layers": 0})
+    assert none.num_nextn_predict_layers == 0 and none.mtp_specs() == []

@@ -10,6 +10,7 @@ from inferno.contracts import DECODER, Architecture
 _Architecture = partial(
     Architecture,
     build="inferno_qwen3_next.model:Qwen3NextForCausalLM",
+    mtp="inferno_qwen3_next.mtp:MTPLayers",
     adapt="inferno_qwen3_next.checkpoint:text_part",
     divides={
         **DECODER,

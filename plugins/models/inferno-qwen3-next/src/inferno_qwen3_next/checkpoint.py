@@ -27,7 +27,10 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:
     """The same with the vision tower, under `visual`."""
-    part = SeeingPart(checkpoint, modules={ENCODER: ("model.visual", ENCODER)})
+    modules: dict[str, tuple[str, ...]] = {ENCODER: ("model.visual", ENCODER)}
+    if any(name.startswith("mtp.") for name in checkpoint.tensors):
+        modules["mtp"] = ("mtp",)
+    part = SeeingPart(checkpoint, modules=modules)
     return _split(part, {name: name for name in part.tensors})
 
 

@@ -44,13 +44,18 @@ class Qwen3NextConfig(DecoderConfig):
     """Every so many layers has experts, beginning with that of this number, counted from 1."""
     mlp_only_layers: tuple[int, ...] = ()
     """Layers that have none all the same."""
+    num_nextn_predict_layers: int = 1
+    """The number of multi-token-prediction layers, which configs of Qwen3-Next do not say."""
     separate_projections: bool = False
     """Whether a linear layer's inputs have matrices of their own, as in Qwen3.5, or are stored key
     head by key head."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        read = super().from_json({"partial_rotary_factor": 0.25, **config})
+        unsaid = {"partial_rotary_factor": 0.25}
+        if "mtp_num_hidden_layers" in config:  # Qwen3.5's name
+            unsaid["num_nextn_predict_layers"] = config["mtp_num_hidden_layers"]
+        read = super().from_json({**unsaid, **config})
         sizes = (
             "full_attention_interval",
             "linear_num_key_heads",
@@ -85,9 +90,11 @@ class Qwen3NextConfig(DecoderConfig):
         return attrs.evolve(read, layer_types=types)
 
     @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        """`mtp` guesses further tokens."""
-        return ("mtp.*", *super().unused_tensors)
+    def mtp_tensors(self) -> tuple[str, ...]:
+        return ("mtp.*",)
+
+    def mtp_specs(self) -> list[AttentionSpec]:
+        return [self.attention_spec(0)] * self.num_nextn_predict_layers
 
     def has_experts(self, layer: int) -> bool:
         return (

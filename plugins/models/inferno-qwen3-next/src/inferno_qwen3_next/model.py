@@ -95,15 +95,16 @@ class SparseBlock(nn.Module):
 class Layer(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)). The mixer is stored under its kind's name."""
 
-    def __init__(self, config: Qwen3NextConfig, layer_id: int) -> None:
+    def __init__(self, config: Qwen3NextConfig, layer_id: int, *, mtp: int | None = None) -> None:
+        """`mtp` is its number among the layers of multi-token prediction, which all attend."""
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        if config.layer_types[layer_id] == FULL:
+        self.full = mtp is not None or config.layer_types[layer_id] == FULL
+        if self.full:
             self.self_attn = GatedAttention(config, layer_id, config.attention_spec(layer_id))
         else:
             self.linear_attn = GatedDeltaNet(config, layer_id)
-        self.full = config.layer_types[layer_id] == FULL
-        sparse = config.has_experts(layer_id)
+        sparse = config.has_experts(layer_id if mtp is None else mtp)
         self.mlp = SparseBlock(config) if sparse else GatedMLP(hidden, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = Norm(hidden, eps), Norm(hidden, eps)
 
