@@ -107,6 +107,32 @@ class TestLlama3(ChatFormatTests):
     )
 
 
+class TestLlama4(ChatFormatTests):
+    """As transformers' processor has it: calls follow each other, after an empty pair of
+    markers."""
+
+    name = "llama4-json"
+    template = (
+        '{# <|header_start|> {"name": function name, "parameters": dictionary of arguments} #}'
+        + reduced(
+            '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}',
+            "<|python_start|><|python_end|>",
+        )
+    )
+
+
+class TestLlama4InPython(ChatFormatTests):
+    """As models also write, whatever they were told."""
+
+    name = "llama4-pythonic"
+    template = "{# <|header_start|> [func_name1(params_name1=params_value1, ...)] #}" + reduced(
+        "{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}={{ v | tojson }}"
+        "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}",
+        "<|python_start|>[",
+        "]<|python_end|>",
+    )
+
+
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -98,7 +98,8 @@ class Tagged:
                 trim = True
                 continue
             marker, gap, seen = yield from self._content(parser, trim=trim)
-            at_start, trim = False, trim and not seen
+            # Markers that are dropped may come before a call.
+            at_start, trim = at_start and bool(marker) and not seen, trim and not seen
             if not marker:
                 return
             if marker in self.marked:

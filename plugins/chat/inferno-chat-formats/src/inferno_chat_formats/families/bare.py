@@ -16,7 +16,24 @@ _WRITTEN = (
 """The form that models are told to write, and forms that they write instead."""
 _OBJECT = Calls(call=(Slot.OBJECT,), keys=_LLAMA, between=";", bare=True)
 
+_PYTHON = ("<|python_start|>", "<|python_end|>")
+
 FAMILIES = (
+    Spec(
+        name="llama4-json",
+        shows=("<|header_start|>", '{"name": function name, "parameters":'),
+        priority=1,
+        calls=(evolve(_OBJECT, between=""), Calls(call=(Slot.PYTHON,), bare=True, repeated=False)),
+        dropped=_PYTHON,
+        models="Llama 4",
+    ),
+    Spec(
+        name="llama4-pythonic",
+        shows=("<|header_start|>", "[func_name1(params_name1=params_value1"),
+        calls=(Calls(call=(Slot.PYTHON,), bare=True, repeated=False), evolve(_OBJECT, between="")),
+        dropped=_PYTHON,
+        models="Llama 4 with Python calls",
+    ),
     Spec(
         name="llama3-json",
         shows=('{"name": function name, "parameters":',),
@@ -51,7 +68,7 @@ FAMILIES = (
         shows=("tools", "[func_name1(params_name1=params_value1"),
         priority=-1,
         calls=(Calls(call=(Slot.PYTHON,), bare=True, repeated=False),),
-        models="Llama 4, Llama 3.2 with Python calls",
+        models="Llama 3.2 with Python calls",
     ),
     Spec(
         name="json",
