@@ -11,6 +11,7 @@ from torch import Tensor
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests, Catalog, Toy, generate, load_toy
 from inferno_llama4.config import Llama4Config
+from inferno_llama4.gguf import LLAMA4
 
 SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForCausalLM"],
@@ -131,6 +132,14 @@ def test_published_configs_leave_much_to_their_defaults() -> None:
     assert [n for n in range(6) if every_other.has_experts(n)] == [1, 3, 5]
     dense = Llama4Config.from_json({"moe_layers": []})
     assert dense.num_experts == 0 and not any(map(dense.has_experts, range(48)))
+
+
+def test_files_of_128_experts_mean_keys_that_are_not_normalized() -> None:
+    """As llama.cpp reads Maverick's: they do not say it."""
+    assert LLAMA4.config is not None
+    for experts, normalized in ((16, True), (128, False)):
+        read = Llama4Config.from_json(LLAMA4.config({"num_local_experts": experts}))
+        assert read.use_qk_norm is normalized
 
 
 @pytest.mark.parametrize(
