@@ -6,6 +6,7 @@ Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, L token
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from inferno.nn.batch import Batch
 CPU = Device(kind="cpu", name="", total=1 << 30, free=1 << 30)
 
 
-def need_of(window: int | None, kv_heads: int = 4, **more: bool) -> AttentionNeed:
+def need_of(window: int | None, kv_heads: int = 4, **more: Any) -> AttentionNeed:
     spec = AttentionSpec(
         num_heads=4,
         num_kv_heads=kv_heads,

@@ -7,42 +7,21 @@ keys (padded context), Q queries of a sequence, N rows of the cache (slots x key
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from inferno.attention.indexed import narrowed
+from inferno.attention.part import Index, Part
 from inferno.attention.stored import Stored, may_pad
-from inferno.contracts import AttentionNeed, AttentionSpec, Waves
+from inferno.contracts import AttentionNeed, AttentionSpec, Indexed, Waves
 from inferno.nn.batch import Batch
 
 _MAX_ELEMENTS = 1 << 24
 """Most scores, or gathered key elements, in memory at once: long prompts and large batches are
 split."""
-
-
-Index = Tensor | slice
-
-
-@frozen(eq=False)
-class Part:
-    """Queries that are computed together: one of each of several sequences, or several of one."""
-
-    tokens: Index
-    """Of the S · Q queries in T."""
-    rows_N: Tensor
-    """Rows of their keys in the flat cache, S x K x L."""
-    hidden_SQL: Tensor
-    """True where a query must not attend."""
-    padding_S: Tensor | None
-    """True for padding rows, if there may be any."""
-
-    def gather(self, cache_BPKC: Tensor) -> Tensor:
-        """Return the keys or values of the part's sequences, (S, K, L, C)."""
-        K, C = cache_BPKC.shape[-2:]
-        S, _, L = self.hidden_SQL.shape
-        return cache_BPKC.reshape(-1, C).index_select(0, self.rows_N).view(S, K, L, C)
 
 
 @frozen
@@ -60,6 +39,7 @@ class GatheredAttend:
         batch: Batch,
         sinks_H: Tensor | None = None,
         waves: Waves | None = None,
+        indexed: Indexed | None = None,
     ) -> Tensor:
         assert waves is None, "backends that store what was computed do not list them"
         stored = Stored.shared(batch)
@@ -70,8 +50,15 @@ class GatheredAttend:
         if key not in batch.scratch:  # shared by all layers with this need
             split = single_tokens if self.need.batch_invariant else parts
             batch.scratch[key] = list(split(self.need, batch, q_THC.device))
+        found: Sequence[Part] = batch.scratch[key]
+        if self.need.index is not None:
+            if indexed is not None:
+                keys = cache["index_k"]
+                stored.store(keys, indexed.k_TC[:, None])
+                batch.scratch[narrowed] = [narrowed(p, self.need, indexed, keys) for p in found]
+            found = batch.scratch[narrowed]  # those of an earlier layer, where the index is shared
         out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
-        for part in batch.scratch[key]:
+        for part in found:
             k_SKLC = part.gather(cache["k"])
             if self.need.latent_dim is None:
                 v_SKLV = part.gather(cache["v"])
@@ -91,12 +78,13 @@ def parts(need: AttentionSpec, batch: Batch, device: torch.device) -> Iterator[P
     """Split the step's queries into parts of bounded size: single queries by padded context,
     prompts one by one. Shapes follow the lengths on the host, values those on the device."""
     singles: dict[int, list[int]] = {}
+    heads = max(need.num_heads, 0 if need.index is None else need.index.num_heads)
     for i, context in enumerate(batch.context_lens):
         first, stop = batch.query_starts[i], batch.query_starts[i + 1]
         if stop - first == 1:
             singles.setdefault(_padded(_span(need, context, 1)), []).append(i)
             continue
-        run = max(1, _MAX_ELEMENTS // (need.num_heads * _padded(context)))
+        run = max(1, _MAX_ELEMENTS // (heads * _padded(context)))
         for begin in range(first, stop, run):
             end = min(begin + run, stop)
             reach = context - (stop - end)  # tokens up to the last query of this run

@@ -82,6 +82,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
                     "sinks",
                     "bidirectional",
                     "batch_invariant",
+                    "index",
                 }
             ),
             layout="token-major",

@@ -17,7 +17,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.attention.gathered import GatheredAttend, Part
+from inferno.attention.gathered import GatheredAttend
+from inferno.attention.part import Part
 
 _MAX_PRODUCTS = 1 << 24
 """Most products in memory at once."""

@@ -12,6 +12,7 @@ import rich_click as click
 from inferno import __version__, host
 from inferno.cli import tiers
 from inferno.cli.adapters import adapter_rows
+from inferno.cli.attended import attention_rows, backends
 from inferno.cli.images import image_rows
 from inferno.cli.lines import width_of, wrapped
 from inferno.cli.sandbox import sandbox_rows
@@ -48,7 +49,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *_kernel_rows(plan),
         (
             "attention",
-            ", ".join(dict.fromkeys(map(_backends, plan.attention))),
+            ", ".join(dict.fromkeys(map(backends, plan.attention))),
             _origin(plan, "attention"),
         ),
         *_speculation_rows(plan),
@@ -277,30 +278,9 @@ def _packed_rows(plan: Plan) -> Iterable[Row]:
         yield "packed weights", f"kept in {plan.packed_cache}, {limit} at most", ""
 
 
-def _backends(use: AttentionUse) -> str:
-    if use.tokens is None:
-        return use.name
-    return f"{use.name} for prompts, {use.tokens.name} for single tokens"
-
-
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
-    need = use.need
-    features = "".join(
-        f", {name}" + ("" if (value := getattr(need, name)) is True else f" {value}")
-        for name in sorted(need.features - {"scale", "batch_invariant"})
-    )
-    heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
-    yield (
-        "attention",
-        f"{_backends(use)}: {heads}, {_layers(use.layers)}",
-        _origin(plan, "attention", use.name if use.tokens is None else None),
-    )
-    if not use.cache:
-        return
-    tensors = "; ".join(
-        f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
-    )
-    yield "KV layout", f"per layer and {plan.block_size} tokens: {tensors}", ""
+    origin = _origin(plan, "attention", use.name if use.tokens is None else None)
+    return attention_rows(use, plan.block_size, _layers(use.layers), origin)
 
 
 def _state_rows(plan: Plan) -> Iterable[Row]:

@@ -20,6 +20,9 @@ from inferno.contracts.attention import (
     CacheDType,
     CacheTensor,
     DType,
+    Indexed,
+    IndexedAttend,
+    IndexSpec,
     Waves,
 )
 from inferno.contracts.blocks_by_key import BlocksByKey
@@ -261,6 +264,9 @@ __all__ = [
     "ImageTextConfig",
     "ImageModelConfig",
     "ImageProcessor",
+    "IndexSpec",
+    "Indexed",
+    "IndexedAttend",
     "IntLayout",
     "JSONType",
     "KernelNeed",

@@ -1,7 +1,7 @@
 """Attention: a layer's spec, the need that a backend must serve, and the backend's declaration.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, W waves, L lines, N
-positions.
+positions, J heads of an index.
 """
 
 from __future__ import annotations
@@ -43,6 +43,26 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 @frozen(kw_only=True)
+class IndexSpec:
+    """The index by which a layer finds the positions that a query attends to (DeepSeek-V3.2,
+    arXiv:2512.02556): the `top_k` with the highest scores among those that it could attend to, all
+    if they are no more. Of equal scores the earlier position wins. Position n has a key of its
+    own, beside what attention stores, and for a token t the score
+
+        sum over j of weights[t, j] * max(0, q[t, j] · k[n])
+    """
+
+    num_heads: int
+    head_dim: int
+    """Elements of a position's key, one for all heads."""
+    top_k: int
+    """How many positions a query attends to at most."""
+    shared: bool = False
+    """Whether the layer has no index, and attends to the positions that the last one with an index
+    found in this step."""
+
+
+@frozen(kw_only=True)
 class AttentionSpec:
     """One attention layer's computation, as its model declares it.
 
@@ -75,6 +95,8 @@ class AttentionSpec:
     attention_chunk: int | None = None
     """Tokens attend to those of their own chunk only, up to themselves: chunks of as many tokens
     follow each other from a sequence's first token on. No backend knows of it (`BY_STEP`)."""
+    index: IndexSpec | None = None
+    """A query attends to the positions that an index finds for it, not to all."""
 
     @property
     def output_dim(self) -> int:
@@ -168,6 +190,18 @@ class Waves:
     hold anything."""
 
 
+@frozen(eq=False)
+class Indexed:
+    """What a step's tokens bring to the index of a layer (`IndexSpec`)."""
+
+    k_TC: Tensor
+    """Stored with what attention stores, in the compute type."""
+    q_TJC: Tensor | None = None
+    """None where no sequence of the step has more than `top_k` tokens: all are attended to."""
+    weights_TJ: Tensor | None = None
+    """float32, or None as `q_TJC` is."""
+
+
 class Attend(Protocol):
     """Stores k and v in the cache, then attends."""
 
@@ -190,6 +224,25 @@ class Attend(Protocol):
         and its output is finite but arbitrary. In a captured step (`batch.captured`) any row may
         become one, and values may depend on tensors only.
         """
+        ...
+
+
+class IndexedAttend(Attend, Protocol):
+    """That of a layer with an index (`AttentionSpec.index`)."""
+
+    def __call__(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
+        sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
+        indexed: Indexed | None = None,
+    ) -> Tensor:
+        """As `Attend`, over the positions that the index finds; its keys are stored, too. `indexed`
+        is given unless the index is another layer's (`IndexSpec.shared`)."""
         ...
 
 

@@ -6,11 +6,12 @@ Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, X heads
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import Attend, AttentionSpec, Waves
+from inferno.contracts import Attend, AttentionSpec, Indexed, IndexedAttend, Waves
 from inferno.nn.batch import Batch
 from inferno.nn.chunks import in_chunks
 from inferno.nn.layer import Finalize, Layer
@@ -44,10 +45,11 @@ class Attention(Layer):
         batch: Batch,
         sinks_H: Tensor | None = None,
         waves: Waves | None = None,
+        indexed: Indexed | None = None,
     ) -> Tensor:
         """Return (T, H·`spec.output_dim`), from (T, H·C), (T, K·C) and (T, K·V). Latent attention
         has no values; `sinks_H` are the logits of `spec.sinks`, `waves` what is added to scores for
-        a part of the keys that is not in `k_TX`."""
+        a part of the keys that is not in `k_TX`. `indexed` is for a layer with an index."""
         spec, batch = self.spec, batch.of_group(self.group)
         if spec.attention_chunk is not None:
             batch = in_chunks(batch, spec.attention_chunk)
@@ -58,6 +60,11 @@ class Attention(Layer):
             else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         )
         given = (sinks_H, waves) if waves is not None else () if sinks_H is None else (sinks_H,)
+        if indexed is not None:
+            find = cast(IndexedAttend, self.attend)
+            return find(
+                q_THC, k_TKC, v_TKC, self.cache, batch, sinks_H, waves, indexed=indexed
+            ).flatten(1)
         return self.attend(q_THC, k_TKC, v_TKC, self.cache, batch, *given).flatten(1)
 
 
@@ -78,8 +85,12 @@ class ByStep:
         batch: Batch,
         sinks_H: Tensor | None = None,
         waves: Waves | None = None,
+        indexed: Indexed | None = None,
     ) -> Tensor:
         attend = self.tokens if is_single(batch) else self.prompts
+        if indexed is not None:
+            find = cast(IndexedAttend, attend)
+            return find(q_THC, k_TKC, v_TKC, cache, batch, sinks_H, waves, indexed=indexed)
         given = (sinks_H,) if waves is None else (sinks_H, waves)
         return attend(q_THC, k_TKC, v_TKC, cache, batch, *given)
 

@@ -20,7 +20,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from inferno.contracts import Attend, AttentionNeed, AttentionSpec, Waves
+from inferno.contracts import Attend, AttentionNeed, AttentionSpec, Indexed, Waves
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
 from inferno.nn.layer import Attends, Finalize
@@ -52,7 +52,9 @@ class SpanAttention(Attention):
         batch: Batch,
         sinks_H: Tensor | None = None,
         waves: Waves | None = None,
+        indexed: Indexed | None = None,
     ) -> Tensor:
+        assert indexed is None, "no decoder that sees images has an index"
         y_TX = super().forward(q_TX, k_TX, v_TX, batch, sinks_H, waves)
         [inputs] = self._inputs
         if inputs.spans is None:

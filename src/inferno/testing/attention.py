@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from inferno.catalog import Catalog, Offer
-from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
+from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device, IndexSpec
 from inferno.errors import UnsupportedError
 from inferno.plan import find_device
 from inferno.testing.alike import alike
@@ -34,6 +34,20 @@ SPECIAL: Sequence[dict[str, Any]] = [
     {"num_heads": 6, "num_kv_heads": 2, "head_dim": 32, "sinks": True},
     {"num_heads": 6, "num_kv_heads": 3, "head_dim": 16, "sinks": True, "sliding_window": 5},
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "value_dim": 16},
+    {
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 40,
+        "index": IndexSpec(num_heads=3, head_dim=8, top_k=5),
+    },
+    {
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "head_dim": 40,
+        "latent_dim": 32,
+        "index": IndexSpec(num_heads=4, head_dim=16, top_k=11),
+    },
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 40, "latent_dim": 32},
 ]
 """Needs with rarer features."""

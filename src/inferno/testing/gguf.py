@@ -181,15 +181,19 @@ def check_names(dialect: Dialect) -> Iterator[str]:
     ):
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"
-    keys = {
-        value.removeprefix("{arch}.")
-        for group in vars(gguf.Keys).values()
-        for value in getattr(group, "__dict__", {}).values()
-        if isinstance(value, str)
-    }
+    keys = {key.removeprefix("{arch}.") for key in _texts(gguf.Keys)}
     for key in (*dialect.fields.values(), *dialect.rotary_pairs.values()):
         if key is not None and key not in keys:
             yield f"key {key}"
+
+
+def _texts(group: type) -> Iterator[str]:
+    """The texts in a class and in the classes within it."""
+    for value in vars(group).values():
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, type):
+            yield from _texts(value)
 
 
 def _write_config(writer: Any, dialect: Dialect, config: Mapping[str, Any]) -> None:

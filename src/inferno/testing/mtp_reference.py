@@ -104,13 +104,14 @@ class MTPReference:
         h_1LD = F.linear(both, own["eh_proj"])[None]
         positions = torch.arange(len(x_LD))[None]
         hidden = torch.full((len(x_LD), len(x_LD)), float("-inf")).triu(1)
-        y_LD: Tensor = inner.layers[self.num_layers + layer](
+        y = inner.layers[self.num_layers + layer](
             h_1LD,
             attention_mask=hidden[None, None],
             position_ids=positions,
             position_embeddings=inner.rotary_emb(h_1LD, positions),
-        )[0]
-        return norm(y_LD, "shared_head.norm")
+        )
+        y_1LD: Tensor = y[0] if isinstance(y, tuple) else y
+        return norm(y_1LD[0], "shared_head.norm")
 
 
 class SpyLookahead:

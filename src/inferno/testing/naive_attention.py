@@ -1,7 +1,7 @@
 """The reference for attention backends: attention over random sequences, in float64.
 
 Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
-step, W waves.
+step, W waves, J heads of an index.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed, Waves
+from inferno.contracts import AttentionNeed, Indexed, Waves
 
 LONGEST = 64
 """Random tokens of each sequence."""
@@ -66,6 +66,37 @@ def drawn_waves(
     ]
 
 
+def drawn_index(
+    need: AttentionNeed, num_sequences: int, longest: int = LONGEST, device: str = "cpu"
+) -> list[Indexed] | None:
+    """Return what each sequence's tokens bring to the index, if the need has its own: small whole
+    numbers, whose scores are exact in any order of sums, and often equal."""
+    if (index := need.index) is None or index.shared:
+        return None
+    dtype, generator = getattr(torch, need.dtype), torch.Generator().manual_seed(2)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, (longest, *shape), generator=generator).to(device)
+
+    J, C = index.num_heads, index.head_dim
+    return [
+        Indexed(draw(C).to(dtype), draw(J, C).to(dtype), draw(J).float())
+        for _ in range(num_sequences)
+    ]
+
+
+def index_rows(
+    drawn: Sequence[Indexed], spans: Sequence[tuple[int, int, int]]
+) -> tuple[Tensor, ...]:
+    """Return the fields of `Indexed` for a step, which has the tokens [first, stop) of each
+    (sequence, first, stop)."""
+    return tuple(
+        torch.cat([*(getattr(drawn[i], name)[a:b] for i, a, b in spans), first[:0]])
+        for name in ("k_TC", "q_TJC", "weights_TJ")
+        if (first := getattr(drawn[0], name)) is not None
+    )
+
+
 def waves_of(waves: Sequence[Waves], spans: Sequence[tuple[int, int, int]]) -> Waves:
     """Return the waves of a step, which has the tokens [first, stop) of each (sequence, first,
     stop)."""
@@ -80,7 +111,9 @@ def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -
     qkv, sinks_H = drawn(need, num_sequences)
     waves = drawn_waves(need, num_sequences)
     own = None if waves is None else waves[sequence]
-    return exact(need, qkv[sequence], sinks_H, 0, length, own)
+    index = drawn_index(need, num_sequences)
+    indexed = None if index is None else index[sequence]
+    return exact(need, qkv[sequence], sinks_H, 0, length, own, indexed)
 
 
 def as_stored(need: AttentionNeed, x_LKC: Tensor) -> Tensor:
@@ -105,6 +138,7 @@ def exact(
     first: int,
     stop: int,
     waves: Waves | None = None,
+    indexed: Indexed | None = None,
 ) -> Tensor:
     """Return the attention of the queries from `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
@@ -113,7 +147,9 @@ def exact(
     out = []
     for position in range(first, stop):
         oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
-        seen = slice(oldest, position + 1)
+        seen: slice | list[int] = slice(oldest, position + 1)
+        if indexed is not None:
+            seen = _found(need, indexed, oldest, position)
         scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1)
         if waves is not None:
             lines_HWL = waves.lines_LN[:, seen].double()[waves.used_KW.long()]
@@ -128,3 +164,13 @@ def exact(
         )
         out.append((weights_LH.softmax(0)[: len(scores_LH), :, None] * v_LHC[seen]).sum(0))
     return torch.stack(out)
+
+
+def _found(need: AttentionNeed, indexed: Indexed, oldest: int, position: int) -> list[int]:
+    """Return the positions that the index finds for one query."""
+    assert need.index is not None and indexed.q_TJC is not None and indexed.weights_TJ is not None
+    k_LC = indexed.k_TC[oldest : position + 1].double()
+    products_JL = (indexed.q_TJC[position].double() @ k_LC.T).relu()
+    scores_L = (indexed.weights_TJ[position].double() @ products_JL).tolist()
+    best = sorted(range(len(scores_L)), key=lambda n: (-scores_L[n], n))
+    return [oldest + n for n in best[: need.index.top_k]]

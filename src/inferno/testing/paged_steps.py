@@ -15,15 +15,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from inferno.contracts import Attend, AttentionBackend, AttentionNeed
+from inferno.contracts import Attend, AttentionBackend, AttentionNeed, Indexed
 from inferno.core.kvcache import KVCache
 from inferno.nn.batch import Batch
 from inferno.testing.naive_attention import (
     LONGEST,
     as_stored,
     drawn,
+    drawn_index,
     drawn_waves,
     exact,
+    index_rows,
     naive,
     waves_of,
 )
@@ -73,6 +75,8 @@ def run_steps(
             stored = [[q, k, k[..., : need.latent_dim]] for q, k, _ in stored]
     sinks = () if sinks_H is None else (sinks_H.to(device),)
     waves = drawn_waves(need, len(totals), longest, device)
+    index = drawn_index(need, len(totals), longest, device)
+    assert index is None or compared is None, "naive attention draws its own"
     assert max(totals) <= longest, "no more tokens are drawn"
     tables = block_tables(len(totals), longest // block_size + 1)
     cache = {} if cache is None else cache
@@ -103,12 +107,18 @@ def run_steps(
         if item.begin is not None:
             item.begin(need, batch)
         more: tuple[Any, ...] = sinks
+        named: dict[str, Any] = {}
+        if index is not None:
+            brought = index_rows(
+                index, [(i, a, b) for i, (a, b) in zip(active, spans, strict=True)]
+            )
+            named = {"indexed": Indexed(*(_among_padding(x, real_T.to(device)) for x in brought))}
         if waves is not None:
             own = waves_of(waves, [(i, a, b) for i, (a, b) in zip(active, spans, strict=True)])
             rows_THW = _among_padding(own.amplitudes_THW, real_T.to(device))
             more = (*(sinks or (None,)), attrs.evolve(own, amplitudes_THW=rows_THW))
         with torch.inference_mode():
-            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *more)
+            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *more, **named)
         if filled:
             filled, done, attend = False, [*counts], item.build(need)
             continue

@@ -16,7 +16,8 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from inferno.attention.gathered import GatheredAttend, Part
+from inferno.attention.gathered import GatheredAttend
+from inferno.attention.part import Part
 from inferno.contracts import AttentionNeed
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -1,5 +1,5 @@
-"""DeepSeek-V2 and V3, Kimi K2 and GLM-4.7-Flash for inferno. Imports no torch until a model is
-built."""
+"""DeepSeek-V2 to V3.2, Kimi K2, GLM-4.7-Flash and GLM-5 for inferno. Imports no torch until a model
+is built."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import attrs
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
-from inferno_deepseek.gguf import DEEPSEEK
+from inferno_deepseek.gguf import DEEPSEEK, GLM_DSA
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
+_GLM_STOP = ("<|endoftext|>", "<|user|>", "<|observation|>")
+_UNQUANTIZED = ("*.gate", "*.weights_proj")
 
 
 _DIVIDES: dict[str, Divided] = {
@@ -75,9 +77,38 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_deepseek.config:Glm4MoeLiteConfig.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",
-            stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
+            stop_tokens=_GLM_STOP,
             divides=_DIVIDES,
             varies=_varies,
             checkpoints=("zai-org/GLM-4.7-Flash",),
+        ),
+        Architecture(
+            name="DeepseekV32ForCausalLM",
+            model_types=("deepseek_v32",),
+            config="inferno_deepseek.indexed_config:IndexedConfig.from_json",
+            build="inferno_deepseek.model:DeepseekV3ForCausalLM",
+            mtp="inferno_deepseek.model:mtp_layers",
+            unquantized=_UNQUANTIZED,
+            stop_tokens=_STOP,
+            divides=_DIVIDES,
+            varies=_varies,
+            checkpoints=(
+                "deepseek-ai/DeepSeek-V3.2",
+                "deepseek-ai/DeepSeek-V3.2-Exp",
+                "deepseek-ai/DeepSeek-V3.2-Speciale",
+            ),
+        ),
+        Architecture(
+            name="GlmMoeDsaForCausalLM",
+            model_types=("glm_moe_dsa",),
+            config="inferno_deepseek.indexed_config:GlmMoeDsaConfig.from_json",
+            build="inferno_deepseek.model:DeepseekV3ForCausalLM",
+            mtp="inferno_deepseek.model:mtp_layers",
+            dialects={"gguf": GLM_DSA},
+            unquantized=_UNQUANTIZED,
+            stop_tokens=_GLM_STOP,
+            divides=_DIVIDES,
+            varies=_varies,
+            checkpoints=("zai-org/GLM-5", "zai-org/GLM-5-FP8"),
         ),
     ]

@@ -5,7 +5,7 @@ absorbed into the query, and that from latent to value into the output: the same
 order.
 
 Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim, N the part of it that
-is not rotated, R the part that is, L latent, V head dim of values.
+is not rotated, R the part that is, L latent, Q latent of queries, V head dim of values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferno.contracts import Range, Shard
+from inferno.contracts import Indexed, Range, Shard
 from inferno.nn import Attention, Finalize, Layer, Linear, MergedLinear, RMSNorm, Rotation
 from inferno.nn.batch import Batch
-from inferno_deepseek.config import DeepseekConfig
-
-LATENT_EPS = 1e-6
-"""Epsilon of the norms within attention, independent of `rms_norm_eps`."""
+from inferno_deepseek.config import LATENT_EPS, DeepseekConfig
+from inferno_deepseek.indexed_config import IndexedConfig
+from inferno_deepseek.indexer import Indexer
 
 
 class LatentAttention(Layer):
@@ -47,6 +46,9 @@ class LatentAttention(Layer):
         self.key_HNL: Tensor  # made by finalize
         self.value_HLV: Tensor
         self.attention = Attention(layer_id, config.attention_spec(layer_id))
+        self.indexer: Indexer | None = None
+        if isinstance(config, IndexedConfig) and not config.index_spec(layer_id).shared:
+            self.indexer = Indexer(config, config.index_spec(layer_id))
         self.o_proj = Linear(self.num_heads * config.v_head_dim, config.hidden_size)
 
     def divide(self, shard: Shard) -> None:
@@ -81,8 +83,12 @@ class LatentAttention(Layer):
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, latent_TC = self.down(x_TD)
+        indexed: Indexed | None = None
         if self.q_lora_rank:
-            q_TX = self.q_b_proj(self.q_a_layernorm(q_TX))
+            latent_TQ = self.q_a_layernorm(q_TX)
+            q_TX = self.q_b_proj(latent_TQ)
+            if self.indexer is not None:
+                indexed = self.indexer(x_TD, latent_TQ, rotate, batch)
         q_THN, q_THR = q_TX.unflatten(-1, (self.num_heads, -1)).split(
             [self.nope, self.rotated], dim=-1
         )
@@ -90,7 +96,7 @@ class LatentAttention(Layer):
         q_HTL = torch.bmm(q_THN.transpose(0, 1), self.key_HNL)
         q_THC = torch.cat([q_HTL.transpose(0, 1), rotate(q_THR)], -1)
         k_TC = torch.cat([self.kv_a_layernorm(latent_TL), rotate(k_TR[:, None])[:, 0]], -1)
-        out_TX = self.attention(q_THC.flatten(1), k_TC, None, batch)
+        out_TX = self.attention(q_THC.flatten(1), k_TC, None, batch, indexed=indexed)
         out_HTV = torch.bmm(
             out_TX.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), self.value_HLV
         )

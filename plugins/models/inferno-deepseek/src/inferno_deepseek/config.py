@@ -12,6 +12,9 @@ from inferno.configs import MTPConfig, check_experts, check_known, check_positiv
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 
+LATENT_EPS = 1e-6
+"""Epsilon of the norms within attention, independent of `rms_norm_eps`."""
+
 
 @frozen(kw_only=True)
 class DeepseekConfig(MTPConfig):
@@ -117,20 +120,6 @@ class DeepseekV3Config(DeepseekConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "topk_method", None, "noaux_tc")
-        return super().from_json(config)
-
-
-@frozen(kw_only=True)
-class Glm4MoeLiteConfig(DeepseekV3Config):
-    """GLM-4.7-Flash, which computes what DeepSeek-V3 does, with one group of experts."""
-
-    routed_scaling_factor: float = 1.8
-    n_group: int = 1
-    topk_group: int = 1
-    first_k_dense_replace: int = 1
-
-    @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> Self:
         types = config.get("mlp_layer_types")
         if types is None:
             return super().from_json(config)
@@ -142,3 +131,13 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
                 f"It must have {layers}: first those that are dense, then those that are sparse.",
             )
         return super().from_json({**config, "first_k_dense_replace": dense})
+
+
+@frozen(kw_only=True)
+class Glm4MoeLiteConfig(DeepseekV3Config):
+    """GLM-4.7-Flash, which computes what DeepSeek-V3 does, with one group of experts."""
+
+    routed_scaling_factor: float = 1.8
+    n_group: int = 1
+    topk_group: int = 1
+    first_k_dense_replace: int = 1

@@ -1,9 +1,11 @@
-"""The GGUF dialect of DeepSeek-V2 and V3. Imports no torch."""
+"""The GGUF dialects of DeepSeek-V2 and V3, and of GLM-5. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+import attrs
 
 from inferno.contracts import Dialect, RowJoin
 from inferno.errors import CheckpointError
@@ -98,3 +100,49 @@ DEEPSEEK = Dialect(
     config=_deepseek,
     inverse=_fields,
 )
+
+
+def _glm_dsa(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Subtract the multi-token-prediction layers, which files include in the layer count. What they
+    do not store is GLM-5's."""
+    further = fields.get("num_nextn_predict_layers", 0)
+    config = {**fields, "num_hidden_layers": fields["num_hidden_layers"] - further}
+    named = {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}
+    return {**_deepseek({"scoring_func": "sigmoid", **config}), **named}
+
+
+def _glm_dsa_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    further = config.get("num_nextn_predict_layers") or 0
+    return {**_fields(config), "num_hidden_layers": config["num_hidden_layers"] + further}
+
+
+_INDEXER = f"{_ATTENTION}.indexer"
+_LAYER = "model.layers.{n}"
+
+GLM_DSA = attrs.evolve(
+    DEEPSEEK,
+    architecture="glm-dsa",
+    fields={
+        **DEEPSEEK.fields,
+        "index_n_heads": "attention.indexer.head_count",
+        "index_head_dim": "attention.indexer.key_length",
+        "index_topk": "attention.indexer.top_k",
+        "num_nextn_predict_layers": "nextn_predict_layers",
+    },
+    modules={
+        **DEEPSEEK.modules,
+        "blk.{n}.indexer.attn_q_b": f"{_INDEXER}.wq_b",
+        "blk.{n}.indexer.attn_k": f"{_INDEXER}.wk",
+        "blk.{n}.indexer.k_norm": f"{_INDEXER}.k_norm",
+        "blk.{n}.indexer.proj": f"{_INDEXER}.weights_proj",
+        "blk.{n}.nextn.eh_proj": f"{_LAYER}.eh_proj",
+        "blk.{n}.nextn.embed_tokens": f"{_LAYER}.embed_tokens",
+        "blk.{n}.nextn.enorm": f"{_LAYER}.enorm",
+        "blk.{n}.nextn.hnorm": f"{_LAYER}.hnorm",
+        "blk.{n}.nextn.shared_head_head": f"{_LAYER}.shared_head.head",
+        "blk.{n}.nextn.shared_head_norm": f"{_LAYER}.shared_head.norm",
+    },
+    config=_glm_dsa,
+    inverse=_glm_dsa_fields,
+)
+"""Files do not say which layers share an index: all have one."""

@@ -1,0 +1,74 @@
+"""The positions that an index finds for the queries of a step (`contracts.IndexSpec`), in torch.
+
+Suffixes: T packed tokens, S sequences, Q queries of a sequence, J heads of the index, C their dim,
+K key/value heads, L keys (padded context), N positions that are found.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from inferno.attention.part import Part
+from inferno.contracts import AttentionNeed, Indexed
+
+_APART = 8
+"""From how many times as many keys as are found each query of a prompt gathers its own: below, it
+is cheaper to compute all of them and to hide the others."""
+
+
+def narrowed(part: Part, need: AttentionNeed, indexed: Indexed, keys_BP1C: Tensor) -> Part:
+    """Return the part with what the index does not find left out, or hidden. Nothing is computed
+    where it finds all."""
+    assert need.index is not None, "the need has an index"
+    S, Q, L = part.hidden_SQL.shape
+    count, K = need.index.top_k, need.num_kv_heads
+    if L <= count or indexed.q_TJC is None or indexed.weights_TJ is None:
+        return part
+    slots_SL = part.rows_N.view(S, K, L)[:, 0] // K
+    k_SLC = keys_BP1C.flatten(0, 2).index_select(0, slots_SL.flatten()).view(S, L, -1)
+    q_SQJC = indexed.q_TJC[part.tokens].unflatten(0, (S, Q))
+    weights_SQJ = indexed.weights_TJ[part.tokens].unflatten(0, (S, Q))
+    scores_SQL = _scores(q_SQJC, weights_SQJ, k_SLC)
+    found_SQL = highest(scores_SQL.masked_fill_(part.hidden_SQL, float("-inf")), count)
+    if Q > 1 and L < _APART * count:
+        return evolve(part, hidden_SQL=part.hidden_SQL | ~found_SQL)
+    places_SQN = _places(found_SQL, count)
+    rows_SQKL = part.rows_N.view(S, 1, K, L).expand(S, Q, K, L)
+    rows_SQKN = rows_SQKL.gather(-1, places_SQN[:, :, None].expand(S, Q, K, count))
+    hidden_SQN = part.hidden_SQL.gather(-1, places_SQN)
+    padding_S = part.padding_S
+    return Part(
+        part.tokens,
+        rows_SQKN.flatten(),
+        hidden_SQN.view(S * Q, 1, count),
+        None if padding_S is None else padding_S[:, None].expand(S, Q).flatten(),
+    )
+
+
+def _scores(q_SQJC: Tensor, weights_SQJ: Tensor, k_SLC: Tensor) -> Tensor:
+    """Return every position's score for every query, float32."""
+    S, Q, J, _ = q_SQJC.shape
+    products = torch.bmm(q_SQJC.flatten(1, 2).float(), k_SLC.float().transpose(1, 2)).relu_()
+    weighted = torch.bmm(weights_SQJ.reshape(S * Q, 1, J), products.view(S * Q, J, -1))
+    return weighted.view(S, Q, -1)
+
+
+def highest(scores_SQL: Tensor, count: int) -> Tensor:
+    """Return whether each score is one of the `count` highest of its query; of equal ones the
+    first. torch's `topk` does not say which of equal ones it takes."""
+    least_SQ1 = scores_SQL.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    above_SQL, equal_SQL = scores_SQL > least_SQ1, scores_SQL == least_SQ1
+    room_SQ1 = count - above_SQL.sum(-1, keepdim=True)
+    return above_SQL | (equal_SQL & (equal_SQL.cumsum(-1) <= room_SQ1))
+
+
+def _places(found_SQL: Tensor, count: int) -> Tensor:
+    """Return where the `count` that are found are among L, in their order."""
+    order_SQL = torch.where(found_SQL, found_SQL.cumsum(-1) - 1, count)
+    places_L = torch.arange(found_SQL.shape[-1], device=found_SQL.device).expand_as(order_SQL)
+    places = torch.zeros(
+        (*found_SQL.shape[:-1], count + 1), dtype=torch.int64, device=found_SQL.device
+    )
+    return places.scatter_(-1, order_SQL, places_L)[..., :count]

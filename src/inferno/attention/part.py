@@ -1,0 +1,32 @@
+"""Queries of a step that are computed together, and the rows of the cache that hold their keys.
+
+Suffixes: S sequences, Q queries of a sequence, K key/value heads, L keys (padded context), C head
+dim, N rows of the cache (slots x key/value heads).
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+from torch import Tensor
+
+Index = Tensor | slice
+
+
+@frozen(eq=False)
+class Part:
+    """Queries that are computed together: one of each of several sequences, or several of one."""
+
+    tokens: Index
+    """Of the S · Q queries in T."""
+    rows_N: Tensor
+    """Rows of their keys in the flat cache, S x K x L."""
+    hidden_SQL: Tensor
+    """True where a query must not attend."""
+    padding_S: Tensor | None
+    """True for padding rows, if there may be any."""
+
+    def gather(self, cache_BPKC: Tensor) -> Tensor:
+        """Return the keys or values of the part's sequences, (S, K, L, C)."""
+        K, C = cache_BPKC.shape[-2:]
+        S, _, L = self.hidden_SQL.shape
+        return cache_BPKC.reshape(-1, C).index_select(0, self.rows_N).view(S, K, L, C)
