@@ -11,6 +11,7 @@ from inferno.configs.decoder import (
     WindowedConfig,
     numbered_layers,
     typed_layers,
+    with_dense_layers,
 )
 from inferno.configs.mamba import (
     NO_LIMITS,
@@ -67,5 +68,6 @@ __all__ = [
     "time_step_limit",
     "transformers_processor",
     "typed_layers",
+    "with_dense_layers",
     "with_vision",
 ]

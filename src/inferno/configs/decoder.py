@@ -121,6 +121,22 @@ class MTPConfig(DecoderConfig):
         return [self.attention_spec(layer) for layer in self._mtp_layers]
 
 
+def with_dense_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with `first_k_dense_replace`, if `mlp_layer_types` says which layers have
+    no experts: the first ones. Raises CheckpointError."""
+    types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
+    if types is None:
+        return config
+    listed = types if isinstance(types, list) else []
+    dense = listed.count("dense")
+    if listed != ["dense"] * dense + ["sparse"] * (len(listed) - dense) or len(types) != layers:
+        raise CheckpointError(
+            f"config.json: mlp_layer_types is {str(types)[:200]}",
+            f"It must have {layers}: first those that are dense, then those that are sparse.",
+        )
+    return {**config, "first_k_dense_replace": dense}
+
+
 def typed_layers(windows: Sequence[bool] | bool | None, layers: int) -> list[str]:
     """Return `layer_types` from which layers have a window: one by one, or once for all. None: all
     but every fourth, as readers of files that do not say it assume."""

@@ -1,6 +1,7 @@
 """The building blocks of models: only those that at least two architectures use."""
 
 from inferno.nn.attention import Attention, ByStep
+from inferno.nn.channel_delta import channel_gated_delta
 from inferno.nn.chunks import in_chunks
 from inferno.nn.conv import CausalConv, causal_conv
 from inferno.nn.cut import Cut
@@ -15,6 +16,7 @@ from inferno.nn.decoder import (
 from inferno.nn.delta import gated_delta
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.fp8 import Fp8Blocks
+from inferno.nn.latent import LATENT_EPS, LatentAttention
 from inferno.nn.layer import Divisible, Finalize, Layer, Stack, divide, finalize
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.media import (
@@ -87,6 +89,8 @@ __all__ = [
     "ImageEncoder",
     "IntGroups",
     "LMHead",
+    "LATENT_EPS",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -129,6 +133,7 @@ __all__ = [
     "column_order",
     "divide",
     "finalize",
+    "channel_gated_delta",
     "gated_delta",
     "grid_inputs",
     "grid_positions",

@@ -8,12 +8,14 @@ from typing import Any, ClassVar, Self
 
 from attrs import frozen
 
-from inferno.configs import MTPConfig, check_experts, check_known, check_positive
+from inferno.configs import (
+    MTPConfig,
+    check_experts,
+    check_known,
+    check_positive,
+    with_dense_layers,
+)
 from inferno.contracts import AttentionSpec
-from inferno.errors import CheckpointError
-
-LATENT_EPS = 1e-6
-"""Epsilon of the norms within attention, independent of `rms_norm_eps`."""
 
 
 @frozen(kw_only=True)
@@ -120,17 +122,7 @@ class DeepseekV3Config(DeepseekConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "topk_method", None, "noaux_tc")
-        types = config.get("mlp_layer_types")
-        if types is None:
-            return super().from_json(config)
-        listed = types if isinstance(types, list) else []
-        dense, layers = listed.count("dense"), config.get("num_hidden_layers")
-        if listed != ["dense"] * dense + ["sparse"] * (len(listed) - dense) or len(types) != layers:
-            raise CheckpointError(
-                f"config.json: mlp_layer_types is {str(types)[:200]}",
-                f"It must have {layers}: first those that are dense, then those that are sparse.",
-            )
-        return super().from_json({**config, "first_k_dense_replace": dense})
+        return super().from_json(with_dense_layers(config))
 
 
 @frozen(kw_only=True)

@@ -13,9 +13,8 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from inferno.contracts import Indexed, IndexSpec
-from inferno.nn import LayerNorm, Linear, Rotation
+from inferno.nn import LATENT_EPS, LayerNorm, Linear, Rotation
 from inferno.nn.batch import Batch
-from inferno_deepseek.config import LATENT_EPS
 from inferno_deepseek.indexed_config import IndexedConfig
 
 

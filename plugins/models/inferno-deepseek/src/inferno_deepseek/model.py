@@ -18,7 +18,7 @@ from inferno.nn import (
     MTPLayers,
     Routing,
 )
-from inferno_deepseek.attention import LatentAttention
+from inferno_deepseek.attention import latent_attention
 from inferno_deepseek.config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 
 
@@ -46,7 +46,7 @@ class DeepseekV3ForCausalLM(CausalLM):
 def mtp_layers(config: DeepseekV3Config, model: DeepseekV3ForCausalLM) -> MTPLayers:
     layers = (
         MTPLayer(
-            LatentAttention(config, config.num_hidden_layers + i),
+            latent_attention(config, config.num_hidden_layers + i),
             _experts(config, _routing(config), correction=True),
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
@@ -74,7 +74,7 @@ def _layers(
     for layer_id in range(config.num_hidden_layers):
         dense = layer_id < config.first_k_dense_replace
         yield DecoderLayer(
-            LatentAttention(config, layer_id),
+            latent_attention(config, layer_id),
             GatedMLP(config.hidden_size, config.intermediate_size)
             if dense
             else _experts(config, routing, correction=correction),
