@@ -37,6 +37,13 @@ LATENT = Architecture(
 )
 
 
+def local_of(division: Division, path: str) -> HeldMatrix:
+    """What the largest rank holds of a matrix, of which it holds some."""
+    local = division.local(path)
+    assert local is not None
+    return local
+
+
 def held(rows: int, columns: int, unit: tuple[int, int] = (1, 1)) -> HeldMatrix:
     return HeldMatrix(shape=(rows, columns), nbytes=2 * rows * columns, unit=unit)
 
@@ -109,9 +116,9 @@ def test_matrices_of_states_are_divided_by_heads_and_groups(
 ) -> None:
     division = divided(recurrent(heads, groups), state_of(heads, groups), ranks)
     mixer = f"{LAYER}.mamba"
-    local = {name: division.local(f"{mixer}.{name}").shape for name in ("in_proj", "out_proj")}
+    local = {name: local_of(division, f"{mixer}.{name}").shape for name in ("in_proj", "out_proj")}
     assert local == {"in_proj": (rows, 64), "out_proj": (64, heads * 4 // ranks)}
-    assert division.local(f"{mixer}.in_proj_ba").shape == (2 * heads // ranks, 64)
+    assert local_of(division, f"{mixer}.in_proj_ba").shape == (2 * heads // ranks, 64)
     use = use_of(division)
     assert use.num_sums == 2 and not use.whole, "the state's and the embedding's"
     copied = ["1 groups of heads of states: each is on 4 ranks"] if groups == 1 else []
@@ -133,7 +140,7 @@ def test_states_that_cannot_be_divided_are_whole_and_say_why(
 ) -> None:
     division = divided(found, spec, 2)
     path = f"{LAYER}.mamba.out_proj"
-    assert division.local(path) == found[path] and not division.shard.states
+    assert local_of(division, path) == found[path] and not division.shard.states
     assert division.shard.local(spec) == spec
     [whole] = use_of(division).whole
     assert why in whole.why and "mamba.in_proj" in whole.modules
@@ -163,7 +170,7 @@ def test_latent_attention_is_divided_by_heads_of_any_width_and_its_cache_is_whol
         f"{attention}.o_proj": held(64, 8 * 24, (1, 16)),
     }
     division = Division.of(LATENT, [spec], found, 4)
-    shapes = {path.rpartition(".")[2]: division.local(path).shape for path in found}
+    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in found}
     assert shapes == {
         "q_b_proj": (2 * 40, 32),
         "kv_a_proj_with_mqa": (72, 64),

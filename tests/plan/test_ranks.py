@@ -41,6 +41,13 @@ def plan_of(**options: Any) -> Plan:
     return resolve("demo", Options(device="cpu", max_model_len=256, memory="2GiB", **options))
 
 
+def local_of(division: Division, path: str) -> HeldMatrix:
+    """What the largest rank holds of a matrix, of which it holds some."""
+    local = division.local(path)
+    assert local is not None
+    return local
+
+
 def held(shape: tuple[int, int], unit: tuple[int, int] | None = (1, 1)) -> HeldMatrix:
     return HeldMatrix(shape=shape, nbytes=2 * shape[0] * shape[1], unit=unit)
 
@@ -112,7 +119,7 @@ def test_each_query_head_is_on_one_rank_with_its_keys(
 
 def test_matrices_are_divided_by_heads_inner_width_and_tokens() -> None:
     division = divided(matrices())
-    local = {path.rpartition(".")[2]: division.local(path) for path in division.held}
+    local = {path.rpartition(".")[2]: local_of(division, path) for path in division.held}
     assert {name: each.shape for name, each in local.items()} == {
         "q_proj": (64, 64),
         "k_proj": (16, 64),
@@ -136,7 +143,7 @@ def test_blocks_of_any_matrix_are_the_unit_of_inner_widths() -> None:
     found[f"{mlp}.up_proj"] = held((768, 64), (64, 1))
     division = divided(found)
     assert division.shard.unit == 256
-    assert division.local(f"{mlp}.down_proj").shape == (64, 512), "that of the largest rank"
+    assert local_of(division, f"{mlp}.down_proj").shape == (64, 512), "that of the largest rank"
 
 
 def test_gate_and_up_in_one_matrix_are_divided_as_each_of_them_would_be() -> None:
@@ -164,7 +171,7 @@ def test_attention_that_cannot_be_divided_is_whole_and_says_why(
     path = f"{LAYER}.self_attn.o_proj"
     found[path] = evolve(found[path], unit=(1, unit))
     division = divided(found, attention=attention)
-    assert division.local(path) == found[path] and not division.shard.attention
+    assert local_of(division, path) == found[path] and not division.shard.attention
     use = division.use("processes", "inferno", resolve_config(), "float32")
     [whole] = use.whole
     assert why in whole.why and "self_attn.q_proj" in whole.modules
@@ -192,7 +199,7 @@ def test_what_is_cut_by_rows_only_is_divided_by_outputs() -> None:
     found = {path: evolve(each, unit=(1, 0)) for path, each in matrices().items()}
     division = divided(found)
     assert not division.shard.columns and division.shard.attention
-    shapes = {path.rpartition(".")[2]: division.local(path).shape for path in found}
+    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in found}
     assert (shapes["q_proj"], shapes["o_proj"]) == ((64, 64), (32, 128))
     assert (shapes["up_proj"], shapes["down_proj"]) == ((48, 64), (32, 96))
     use = division.use("processes", "inferno", resolve_config(), "float32")
@@ -215,7 +222,7 @@ def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None
     stranger = evolve(DENSE, divides={})
     found = {path: held((100, 64), (16, 1)), "model.embed": held((1000, 64))}
     division = Division.of(stranger, [spec()], found, 2, Config)
-    assert division.local(path).shape == (52, 64), "in whole blocks of 16 rows"
+    assert local_of(division, path).shape == (52, 64), "in whole blocks of 16 rows"
     assert not division.shard.attention
     use = division.use("processes", "inferno", cast(Any, Config), "float32")
     assert (use.num_sums, use.num_gathers) == (1, 1)
