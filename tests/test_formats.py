@@ -28,7 +28,13 @@ MODULES = sorted(
 COMMON = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rope"}
 """Fields of any decoder, of older or newer releases of transformers."""
 PUBLISHED = {
-    "deepseek": {"scoring_func", "topk_method", "moe_layer_freq"},
+    "deepseek": {
+        "indexer_rope_interleave",
+        "moe_layer_freq",
+        "rope_interleave",
+        "scoring_func",
+        "topk_method",
+    },
     "gemma": {"text_config", "inner_sizes"},  # the list that Gemma 3n's intermediate_size may be
     "glm4_moe": {"scoring_func"},
     "granite_hybrid": {"position_embedding_type"},
