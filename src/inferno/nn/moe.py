@@ -203,8 +203,9 @@ class Experts(Layer):
         slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
         if self.weighs_inputs:
-            weights_N = weights_TK.flatten()
-            weights_N = torch.empty_like(weights_N).scatter(0, places_TK.flatten(), weights_N)
+            # Rows of no pair, and that of pairs of other ranks, are read by nothing.
+            weights_N = weights_TK.new_zeros(len(tokens_N))
+            weights_N.scatter_(0, places_TK.flatten(), weights_TK.flatten())
             x_ND, weights_TK = x_ND * weights_N[:, None].to(x_ND.dtype), torch.ones_like(weights_TK)
         parts = self.gate_up(x_ND, starts_E1, slots_N).chunk(len(self.names) - 1, dim=-1)
         h_NI = self.ops.silu_mul(*parts) if self.gated is None else self.gated(*parts)
