@@ -31,7 +31,7 @@ PLAN = "plan.json"
 """The file in the ranks' folder with their plan."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
-_PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 3.0
+_PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 10.0
 """Seconds to wait for the last words of a rank, once its end is felt; and of one that ended by
 itself, which says why, over a network perhaps later than its machine tells the end."""
 _RESTARTED = "It is restarted with the engine; in a program, load the model again."
