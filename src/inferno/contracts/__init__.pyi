@@ -145,7 +145,7 @@ from inferno.contracts.ranks import (
 )
 from inferno.contracts.record_stores import RecordStore, Tables
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
-from inferno.contracts.rows import RowRange, RowsView, expert_rows
+from inferno.contracts.rows import RowRange, RowsView, expert_rows, per_expert
 from inferno.contracts.sandboxes import Confinement, Sandbox
 from inferno.contracts.sessions import SessionKeeper, SessionNeed, Sessions, Unpinned
 from inferno.contracts.sources import (
@@ -382,6 +382,7 @@ __all__ = [
     "module_pattern",
     "parts_of",
     "peek",
+    "per_expert",
     "place_of",
     "refusal_of",
     "rotary_heads",

@@ -4,16 +4,20 @@ to split fused and stacked matrices."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from inferno.contracts.checkpoints import CheckpointView, TensorInfo
+from inferno.contracts.checkpoints import Checkpoint, CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_MODULES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @frozen
@@ -97,3 +101,18 @@ class RowsView(CheckpointView):
     def read(self, name: str) -> Tensor:
         rows = self.ranges[name]
         return rows.of(self.checkpoint.read(rows.stored))
+
+
+def per_expert(checkpoint: Checkpoint, *, transposed: bool = False) -> Checkpoint:
+    """View a checkpoint whose layers have one `experts.gate_up_proj`, the gate's rows first, and
+    one `experts.down_proj`, whose first axis is the expert, with matrices of each expert. Return it
+    as it is if it has these. Raises CheckpointError for a tensor that cannot be a stack of
+    experts."""
+    ranges: dict[str, RowRange] = {}
+    for name, info in checkpoint.tensors.items():
+        if (stack := _STACK.fullmatch(name)) is None:
+            ranges[name] = RowRange(name)
+        else:
+            ranges |= expert_rows(name, info, stack[1], _MODULES[stack[2]], transposed=transposed)
+    changed = any(name != rows.stored for name, rows in ranges.items())
+    return RowsView(checkpoint, ranges) if changed else checkpoint

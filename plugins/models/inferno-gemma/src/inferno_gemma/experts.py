@@ -1,29 +1,10 @@
-"""A view of Gemma 4's mixtures, which store a layer's experts as one tensor: its first axis is the
-expert, and of `gate_up_proj` the gate's rows come first. Imports no torch."""
+"""A view of Gemma 4's mixtures, which store a layer's experts as one tensor. Imports no torch."""
 
 from __future__ import annotations
 
-import re
-
-from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows, with_head
-
-_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
-_MODULES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-def per_expert(checkpoint: Checkpoint) -> Checkpoint:
-    """View the checkpoint with matrices for each expert, or return it if it has them already.
-    Raises CheckpointError for a tensor that cannot be a stack of experts."""
-    ranges: dict[str, RowRange] = {}
-    for name, info in checkpoint.tensors.items():
-        if (stack := _STACK.fullmatch(name)) is None:
-            ranges[name] = RowRange(name)
-        else:
-            ranges |= expert_rows(name, info, stack[1], _MODULES[stack[2]])
-    changed = any(name != rows.stored for name, rows in ranges.items())
-    return RowsView(checkpoint, ranges) if changed else checkpoint
+from inferno.contracts import Checkpoint, per_expert, with_head
 
 
 def of_text(checkpoint: Checkpoint) -> Checkpoint:
-    """The same of a language model that is stored alone."""
+    """View a language model that is stored alone."""
     return per_expert(with_head(checkpoint))

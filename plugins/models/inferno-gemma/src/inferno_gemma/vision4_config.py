@@ -10,11 +10,10 @@ from attrs import field, frozen
 from attrs.validators import gt
 
 from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, SeeingPart
+from inferno.contracts import Checkpoint, Grid, SeeingPart, per_expert
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
 from inferno_gemma.config4 import Gemma4Config
-from inferno_gemma.experts import per_expert
 from inferno_gemma.vision_config import ENCODER
 
 MOST_TOKENS = 280

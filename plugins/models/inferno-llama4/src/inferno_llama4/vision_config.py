@@ -10,9 +10,8 @@ from attrs import field, frozen
 from attrs.validators import gt
 
 from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart
+from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart, per_expert
 from inferno.errors import CheckpointError
-from inferno_llama4.checkpoint import per_expert
 from inferno_llama4.config import Llama4Config
 
 ENCODER = "encoder"
@@ -186,7 +185,8 @@ def seeing(checkpoint: Checkpoint) -> Checkpoint:
     """View a checkpoint with what its images are computed by under `encoder`, and each expert's
     matrices. An `Architecture.adapt`."""
     part = SeeingPart(checkpoint, modules=_MODULES)
-    return per_expert(RenamedView(part, {_own(name): name for name in part.names}))
+    names = {_own(name): name for name in part.names}
+    return per_expert(RenamedView(part, names), transposed=True)
 
 
 def _own(name: str) -> str:
