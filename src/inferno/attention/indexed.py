@@ -14,13 +14,13 @@ from inferno.attention.part import Part
 from inferno.contracts import AttentionNeed, Indexed
 
 _APART = 8
-"""From how many times as many keys as are found each query of a prompt gathers its own: below, it
-is cheaper to compute all of them and to hide the others."""
+"""Each query of a prompt gathers its own keys if there are at least this many times as many keys as
+are found. With fewer it is cheaper to compute all of them and to mask the others."""
 
 
 def narrowed(part: Part, need: AttentionNeed, indexed: Indexed, keys_BP1C: Tensor) -> Part:
-    """Return the part with what the index does not find left out, or hidden. Nothing is computed
-    where it finds all."""
+    """Return the part with the positions that the index does not find left out, or masked. Where
+    it finds all, the part is returned as it is."""
     assert need.index is not None, "the need has an index"
     S, Q, L = part.hidden_SQL.shape
     count, K = need.index.top_k, need.num_kv_heads
@@ -56,8 +56,8 @@ def _scores(q_SQJC: Tensor, weights_SQJ: Tensor, k_SLC: Tensor) -> Tensor:
 
 
 def highest(scores_SQL: Tensor, count: int) -> Tensor:
-    """Return whether each score is one of the `count` highest of its query; of equal ones the
-    first. torch's `topk` does not say which of equal ones it takes."""
+    """Return whether each score is one of the `count` highest of its query; ties go to the
+    earlier position. torch's `topk` does not say how it breaks them."""
     least_SQ1 = scores_SQL.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above_SQL, equal_SQL = scores_SQL > least_SQ1, scores_SQL == least_SQ1
     room_SQ1 = count - above_SQL.sum(-1, keepdim=True)
@@ -65,7 +65,7 @@ def highest(scores_SQL: Tensor, count: int) -> Tensor:
 
 
 def _places(found_SQL: Tensor, count: int) -> Tensor:
-    """Return where the `count` that are found are among L, in their order."""
+    """Return which `count` of the L keys are found, in ascending order."""
     order_SQL = torch.where(found_SQL, found_SQL.cumsum(-1) - 1, count)
     places_L = torch.arange(found_SQL.shape[-1], device=found_SQL.device).expand_as(order_SQL)
     places = torch.zeros(

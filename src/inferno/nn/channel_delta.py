@@ -3,12 +3,12 @@ arXiv:2510.26692):
 
     state <- diag(exp(g)) · state;  state <- state + k ⊗ beta · (v - k · state);  y = q · state
 
-As `delta`, whose decay is one number for all channels. Prompts are computed in short chunks, row by
-row: decays between two tokens of a chunk are numbers for each channel, and those of a whole chunk
-would take the room of its keys as often as it has tokens. All is float32.
+In `delta` the decay is one number for all channels. Here each pair of tokens of a chunk has a decay
+for each channel. To hold those of all pairs at once would take the memory of the chunk's keys times
+the number of its tokens, so prompts are computed in short chunks, row by row. All is float32.
 
 Suffixes: T packed tokens, S sequences, H heads, K width of a key, V width of a value, C chunks, L
-tokens of a chunk, I tokens of it up to one.
+tokens of a chunk, I its tokens up to a given one.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _scan(
 def _products(
     a_CHLK: Tensor, q_CHLK: Tensor, k_CHLK: Tensor, sums_CHLK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Products of `a` and of the queries with the keys up to their own token, which have decayed
-    since, (C, H, L, L); 0 for later ones."""
+    """Return the products of `a`, and of the queries, with the keys of tokens up to their own,
+    which have decayed since, each (C, H, L, L); 0 for later tokens."""
     both_CHLK2 = torch.stack([a_CHLK, q_CHLK], -1)
     products = k_CHLK.new_zeros((2, *k_CHLK.shape[:3], k_CHLK.shape[2]))
     for i in range(k_CHLK.shape[2]):

@@ -1,8 +1,8 @@
 """Chunked attention: a token attends to its chunk of the sequence, up to itself.
 
 A step is cut where chunks begin, and backends are given each piece as a sequence that begins with
-its chunk. Keys are rotated before they are stored, and a query does not say where it is, so any
-backend can do that, with the kernels and the caches that it has.
+its chunk. Keys are rotated before they are stored, so a backend need not know where in the sequence
+a query is: any backend can do that, with the kernels and the caches that it has.
 
 Suffixes: T packed tokens, S sequences, M blocks.
 """
@@ -19,9 +19,9 @@ from inferno.nn.batch import Batch
 
 
 def in_chunks(batch: Batch, chunk: int) -> Batch:
-    """Return the step of one cache group as layers see it that attend to chunks of `chunk` tokens,
-    a multiple of the block size: made once, then shared by them. A step without longer contexts is
-    returned as it is."""
+    """Return the step of one cache group as it is given to layers that attend to chunks of `chunk`
+    tokens, a multiple of the block size. It is made once and shared by these layers. A step without
+    longer contexts is returned as it is."""
     if max(batch.context_lens, default=0) <= chunk:
         return batch
     key = in_chunks, chunk
@@ -82,7 +82,7 @@ def _captured(batch: Batch, chunk: int) -> Batch:
 
 
 def _tables(blocks_SM: Tensor, firsts_S: Tensor, width: int) -> Tensor:
-    """Return `width` entries of each table from its first one on. Those past its end are others of
-    the table."""
+    """Return `width` entries of each table, from that in `firsts_S` on. Past a table's end,
+    its last one is repeated."""
     entries_M = torch.arange(width, device=blocks_SM.device)
     return blocks_SM.gather(1, (firsts_S[:, None] + entries_M).clamp_max(blocks_SM.shape[1] - 1))

@@ -19,7 +19,7 @@ class Dealt:
 
     shard: Shard
     ranks: Mapping[str, int] = field(factory=dict)
-    """That of each matrix of an expert, by its module's path; empty: they are not dealt out."""
+    """The rank of each expert's matrix, by its module's path. Empty if they are not dealt out."""
     counts: Mapping[str, tuple[int, ...]] = field(factory=dict)
     """How many experts each rank has, by the path of a layer's experts."""
     largest: int = 0
