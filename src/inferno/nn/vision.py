@@ -11,7 +11,7 @@ O of each layer that has some for the decoder, 4 corners.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -132,7 +132,12 @@ class DeepBlock(nn.Module):
         self.norm1 = LayerNorm(config.hidden_size, EPS)
         self.norm2 = LayerNorm(config.hidden_size, EPS)
         self.attn = VisionAttention(config)
-        self.mlp = DeepMLP(config)
+        self.mlp = VisionMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            approximate="tanh",
+            names=("linear_fc1", "linear_fc2"),
+        )
 
     def forward(self, x_PD: Tensor, turn: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
         x_PD = x_PD + self.attn(self.norm1(x_PD), turn, lengths)
@@ -140,16 +145,26 @@ class DeepBlock(nn.Module):
         return y_PD
 
 
-class DeepMLP(Layer):
-    """Two products with biases that no rank divides."""
+class VisionMLP(Layer):
+    """Two products with biases and GELU between them, that no rank divides."""
 
-    def __init__(self, config: DeepVisionConfig) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        approximate: Literal["none", "tanh"],
+        names: tuple[str, str] = ("fc1", "fc2"),
+    ) -> None:
+        """`approximate` is GELU's; `names` are the products' in checkpoints."""
         super().__init__()
-        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
+        self.approximate, self.names = approximate, names
+        self.add_module(names[0], Linear(hidden_size, intermediate_size, bias=True))
+        self.add_module(names[1], Linear(intermediate_size, hidden_size, bias=True))
 
     def forward(self, x_PD: Tensor) -> Tensor:
-        y_PD: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x_PD), approximate="tanh"))
+        up, down = (self.get_submodule(name) for name in self.names)
+        y_PD: Tensor = down(F.gelu(up(x_PD), approximate=self.approximate))
         return y_PD
 
 

@@ -26,6 +26,7 @@ from inferno.nn import (
     RopeByKind,
     SeeingDecoder,
     SpanAttention,
+    VisionMLP,
 )
 from inferno_gemma.gemma3 import Norm, layers
 from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
@@ -110,7 +111,7 @@ class VisionLayer(nn.Module):
         self.layer_norm1 = LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.self_attn = VisionAttention(config)
         self.layer_norm2 = LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = VisionMLP(config)
+        self.mlp = VisionMLP(config.hidden_size, config.intermediate_size, approximate="tanh")
 
     def forward(self, x_PD: Tensor) -> Tensor:
         x_PD = x_PD + self.self_attn(self.layer_norm1(x_PD))
@@ -133,19 +134,6 @@ class VisionAttention(Layer):
         )
         y_HPC = F.scaled_dot_product_attention(q, k, v)[0]
         y_PD: Tensor = self.out_proj(y_HPC.transpose(0, 1).flatten(1))
-        return y_PD
-
-
-class VisionMLP(Layer):
-    """Two products with biases that no rank divides."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
-
-    def forward(self, x_PD: Tensor) -> Tensor:
-        y_PD: Tensor = self.fc2(F.gelu(self.fc1(x_PD), approximate="tanh"))
         return y_PD
 
 

@@ -22,6 +22,7 @@ from inferno.nn import (
     LayerNorm,
     Linear,
     SeeingDecoder,
+    VisionMLP,
 )
 from inferno.ops import reference as ops
 from inferno_llama4.model import layers, rope
@@ -100,7 +101,7 @@ class VisionLayer(nn.Module):
         self.input_layernorm = LayerNorm(config.hidden_size, EPS)
         self.self_attn = VisionAttention(config)
         self.post_attention_layernorm = LayerNorm(config.hidden_size, EPS)
-        self.mlp = VisionMLP(config)
+        self.mlp = VisionMLP(config.hidden_size, config.intermediate_size, approximate="none")
 
     def forward(self, x_RD: Tensor, turn: Turn) -> Tensor:
         x_RD = x_RD + self.self_attn(self.input_layernorm(x_RD), turn)
@@ -126,19 +127,6 @@ class VisionAttention(Layer):
         q, k, v = (x.unflatten(0, (-1, self.length)).transpose(1, 2) for x in (q_RHC, k_RHC, v_RHC))
         y_NHLC = F.scaled_dot_product_attention(q, k, v)
         y_RD: Tensor = self.out(y_NHLC.transpose(1, 2).flatten(2).flatten(0, 1))
-        return y_RD
-
-
-class VisionMLP(Layer):
-    """Two products with biases that no rank divides."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
-
-    def forward(self, x_RD: Tensor) -> Tensor:
-        y_RD: Tensor = self.fc2(F.gelu(self.fc1(x_RD)))
         return y_RD
 
 
