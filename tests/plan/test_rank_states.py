@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from tests.divisions import local_of
 
 from inferno.configs import mamba2_state
 from inferno.contracts import (
@@ -35,13 +36,6 @@ LATENT = Architecture(
     build=lambda config: None,
     divides={**DECODER, **dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), "query heads")},
 )
-
-
-def local_of(division: Division, path: str) -> HeldMatrix:
-    """What the largest rank holds of a matrix, of which it holds some."""
-    local = division.local(path)
-    assert local is not None
-    return local
 
 
 def held(rows: int, columns: int, unit: tuple[int, int] = (1, 1)) -> HeldMatrix:

@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.divisions import local_of
 
 from inferno import host
 from inferno.catalog import load_catalog
@@ -39,13 +40,6 @@ CPU = Device(kind="cpu", index=0, name="CPU", total=1 << 30, free=1 << 30)
 
 def plan_of(**options: Any) -> Plan:
     return resolve("demo", Options(device="cpu", max_model_len=256, memory="2GiB", **options))
-
-
-def local_of(division: Division, path: str) -> HeldMatrix:
-    """What the largest rank holds of a matrix, of which it holds some."""
-    local = division.local(path)
-    assert local is not None
-    return local
 
 
 def held(shape: tuple[int, int], unit: tuple[int, int] | None = (1, 1)) -> HeldMatrix:
