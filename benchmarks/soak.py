@@ -157,13 +157,24 @@ def serve(*arguments: str) -> tuple[subprocess.Popen[str], str, int]:
     return server, found[1], engines(server.pid)[0]
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one started, those that have ended excepted."""
+    found = []
+    for task in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+                found += [child] if state != "Z" else []
+    return found
+
+
 def engines(server: int) -> list[int]:
     """Return a server's engine processes: none for a moment, after one has ended."""
     found = []
-    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+    for pid in children(server):
         with contextlib.suppress(OSError):
             if "inferno.process" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                found.append(int(pid))
+                found.append(pid)
     return found
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import httpx
 from attrs import define, field
-from soak import engines, serve
+from soak import children, engines, serve
 from soak_stores import words
 
 SIZES = ("--max-num-seqs", "8", "--max-model-len", "512", "--dtype", "float32", "--threads", "1")
@@ -140,17 +139,6 @@ async def stream(client: httpx.AsyncClient, url: str, prompt: str) -> tuple[str,
     except httpx.HTTPError as error:
         return text, f"the connection ended ({type(error).__name__})"
     return text, "the stream ended without a word"
-
-
-def children(pid: int) -> list[int]:
-    """The processes that this one started, those that have ended excepted."""
-    found = []
-    for task in Path("/proc").glob(f"{pid}/task/*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                found += [child] if state != "Z" else []
-    return found
 
 
 async def known(url: str) -> dict[str, str]:
