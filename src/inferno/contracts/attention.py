@@ -45,9 +45,9 @@ DTYPE_BYTES: Mapping[str, int] = {
 @frozen(kw_only=True)
 class IndexSpec:
     """The index by which a layer finds the positions that a query attends to (DeepSeek-V3.2,
-    arXiv:2512.02556): the `top_k` with the highest scores among those that it could attend to, all
-    if they are no more. Of equal scores the earlier position wins. Position n has a key of its
-    own, beside what attention stores, and for a token t the score
+    arXiv:2512.02556): the `top_k` with the highest scores among those that it could attend to, or
+    all of them if there are fewer. Ties go to the earlier position. Each position n has an index
+    key, which is cached beside attention's keys and values, and for a token t the score
 
         sum over j of weights[t, j] * max(0, q[t, j] · k[n])
     """

@@ -181,8 +181,8 @@ class Seeing:
 
 
 def read_pixels(image: ImagePart, patches: int) -> Tensor | None:
-    """Return what the encoder reads of an image of so many patches, (P, W); None if its file is
-    gone, as it may be once nobody wants the request."""
+    """Return the pixels of an image of `patches` patches, as the encoder reads them, (P, W). None
+    if its file is gone, as it may be once nobody wants the request."""
     try:
         values = np.fromfile(Path(image.path), np.float32)
     except OSError:

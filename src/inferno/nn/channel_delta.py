@@ -39,7 +39,7 @@ def channel_gated_delta(
 
     Queries and keys are made unit vectors here, queries divided by sqrt(K) besides. `g_THK` are the
     logarithms of the decays, at most 0; `beta_TH`, from 0 to 1, how much of a value is written.
-    `state_BHKV` are the states of the sequences that are no drafts; they begin as zeros. Every
+    `state_BHKV` are the states of the sequences that are not drafts; they begin as zeros. Every
     sequence has at least one token.
     """
     q_THK, k_THK = unit(q_THK.float()) * q_THK.shape[-1] ** -0.5, unit(k_THK.float())

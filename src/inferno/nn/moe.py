@@ -129,7 +129,7 @@ class Experts(Layer):
         weighs_inputs: bool = False,
     ) -> None:
         """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up. With two
-        names there is no gate, and it is given up_NI alone. With `weighs_inputs`, an expert is
+        names there is no gate, and `gated` is given up_NI only. With `weighs_inputs`, an expert is
         given a token times its weight, and the results are added up."""
         super().__init__()
         self.num_experts = num_experts

@@ -117,7 +117,8 @@ class Attention(SelfAttention):
         self.normalizes = turned and config.use_qk_norm
 
     def fit_keys(self, pairs: Pairs, inputs_D: Tensor, *, integers: bool) -> bool:
-        """Keys that are normalized last are fit, and what is constant in them is no sum."""
+        """As in the base class; but keys that are normalized after they are rotated stay as they
+        are: a bias in them is scaled with each key, and cannot be taken out."""
         return not self.normalizes and super().fit_keys(pairs, inputs_D, integers=integers)
 
 

@@ -151,7 +151,7 @@ class Adapter(nn.Module):
 
 def place_angles(config: VisionConfig) -> Tensor:
     """Return the angles of each position's pairs, (L, E): half of them by its column, counted from
-    1, half by its row. The last position, which is no patch, does not turn."""
+    1, half by its row. The last position, the class embedding's, is not rotated."""
     half = config.hidden_size // config.num_attention_heads // 2
     frequencies = 1.0 / config.rope_theta ** (torch.arange(0, half, 2).float() / half)
     places_P = torch.arange(config.side**2)
