@@ -2,7 +2,7 @@
 
 Every entry of the table compiles without spilled registers and within the chip's shared memory. The
 tests check this, for one of the chips that share the entry. Packed products of few tokens were
-measured on an H100, other entries on no GPU yet.
+chosen by measurements on an H100, other entries by none yet.
 """
 
 from __future__ import annotations
