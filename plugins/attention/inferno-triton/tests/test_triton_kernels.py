@@ -27,10 +27,10 @@ from inferno_triton.tiles import CHIPS
 
 class Products(KernelProviderTests):
     """Plain matrices, integers with zero points, and blocks with steps and two planes. Values are
-    not rounded for few tokens, so that results may differ by a bfloat16's last bit."""
+    rounded for many tokens, and not for few: a result may differ by a bfloat16's last bit."""
 
     provider = "triton"
-    linear_tolerance = 2.5
+    linear_tolerance = 1.5
 
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
         yield Dense(torch.randn(rows, columns).to(dtype))
