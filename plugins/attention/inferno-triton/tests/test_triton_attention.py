@@ -17,8 +17,8 @@ from triton_on_cpu import catalog as plugins
 
 from inferno.contracts import AttentionNeed, Device
 from inferno.testing import AttentionBackendTests, Catalog
-from inferno_triton import attend, attention, paged
-from inferno_triton.tiles import CHIPS, chip_of, tile_of
+from inferno_triton import attend, attention, codes, paged, parts
+from inferno_triton.tiles import CHIPS, Work, chip_of, tile_of
 
 
 class InterpretedTests(AttentionBackendTests):
@@ -108,15 +108,15 @@ def stored_rows(kind: str, x_TC: torch.Tensor, **more: Any) -> tuple[torch.Tenso
     """Codes and scales of the rows as keys of one head, in a block of as many tokens."""
     T, C = x_TC.shape
     item = torch.float8_e4m3fn if kind.startswith("fp8") else torch.int8
-    codes = torch.zeros(1, 1, T, C, dtype=item)
+    stored = torch.zeros(1, 1, T, C, dtype=item)
     scales = torch.full((1, 1, T), torch.nan)
-    raw = codes.view(torch.uint8) if kind == "fp8_bits" else codes
-    with interpreted(paged):
+    raw = stored.view(torch.uint8) if kind == "fp8_bits" else stored
+    with interpreted(paged, codes, parts):
         paged.store[(-(-T // 16), 1)](
             x_TC, x_TC, raw, raw, scales, scales, torch.arange(T), T, C, C, C, C,
             HEADS=1, C=C, V=C, CP=C, VP=C, PAGE=T, BT=16, VALUES=False, KIND=kind,
         )  # fmt: skip
-    return codes[0, 0].float(), scales[0, 0]
+    return stored[0, 0].float(), scales[0, 0]
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "fp8_bits"])
@@ -175,6 +175,9 @@ def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+WORKS: tuple[Work, ...] = ("tokens", "words", "prompts")
+
+
 def test_every_chip_has_tiles() -> None:
     assert chip_of((9, 0)) is CHIPS["sm_90"] and chip_of((9, 4)) is CHIPS["gfx942"]
     assert chip_of((12, 0), 101_376) is CHIPS["sm_89"], "its thread blocks have as little memory"
@@ -182,8 +185,8 @@ def test_every_chip_has_tiles() -> None:
     for chip in CHIPS.values():
         for dim in (16, 64, 96, 128, 192, 256):
             for page in (4, 16, 64):
-                for work in ("tokens", "prompts"):
+                for work in WORKS:
                     tile = tile_of(chip, work, dim, 2, page)
                     assert 16 <= tile.keys <= max(16, page) and attend.STRETCH % tile.keys == 0
-                single, prompts = (tile_of(chip, w, dim, 2, page) for w in ("tokens", "prompts"))
-                assert single.keys == prompts.keys, "a row's sums have one order"
+                keys = {tile_of(chip, work, dim, 2, page).keys for work in WORKS}
+                assert len(keys) == 1, "a row's sums have one order"

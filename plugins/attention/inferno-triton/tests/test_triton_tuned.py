@@ -121,7 +121,7 @@ def test_tiles_in_the_file_replace_the_table(
         (lambda text: text[:200], "not a file of tiles"),
         (lambda text: "[]", "not a file of tiles"),
         (lambda text: text.replace("128", "64"), "checksum"),
-        (lambda text: text.replace('"version": 2', '"version": 3'), "checksum"),
+        (lambda text: text.replace('"version": 3', '"version": 4'), "checksum"),
     ],
 )
 def test_a_damaged_file_is_ignored_with_a_warning(

@@ -15,8 +15,9 @@ from inferno_triton.variants import variants
 H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_448)
 
 
-@pytest.mark.parametrize("latent", [None, 512])
-def test_variants_differ_from_the_table_in_one_way(latent: int | None) -> None:
+@pytest.mark.parametrize("work", ["tokens", "words", "latent"])
+def test_variants_differ_from_the_table_in_one_way(work: Work) -> None:
+    latent = 512 if work == "latent" else None
     need = AttentionNeed(
         num_heads=16,
         num_kv_heads=1 if latent else 8,
@@ -25,8 +26,8 @@ def test_variants_differ_from_the_table_in_one_way(latent: int | None) -> None:
         dtype="bfloat16",
         device=H200,
         latent_dim=latent,
+        cache_dtype="int8" if work == "words" else "auto",
     )
-    work: Work = "latent" if latent else "tokens"
     usual = tile_of(CHIPS["sm_90"], work, need.head_dim, 2, 64)
     with using(CHIPS["sm_90"]):
         found = variants(need, 64)

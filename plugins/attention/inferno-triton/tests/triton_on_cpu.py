@@ -23,6 +23,7 @@ from inferno_triton import (
     attend,
     attention,
     chips,
+    codes,
     draws,
     float8,
     int8,
@@ -31,6 +32,7 @@ from inferno_triton import (
     mixture,
     packed,
     paged,
+    parts,
     rows,
 )
 from inferno_triton.tiles import CHIPS, Chip
@@ -41,7 +43,7 @@ H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_4
 @contextmanager
 def on_cpu(chip: Chip = CHIPS["sm_90"]) -> Iterator[None]:
     """Interpret every kernel, with the tiles of a chip. Memory is NaN until it is written."""
-    modules = (paged, rows, packed, mixture, float8, int8, draws, lora)
+    modules = (paged, codes, parts, rows, packed, mixture, float8, int8, draws, lora)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     try:

@@ -56,6 +56,20 @@ class Shape:
         return cls(first=first, rest=rest)
 
 
+def work_of(need: AttentionNeed, *, single: bool) -> Work:
+    """Return the work of a step, of single tokens or not. Words are for elements of 8 bits that are
+    multiplied in float16, and for heads whose quarters are rows of a matrix instruction."""
+    if need.latent_dim is not None:
+        return "latent"
+    whole = all(
+        shape.rest == 0 and shape.first >= 64
+        for shape in (Shape.of(need.head_dim), Shape.of(need.output_dim))
+    )
+    if single and whole and need.cache_dtype != "auto" and need.dtype != "float32":
+        return "words"
+    return "tokens" if single else "prompts"
+
+
 def build(need: AttentionNeed) -> TritonAttend:
     return TritonAttend(need, chip_at(torch.device(need.device.torch_name)))
 
@@ -135,7 +149,8 @@ class TritonAttend:
         K, V, latent = need.num_kv_heads, need.output_dim, need.latent_dim is not None
         S, page, G = len(batch.context_lens), cache[0].shape[2], H // K
         single = S == T
-        work: Work = "latent" if latent else "tokens" if single else "prompts"
+        keys, values = Shape.of(C), Shape.of(V)
+        work = work_of(need, single=single)
         tile = tile_of(self.chip, work, max(C, V), q_THC.element_size(), page)
         heads = min(G, tile.rows)  # of one program
         queries = 1 if single else tile.rows // heads
@@ -150,6 +165,10 @@ class TritonAttend:
         idle = programs[0] * programs[1] <= self.chip.processors
         uneven = single and P >= _LONG and sharing >= _LEAST
         split = sharing > 1 and (idle or uneven) and T * H * P * V <= MAX_PARTS
+        least = 16
+        if work == "words":
+            least = self.chip.narrow
+            cache = (*(x.view(torch.int32) for x in cache[:2]), *cache[2:])
         out_THV = q_THC.new_empty(T, H, V)
         parts = sums = counts = out_THV
         if split:
@@ -157,7 +176,6 @@ class TritonAttend:
             sums = q_THC.new_empty(T, H, P, 2, dtype=torch.float32)
             counts = q_THC.new_empty(T, H, dtype=torch.int32)
         sinks = q_THC if sinks_H is None else sinks_H
-        keys, values = Shape.of(C), Shape.of(V)
         paged.attend[(*programs, sharing if split else 1)](
             q_THC,
             *cache,
@@ -189,8 +207,9 @@ class TritonAttend:
             PAGE=page,
             BN=tile.keys,
             BQ=queries,
-            BM=max(16, triton.next_power_of_2(queries * heads)),
+            BM=max(least, triton.next_power_of_2(queries * heads)),
             KIND=self._kind,
+            WORDS=work == "words",
             REUSE=latent and V == keys.first,
             WINDOW=need.sliding_window is not None,
             CAP=need.soft_cap is not None,

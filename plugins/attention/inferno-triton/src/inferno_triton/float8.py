@@ -14,8 +14,8 @@ Suffixes of tiles: O rows of the matrix, T tokens, C columns.
 import triton
 import triton.language as tl
 
+from inferno_triton.codes import elements, quantized
 from inferno_triton.mixture import rows_of
-from inferno_triton.paged import elements, quantized
 
 
 @triton.jit(do_not_specialize=["tokens"])

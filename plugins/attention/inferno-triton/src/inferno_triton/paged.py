@@ -5,73 +5,28 @@ Whatever varies from step to step is read from device memory, and the grid follo
 shape alone: a captured launch is right for every step of that shape.
 
 The cache is [block][key/value head][token of the block][element]. Elements are of the compute
-dtype, or of 8 bits with a float32 scale for each token and head. KIND says how they are stored:
-"auto", "int8", "fp8" (converted by the chip), "fp8_bits" (by integer operations, for chips without
-FP8).
+dtype, or of 8 bits with a float32 scale for each token and head: see `codes`.
 
 Suffixes of tiles: M rows (queries x query heads of one key/value head), N keys, C elements of a
-key, V of a value, T tokens of a step, S splits. A head dimension is computed in two parts, as tiles
-have powers of two: C1 + C2 elements, V1 + V2.
+key, V of a value, T tokens of a step, S splits.
+
+A head is computed in `parts`: its first C1 or V1 elements, and the C2 or V2 others, if any. With
+WORDS, for single tokens, elements of 8 bits are loaded four at once, as words of 32 bits, and
+become float16 in the registers that multiply them: the parts of a key are its even and its odd
+elements, those of a value have every fourth. Keys and values are the left operands then: matrix
+instructions have 16 rows, and there are often fewer queries.
 """
 
 # A kernel is a program in Triton's language, whose values have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, misc"
 
 import triton
 import triton.language as tl
 
+from inferno_triton.codes import elements, halves, of_keys, of_values, quantized
+from inferno_triton.parts import added, columns, put, zeros
+
 LOG2E = tl.constexpr(1.4426950408889634)
-SMALLEST = tl.constexpr(2e-36)
-"""A row whose largest element is smaller is stored as zeros: the reciprocal of its scale would
-overflow."""
-
-
-@triton.jit
-def quantized(x_TC, KIND: tl.constexpr):
-    """Round rows to 8 bits with a scale each. Returns the codes, as they are stored, and the
-    scales."""
-    x_TC = x_TC.to(tl.float32)
-    top_T = tl.max(tl.abs(x_TC), 1)
-    LARGEST: tl.constexpr = 127.0 if KIND == "int8" else 448.0
-    usable_T = top_T > SMALLEST
-    x_TC = x_TC * tl.where(usable_T, LARGEST / tl.where(usable_T, top_T, 1.0), 0.0)[:, None]
-    scales_T = tl.where(usable_T, top_T / LARGEST, 0.0)
-    if KIND == "int8":
-        # Adding 1.5 * 2**23 leaves the nearest integer, ties to even, in the low bits.
-        bits_TC = (x_TC + 12582912.0).to(tl.int32, bitcast=True)
-        return (bits_TC - 0x4B400000).to(tl.int8), scales_T
-    elif KIND == "fp8":
-        return x_TC.to(tl.float8e4nv), scales_T
-    else:
-        return fp8_bits(x_TC), scales_T
-
-
-@triton.jit
-def fp8_bits(x_TC):
-    """Return float32 numbers of at most 448 as the bits of e4m3, rounded to nearest, ties to
-    even."""
-    bits_TC = x_TC.to(tl.int32, bitcast=True)
-    abs_TC = bits_TC & 0x7FFFFFFF
-    # Cut 20 bits of the mantissa, and rebase the exponent from 127 to 7.
-    normal_TC = ((abs_TC + 0x7FFFF + ((abs_TC >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2**-6, codes are multiples of 2**-9: the low bits of 2**14 + x.
-    small_TC = (tl.abs(x_TC) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code_TC = tl.where(abs_TC < 0x3C800000, small_TC, normal_TC)
-    return (code_TC | ((bits_TC >> 24) & 0x80)).to(tl.uint8)
-
-
-@triton.jit
-def elements(x, like, KIND: tl.constexpr):
-    """Convert elements of the cache to the dtype of `like`, without their scale."""
-    if KIND == "auto":
-        return x
-    elif KIND == "fp8_bits":
-        wide = x.to(tl.int16)
-        # The exponent of float16 is based at 15, that of e4m3 at 7. The code of NaN becomes 480.
-        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
-        return (half * 256.0).to(like.dtype)
-    else:
-        return x.to(like.dtype)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -125,9 +80,9 @@ def attend(
     HEADS: tl.constexpr, G: tl.constexpr, GB: tl.constexpr, C: tl.constexpr, C1: tl.constexpr,
     C2: tl.constexpr, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr,
     PAGE: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
-    REUSE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    STRETCH: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, SINGLE: tl.constexpr,
-    WAVES: tl.constexpr,
+    WORDS: tl.constexpr, REUSE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    SINKS: tl.constexpr, STRETCH: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr,
+    SINGLE: tl.constexpr, WAVES: tl.constexpr,
 ):  # fmt: skip
     """Attend from BQ queries of a sequence, GB query heads each. Grid: (blocks of queries,
     key/value heads x blocks of their G query heads, programs that share a context).
@@ -174,15 +129,16 @@ def attend(
     before = context - count
     position_M = before + query_M
     row_M = (begin + query_M).to(tl.int64)
-    c1 = tl.arange(0, C1)
     at_M = q + row_M * q_t + h_M * q_h
-    q_MC = tl.load(at_M[:, None] + c1[None, :], mask=live_M[:, None] & (c1[None, :] < C), other=0.0)
-    more_MC = q_MC
-    if C2 > 0:
-        c2 = C1 + tl.arange(0, C2)
-        more_MC = tl.load(
-            at_M[:, None] + c2[None, :], mask=live_M[:, None] & (c2[None, :] < C), other=0.0
-        )
+    q_MC = ()
+    for i in tl.static_range(2 if WORDS or C2 > 0 else 1):
+        c = columns(i, C1, C2, 2 if WORDS else 1)
+        mask_MC = live_M[:, None] & (c[None, :] < C)
+        q_MC = q_MC + (tl.load(at_M[:, None] + c[None, :], mask=mask_MC, other=0.0),)
+    size_M = tl.full([BM], 1.0, tl.float32)
+    if WORDS:
+        even_MC, odd_MC, size_M = halves(q_MC[0], q_MC[1])
+        q_MC = (even_MC, odd_MC)
     oldest = 0
     if WINDOW:
         oldest = tl.maximum(0, before + first - window + 1)
@@ -191,24 +147,22 @@ def attend(
     heights_M = amplitudes + (row_M * (HEADS * G) + h_M) * num_waves
     best_M = tl.full([BM], -float("inf"), tl.float32)
     total_M = tl.zeros([BM], tl.float32)
-    acc_MV = tl.zeros([BM, V1], tl.float32)
-    rest_MV = tl.zeros([BM, V2 if V2 > 0 else V1], tl.float32)
+    acc_MV = zeros(BM, V1, V2, WORDS)
     if SINKS and not SPLIT:
         best_M = tl.load(sinks + h_M, mask=live_M, other=0.0).to(tl.float32) * LOG2E
         total_M = tl.full([BM], 1.0, tl.float32)
     if LONG:
         for start in range(low // STRETCH * STRETCH, high, STRETCH):
-            other_M, sum_M, part_MV, more_MV = stretch(
-                q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+            other_M, sum_M, part_MV = stretch(
+                q_MC, size_M, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
                 heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
                 position_M, oldest, tl.maximum(low, start), tl.minimum(high, start + STRETCH),
-                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, WORDS, REUSE, WINDOW,
+                CAP, WAVES,
             )  # fmt: skip
             best_M, keep_M, add_M = shares(best_M, other_M)
             total_M = tl.fma(total_M, keep_M, sum_M * add_M)
-            acc_MV = tl.fma(acc_MV, keep_M[:, None], part_MV * add_M[:, None])
-            if V2 > 0:
-                rest_MV = tl.fma(rest_MV, keep_M[:, None], more_MV * add_M[:, None])
+            acc_MV = added(acc_MV, keep_M, part_MV, add_M)
     elif SPLIT:
         parts = tl.cdiv(tl.maximum(0, high - low // STRETCH * STRETCH), STRETCH)
         at_M = row_M * (HEADS * G) + h_M
@@ -216,76 +170,61 @@ def attend(
             tl.store(counts + at_M, parts, mask=live_M)
         for part in range(tl.program_id(2), parts, tl.num_programs(2)):
             start = (low // STRETCH + part) * STRETCH
-            other_M, sum_M, part_MV, more_MV = stretch(
-                q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+            other_M, sum_M, part_MV = stretch(
+                q_MC, size_M, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
                 heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
                 position_M, oldest, tl.maximum(low, start), tl.minimum(high, start + STRETCH),
-                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, WORDS, REUSE, WINDOW,
+                CAP, WAVES,
             )  # fmt: skip
             to_M = at_M * splits + part
             tl.store(sums + 2 * to_M, other_M, mask=live_M)
             tl.store(sums + 2 * to_M + 1, sum_M, mask=live_M)
             # `merge` reads no part without a denominator.
-            put(out, to_M, part_MV, more_MV, live_M & (sum_M > 0), V, V1, V2)
+            put(out, to_M, part_MV, live_M & (sum_M > 0), V, V1, V2, WORDS)
         return
     else:
-        other_M, sum_M, part_MV, more_MV = stretch(
-            q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+        other_M, sum_M, part_MV = stretch(
+            q_MC, size_M, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
             heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
             position_M, oldest, low, high,
-            HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+            HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, WORDS, REUSE, WINDOW,
+                CAP, WAVES,
         )  # fmt: skip
         if SINKS:
             best_M, keep_M, add_M = shares(best_M, other_M)
             total_M = tl.fma(total_M, keep_M, sum_M * add_M)
-            acc_MV = part_MV * add_M[:, None]
-            rest_MV = more_MV * add_M[:, None]
+            acc_MV = added(acc_MV, keep_M, part_MV, add_M)
         else:
-            best_M, total_M, acc_MV, rest_MV = other_M, sum_M, part_MV, more_MV
-    safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
-    acc_MV = acc_MV / safe_M[:, None]
-    rest_MV = rest_MV / safe_M[:, None]
-    put(out, row_M * (HEADS * G) + h_M, acc_MV, rest_MV, live_M, V, V1, V2)
-
-
-@triton.jit
-def put(out, row_M, x_MV, rest_MV, mask_M, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr):
-    """Store rows of values, in two parts."""
-    v1 = tl.arange(0, V1)
-    tl.store(
-        out + row_M[:, None] * V + v1[None, :],
-        x_MV.to(out.dtype.element_ty),
-        mask=mask_M[:, None] & (v1[None, :] < V),
-    )
-    if V2 > 0:
-        v2 = V1 + tl.arange(0, V2)
-        tl.store(
-            out + row_M[:, None] * V + v2[None, :],
-            rest_MV.to(out.dtype.element_ty),
-            mask=mask_M[:, None] & (v2[None, :] < V),
-        )
+            total_M, acc_MV = sum_M, part_MV
+    total_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
+    result_MV = ()
+    for i in tl.static_range(len(acc_MV)):
+        result_MV = result_MV + (acc_MV[i] / total_M[:, None],)
+    put(out, row_M * (HEADS * G) + h_M, result_MV, live_M, V, V1, V2, WORDS)
 
 
 @triton.jit
 def stretch(
-    q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, table,
+    q_MC, size_M, k_cache, v_cache, k_scales, v_scales, table,
     heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
     position_M, oldest, low, high,
     HEADS: tl.constexpr, C: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, V: tl.constexpr,
     V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr, KIND: tl.constexpr, REUSE: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, WAVES: tl.constexpr,
+    BM: tl.constexpr, KIND: tl.constexpr, WORDS: tl.constexpr, REUSE: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, WAVES: tl.constexpr,
 ):  # fmt: skip
-    """Return the maxima, base 2, the denominators and the weighted values, in two parts, of the
-    keys from `low`, a multiple of BN, to before `high`."""
+    """Return the maxima, base 2, the denominators and the weighted values of the keys from `low`, a
+    multiple of BN, to before `high`. Queries are relative to `size_M`."""
     n = tl.arange(0, BN)
-    c1 = tl.arange(0, C1)
+    SHRUNK: tl.constexpr = 256.0 if WORDS and KIND != "int8" else 1.0
     best_M = tl.full([BM], -float("inf"), tl.float32)
     total_M = tl.zeros([BM], tl.float32)
-    acc_MV = tl.zeros([BM, V1], tl.float32)
-    rest_MV = acc_MV
-    if V2 > 0:
-        rest_MV = tl.zeros([BM, V2], tl.float32)
+    if WORDS:
+        x_VM = tl.zeros([V // 4, BM], tl.float32)
+        acc_MV = (x_VM, x_VM, x_VM, x_VM)
+    else:
+        acc_MV = zeros(BM, V1, V2, WORDS)
     for at in range(low, high, BN):
         t_N = at + n
         # What is older than the window may be another sequence's block by now.
@@ -296,25 +235,30 @@ def stretch(
         else:
             page_N = tl.load(table + t_N // PAGE, mask=known_N, other=0)
             line_N = (page_N.to(tl.int64) * HEADS + head) * PAGE + t_N % PAGE
-        k_CN = tl.load(
-            k_cache + line_N[None, :] * C + c1[:, None],
-            mask=known_N[None, :] & (c1[:, None] < C),
-            other=0.0,
-        )
-        k_CN = elements(k_CN, q_MC, KIND)
-        scores_MN = tl.dot(q_MC, k_CN, input_precision="ieee")
-        if C2 > 0:
-            c2 = C1 + tl.arange(0, C2)
-            more_CN = tl.load(
-                k_cache + line_N[None, :] * C + c2[:, None],
-                mask=known_N[None, :] & (c2[:, None] < C),
-                other=0.0,
+        if WORDS:
+            c = tl.arange(0, C // 4)
+            k_NC = tl.load(
+                k_cache + line_N[:, None] * (C // 4) + c[None, :], mask=known_N[:, None], other=0
             )
-            more_CN = elements(more_CN, q_MC, KIND)
-            scores_MN = tl.dot(more_MC, more_CN, scores_MN, input_precision="ieee")
+            scores_NM = tl.dot(of_keys(k_NC, 0, KIND), tl.trans(q_MC[0]))
+            scores_NM = tl.dot(of_keys(k_NC, 1, KIND), tl.trans(q_MC[1]), scores_NM)
+            scores_MN = tl.trans(scores_NM)
+        else:
+            scores_MN = tl.zeros([BM, BN], tl.float32)
+            for i in tl.static_range(len(q_MC)):
+                c = columns(i, C1, C2, 1)
+                k_CN = tl.load(
+                    k_cache + line_N[None, :] * C + c[:, None],
+                    mask=known_N[None, :] & (c[:, None] < C),
+                    other=0.0,
+                )
+                k_CN = elements(k_CN, q_MC[i], KIND)
+                if i == 0:
+                    first_CN = k_CN
+                scores_MN = tl.dot(q_MC[i], k_CN, scores_MN, input_precision="ieee")
         if KIND != "auto":
-            k_scale_N = tl.load(k_scales + line_N, mask=known_N, other=0.0)
-            scores_MN = scores_MN * k_scale_N[None, :]
+            k_scale_N = tl.load(k_scales + line_N, mask=known_N, other=0.0) * SHRUNK
+            scores_MN = scores_MN * k_scale_N[None, :] * size_M[:, None]
         if WAVES:
             for w in range(num_waves):
                 line = tl.load(used + head * num_waves + w).to(tl.int64)
@@ -336,33 +280,45 @@ def stretch(
         decay_M = tl.exp2(best_M - base_M)
         total_M = total_M * decay_M + tl.sum(p_MN, 1)
         best_M = new_M
+        sum_MV = ()
         if REUSE:
             if KIND != "auto":
                 p_MN = p_MN * k_scale_N[None, :]
-            acc_MV = acc_MV * decay_M[:, None]
-            acc_MV = tl.dot(p_MN.to(q_MC.dtype), tl.trans(k_CN), acc_MV, input_precision="ieee")
+            p_MN = p_MN.to(q_MC[0].dtype)
+            x_MV = acc_MV[0] * decay_M[:, None]
+            sum_MV = (tl.dot(p_MN, tl.trans(first_CN), x_MV, input_precision="ieee"),)
+        elif WORDS:
+            # Relative to the largest scale, as float16 has a small range. Every known key is seen.
+            scale_N = tl.load(v_scales + line_N, mask=known_N, other=0.0)
+            top = tl.max(scale_N, 0)
+            p_MN = (p_MN * (scale_N / tl.where(top > 0, top, 1.0))[None, :]).to(tl.float16)
+            p_NM = tl.trans(p_MN)
+            v = tl.arange(0, V // 4)
+            v_VN = tl.load(
+                v_cache + line_N[None, :] * (V // 4) + v[:, None], mask=known_N[None, :], other=0
+            )
+            for i in tl.static_range(4):
+                x_VM = tl.dot(of_values(v_VN, i, KIND), p_NM) * (top * SHRUNK)
+                sum_MV = sum_MV + (tl.fma(acc_MV[i], decay_M[None, :], x_VM),)
         else:
-            d1 = tl.arange(0, V1)
             if KIND != "auto":
                 p_MN = p_MN * tl.load(v_scales + line_N, mask=known_N, other=0.0)[None, :]
-            p_MN = p_MN.to(q_MC.dtype)
-            v_NV = tl.load(
-                v_cache + line_N[:, None] * VS + d1[None, :],
-                mask=known_N[:, None] & (d1[None, :] < V),
-                other=0.0,
-            )
-            v_NV = elements(v_NV, q_MC, KIND)
-            acc_MV = tl.dot(p_MN, v_NV, acc_MV * decay_M[:, None], input_precision="ieee")
-            if V2 > 0:
-                d2 = V1 + tl.arange(0, V2)
-                more_NV = tl.load(
-                    v_cache + line_N[:, None] * VS + d2[None, :],
-                    mask=known_N[:, None] & (d2[None, :] < V),
+            p_MN = p_MN.to(q_MC[0].dtype)
+            for i in tl.static_range(len(acc_MV)):
+                v = columns(i, V1, V2, 1)
+                v_NV = tl.load(
+                    v_cache + line_N[:, None] * VS + v[None, :],
+                    mask=known_N[:, None] & (v[None, :] < V),
                     other=0.0,
                 )
-                more_NV = elements(more_NV, q_MC, KIND)
-                rest_MV = tl.dot(p_MN, more_NV, rest_MV * decay_M[:, None], input_precision="ieee")
-    return best_M, total_M, acc_MV, rest_MV
+                v_NV = elements(v_NV, q_MC[0], KIND)
+                x_MV = acc_MV[i] * decay_M[:, None]
+                sum_MV = sum_MV + (tl.dot(p_MN, v_NV, x_MV, input_precision="ieee"),)
+        acc_MV = sum_MV
+    if WORDS:
+        a, b, c, d = acc_MV
+        acc_MV = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
+    return best_M, total_M, acc_MV
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -2,7 +2,7 @@
 
 Every entry of the table compiles without spilled registers and within the chip's shared memory. The
 tests check this, for one of the chips that share the entry. Packed products of few tokens were
-chosen by measurements on an H100, other entries by none yet.
+chosen by measurements on an H100 and attention over words on an H200, other entries by none yet.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Literal
 
 from attrs import frozen
 
-Work = Literal["tokens", "prompts", "latent"]
-"""Single queries, several queries of a sequence, and the same in latent attention."""
+Work = Literal["tokens", "words", "prompts", "latent"]
+"""Single queries; the same over elements of 8 bits in words; several queries of a sequence; either
+of them in latent attention."""
 
 
 @frozen
@@ -72,6 +73,9 @@ _SMALL: Mapping[tuple[Work, int], Tile] = {
     ("tokens", 64): Tile(16, 64, 4, 3),
     ("tokens", 128): Tile(16, 32, 4, 4),
     ("tokens", 256): Tile(16, 32, 4, 2),
+    ("words", 64): Tile(16, 64, 2, 3),
+    ("words", 128): Tile(16, 32, 1, 4),
+    ("words", 256): Tile(16, 32, 2, 2),
     ("prompts", 64): Tile(64, 64, 4, 3),
     ("prompts", 128): Tile(64, 32, 4, 2),
     ("prompts", 256): Tile(32, 32, 4, 1),
@@ -91,6 +95,9 @@ _LARGE: Mapping[tuple[Work, int], Tile] = {
     ("tokens", 64): Tile(16, 64, 4, 5),
     ("tokens", 128): Tile(16, 64, 4, 5),
     ("tokens", 256): Tile(16, 32, 4, 4),
+    ("words", 64): Tile(16, 64, 2, 5),
+    ("words", 128): Tile(16, 64, 2, 5),
+    ("words", 256): Tile(16, 32, 2, 4),
     ("prompts", 64): Tile(128, 64, 4, 3),
     ("prompts", 128): Tile(128, 64, 8, 2),
     ("prompts", 256): Tile(64, 32, 8, 2),
@@ -109,6 +116,9 @@ _AMD: Mapping[tuple[Work, int], Tile] = {
     ("tokens", 64): Tile(16, 64, 4, 2),
     ("tokens", 128): Tile(16, 64, 4, 2),
     ("tokens", 256): Tile(16, 32, 4, 1),
+    ("words", 64): Tile(16, 64, 2, 2),
+    ("words", 128): Tile(16, 64, 2, 2),
+    ("words", 256): Tile(16, 32, 2, 1),
     ("prompts", 64): Tile(64, 64, 4, 2),
     ("prompts", 128): Tile(64, 64, 4, 1),
     ("prompts", 256): Tile(64, 32, 4, 1),

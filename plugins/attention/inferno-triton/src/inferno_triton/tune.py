@@ -148,6 +148,7 @@ class Cases:
         """Measure 64 sequences of 2,048 tokens, or four prompts of 1,024."""
         latent = {"latent_dim": 512, "num_heads": 128, "num_kv_heads": 1} if dim > 256 else {}
         heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, **latent}
+        heads["cache_dtype"] = "int8" if work == "words" else "auto"
         device = Device("cuda", self.device.index or 0, capability=self.capability)
         need = AttentionNeed(
             head_dim=dim, scale=dim**-0.5, dtype="bfloat16", device=device, **heads
@@ -157,7 +158,7 @@ class Cases:
         )
         S, T, width = len(lengths), sum(lengths), context // page
         cache = {
-            name: self._random(S * width, *tensor.shape)
+            name: self._random(S * width, *tensor.shape).to(getattr(torch, tensor.dtype))
             for name, tensor in attention.cache(need, page).items()
         }
         starts = [sum(lengths[:i]) for i in range(S + 1)]

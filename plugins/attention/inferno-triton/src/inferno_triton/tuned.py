@@ -15,7 +15,7 @@ import attrs
 
 from inferno_triton.tiles import Chip, Product, Tile
 
-VERSION = 2
+VERSION = 3
 """Version of the file and of the kernels: tiles of other kernels are not used."""
 
 _MOST = 1024

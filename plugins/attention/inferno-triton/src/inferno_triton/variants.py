@@ -9,13 +9,13 @@ import attrs
 import torch
 
 from inferno.contracts import Attend, AttentionNeed
-from inferno_triton.attend import TritonAttend
+from inferno_triton.attend import TritonAttend, work_of
 from inferno_triton.chips import chip_at
 from inferno_triton.tiles import Chip, Tile, Work, tile_of
 
 _KEYS = (16, 32, 64, 128)
 _STAGES = (1, 2, 3, 4, 5, 6)
-_WARPS = (2, 4, 8)
+_WARPS = (1, 2, 4, 8)
 _SPLITS = (0.5, 2.0, 4.0)
 """Factors of the number of programs that contexts are split for."""
 
@@ -24,7 +24,7 @@ def variants(need: AttentionNeed, block_size: int) -> Mapping[str, Callable[[], 
     """Return the device's tile, and those that differ from it in one way. One that does not fit
     into shared memory fails when it is launched."""
     chip = chip_at(torch.device(need.device.torch_name))
-    work: Work = "tokens" if need.latent_dim is None else "latent"
+    work = work_of(need, single=True)
     itemsize = 4 if need.dtype == "float32" else 2
     tile = tile_of(chip, work, max(need.head_dim, need.output_dim), itemsize, block_size)
     found = {_described(each, 1.0): _with(chip, work, each) for each in _tiles(tile, block_size)}
