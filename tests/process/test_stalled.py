@@ -143,7 +143,9 @@ def test_a_client_tells_the_requests_that_are_given_up_and_the_engine_drops_them
         again = client.submit(Request(id="a", token_ids=(1,)))
         client._hand_out(EngineOutput("a", 7))
         assert not again.take(), "that is still the old one's"
+        # Every running request was ended at that moment, the old one among them.
         client._hand_out(EngineOutput("a", None, FinishReason.ABORT))
+        client._take(protocol.ABORTED, protocol.encode("a"))
         client._hand_out(EngineOutput("a", 8))
         assert [each.token_id for each in again.take()] == [8]
 

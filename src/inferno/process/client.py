@@ -334,6 +334,8 @@ class EngineClient:
         if kind == protocol.TOKENS:
             for token in protocol.decode_tokens(body):
                 self._hand_out(token)
+        elif kind == protocol.ABORTED:
+            self._aborting -= Counter([protocol.decode_text(body)])
         elif kind == protocol.STATS:
             self._stats = protocol.decode_stats(body)
         elif kind == protocol.CONTROLLED:
@@ -344,12 +346,8 @@ class EngineClient:
                 call.set_result(found.views)
 
     def _hand_out(self, token: EngineOutput) -> None:
-        if token.request_id in self._aborting:
-            if token.finish is FinishReason.ABORT:
-                self._aborting -= Counter([token.request_id])
-            return
         stream = self._streams.get(token.request_id)
-        if stream is None:
+        if stream is None or token.request_id in self._aborting:
             return
         if token.finish is not None:
             del self._streams[token.request_id]

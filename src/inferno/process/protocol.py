@@ -2,6 +2,7 @@
 socket.
 
 engine -> client   ready Plan (first; empty if it is the one that was given), tokens [EngineOutput],
+                   aborted id (one for each abort: the id's later tokens are another request's),
                    stats EngineStats, log LogLine, failed Failure (then it ends),
                    controlled Controlled, sessions SessionsFound
 client -> engine   add Request, abort id, stop (at once, or after writing packed weights),
@@ -21,7 +22,7 @@ from inferno.plan import Plan, plan_from_json, plan_to_json
 from inferno.request.requests import EngineOutput, EngineStats, PauseMode, Request
 from inferno.request.sessions import SessionView
 
-ADD, ABORT, STOP = b"add", b"abort", b"stop"
+ADD, ABORT, ABORTED, STOP = b"add", b"abort", b"aborted", b"stop"
 PATIENTLY = b"patiently"
 CONTROL, CONTROLLED = b"control", b"controlled"
 SESSIONS = b"sessions"

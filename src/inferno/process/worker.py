@@ -133,10 +133,7 @@ class Worker:
             aborted = protocol.decode_text(body)
             self._forget_held(aborted)
             self._engine.abort(aborted)
-            # Its last output: later outputs of this id belong to another request.
-            self._send(
-                protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
-            )
+            self._send(protocol.ABORTED, protocol.encode(aborted))
         elif kind == protocol.SESSIONS:
             wanted: protocol.SessionsWanted = protocol.decode_wanted(body)
             kept, owner, name = self._engine.sessions, wanted.owner, wanted.name
