@@ -30,7 +30,8 @@ from inferno.weights.adapters import Adapters, attach
 from inferno.weights.dtypes import dtype_of
 
 RANKS = (4, 7)
-"""Of the adapters: one fills its slots, one does not."""
+"""Of the adapters."""
+EIGHT = (1, 2, 3, 4, 5, 6, 7, 8)
 SLOTS, MOST = 3, 8
 SCALE = 0.5
 
@@ -82,7 +83,7 @@ def with_adapters(
     """Put room beside a toy's matrices, and read these adapters. `Toy.engine` computes them."""
     by_digest = {each.ref.digest: each for each in given}
     step, dtype = StepSlots.of(toy.plan.max_num_batched_tokens), dtype_of(toy.plan)
-    room = AdapterRoom(slots=SLOTS, rank=MOST, beside=beside)
+    room = AdapterRoom(slots=max(SLOTS, len(given) + 1), rank=MOST, beside=beside)
     places = attach(toy.model, step, room, TORCH, dtype)
     plan = attrs.evolve(toy.plan, adapters=room)
     adapters = Adapters(
@@ -161,8 +162,13 @@ class AdapterTests:
     """Part of `ArchitectureTests`."""
 
     @alike
+    @pytest.mark.parametrize(
+        "ranks",
+        [pytest.param(RANKS, id="two"), pytest.param(EIGHT, id="eight", marks=pytest.mark.slow)],
+    )
     def test_adapters_in_one_batch_equal_merged_models(
         self,
+        ranks: Sequence[int],
         toy: Toy,
         checkpoint: Path,
         catalog: Catalog,
@@ -178,10 +184,11 @@ class AdapterTests:
         matrices = stored_matrices(checkpoint, catalog, toy.plan.block_size)
         if not matrices:
             pytest.skip("no linear layer is stored by itself")
-        given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate(RANKS, 1)]
+        given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate(ranks, 1)]
         adapted = with_adapters(load_toy(checkpoint, catalog), given)
         prompt, refs = prompts[-1], [None, *(each.ref for each in given)]
-        others = [[(token + i) % toy.plan.vocab_size for token in prompt] for i in (1, 2)]
+        size, count = toy.plan.vocab_size, len(refs)
+        others = [[(token + i) % size for token in prompt] for i in range(1, count)]
         expected = generate(toy, [prompt, *others], 8)[:1]
         for number, each in enumerate(given):
             folder = tmp_path / str(number)
@@ -193,10 +200,11 @@ class AdapterTests:
             assert float((logits_V - plain_V).std()) > 0.03 * float(plain_V.std())
         engine = adapted.engine()
         for known in (False, True):
-            outcomes = generate(adapted, [prompt] * 3, 8, engine=engine, adapters=refs)
+            outcomes = generate(adapted, [prompt] * count, 8, engine=engine, adapters=refs)
             for ours, theirs in zip(outcomes, expected, strict=True):
                 assert ours.token_ids == theirs.token_ids
-                assert_close(ours.logits_NV, theirs.logits_NV)
+                # Adapters are as large as the matrices, and their sums may cancel.
+                assert_close(ours.logits_NV, theirs.logits_NV, 5e-4)
                 assert (ours.num_cached > 0) == known
             # With routed experts, who shares an expert with others depends on these.
             if not known and not getattr(self, "rerouted", False):
