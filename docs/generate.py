@@ -412,6 +412,10 @@ def families() -> str:
             own = [a.dialects[name] for a in architectures if name in a.dialects]
             theirs = [d.architecture for each in own for d in (each, *each.variants)]
             rows.append((name.upper(), ", ".join(f"`{n}`" for n in dict.fromkeys(theirs))))
+        kinds = [d.kind for a in architectures for d in a.encoders.values()]
+        if kinds:
+            found = ", ".join(f"`{kind}`" for kind in dict.fromkeys(kinds))
+            rows.append(("images of GGUF", f"`mmproj` files of {found}"))
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))
         rows += [("checked as", doc) for doc in _checked(FAMILIES / distribution / "tests")]

@@ -15,7 +15,7 @@ from tests.hub_stand_in import TOKEN, Hub, stand_in
 
 from inferno.builtin.sources import HUB, LOCAL
 from inferno.catalog import load_catalog
-from inferno.contracts import FetchOptions
+from inferno.contracts import FetchOptions, encoders_beside
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 from inferno.testing import SourceTests
 
@@ -145,6 +145,37 @@ def test_a_split_file_comes_whole_by_any_of_its_parts(hub: Hub) -> None:
     assert path.name == "bear-00002-of-00003.gguf" and hub.downloads() == parts
     with pytest.raises(ModelNotFoundError, match="not a valid part"):
         fetch("toys/bear/bear-00009-of-00003.gguf")
+
+
+def test_a_file_comes_with_the_encoder_beside_it(hub: Hub) -> None:
+    """The best of several, and none from elsewhere in the repository."""
+    encoders = [f"q4/mmproj-bear-{kind}.gguf" for kind in ("Q8_0", "F32", "f16")]
+    files = ["q4/bear.gguf", "mmproj-F16.gguf", *encoders]
+    hub.repos["toys/bear"] = {name: name.encode() for name in files}
+    path = fetch("toys/bear/q4/bear.gguf")
+    assert path.with_name("mmproj-bear-f16.gguf").exists()
+    assert hub.downloads() == ["q4/bear.gguf", "q4/mmproj-bear-f16.gguf"]
+    fetch("toys/bear/q4/mmproj-bear-F32.gguf")
+    assert hub.downloads()[2:] == ["q4/mmproj-bear-F32.gguf"]
+
+
+def test_the_encoder_of_a_model_in_parts_may_be_in_the_folder_above(hub: Hub) -> None:
+    parts = [f"q4/bear-0000{i}-of-00002.gguf" for i in (1, 2)]
+    hub.repos["toys/bear"] = {name: name.encode() for name in (*parts, "mmproj-F16.gguf")}
+    fetch(f"toys/bear/{parts[0]}", encoder=False)
+    assert hub.downloads() == parts
+    fetch(f"toys/bear/{parts[0]}")
+    assert hub.downloads() == [*parts, "mmproj-F16.gguf"]
+
+
+def test_encoders_that_share_the_model_s_name_come_first() -> None:
+    beside = ["a/mmproj-cat-F16.gguf", "a/mmproj-Bear-7B-Q8_0.gguf", "a/mmproj-BF16.gguf", "a/x"]
+    assert encoders_beside("a/bear-7b-instruct-Q4_K_M.gguf", beside) == [
+        "a/mmproj-BF16.gguf",
+        "a/mmproj-Bear-7B-Q8_0.gguf",
+        "a/mmproj-cat-F16.gguf",
+    ]
+    assert encoders_beside("bear-7b.gguf", beside) == []
 
 
 def test_a_missing_file_names_its_neighbours(hub: Hub) -> None:

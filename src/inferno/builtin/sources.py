@@ -12,14 +12,22 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import MODEL_FILES, OTHER_FILES, FetchOptions, Source, parts_of
+from inferno.contracts import (
+    MODEL_FILES,
+    OTHER_FILES,
+    FetchOptions,
+    Source,
+    encoders_beside,
+    is_encoder_file,
+    parts_of,
+)
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 
 PATIENCE, PATIENCE_IF_HERE = 10.0, 2.0
@@ -64,15 +72,22 @@ def fetch_hub(ref: str, options: FetchOptions) -> Path:
 
 def _fetched(wanted: _HubRef, options: FetchOptions) -> Path:
     here = _on_disk(wanted, options)
-    if not options.offline and _is_silent(wanted, PATIENCE_IF_HERE if here else PATIENCE):
+    if options.offline:
+        return _download(wanted, options, offline=True)
+    answer = _asked(wanted, PATIENCE_IF_HERE if here else PATIENCE)
+    if answer is None:
         if here is None:
             raise _not_here(wanted, options)
         _LOG.warning("the hub does not answer: taking %s as it is on this machine", wanted.repo)
         return here
-    return _download(wanted, options, offline=options.offline)
+    found = encoders_beside(wanted.file, answer) if wanted.file and options.encoder else []
+    encoders = [] if wanted.file and is_encoder_file(wanted.file) else found[:1]
+    return _download(wanted, options, offline=False, beside=encoders)
 
 
-def _download(wanted: _HubRef, options: FetchOptions, *, offline: bool) -> Path:
+def _download(
+    wanted: _HubRef, options: FetchOptions, *, offline: bool, beside: Sequence[str] = ()
+) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     common: dict[str, Any] = {
@@ -84,7 +99,7 @@ def _download(wanted: _HubRef, options: FetchOptions, *, offline: bool) -> Path:
     if wanted.file:
         files = {
             part: Path(hf_hub_download(wanted.repo, part, **common))
-            for part in parts_of(wanted.file)
+            for part in (*parts_of(wanted.file), *beside)
         }
         return files[wanted.file]
     common |= {"allow_patterns": list(MODEL_FILES), "ignore_patterns": list(OTHER_FILES)}
@@ -101,23 +116,24 @@ def _on_disk(wanted: _HubRef, options: FetchOptions) -> Path | None:
         return None
 
 
-def _is_silent(wanted: _HubRef, seconds: float) -> bool:
-    """Return whether the hub accepts a question and leaves it open. Asked first, because the client
+def _asked(wanted: _HubRef, seconds: float) -> list[str] | None:
+    """Return the paths of a repository's files; none if the hub refuses to say, which the download
+    explains; None if it accepts a question and leaves it open. Asked first, because the client
     repeats its own questions for minutes."""
     from huggingface_hub import HfApi, constants, get_session
 
     if constants.HF_HUB_OFFLINE:
-        return False
+        return []
     http = sys.modules[type(get_session()).__module__.partition(".")[0]]  # httpx, or httpx2
     try:
-        HfApi(library_name="inferno").repo_info(
+        info = HfApi(library_name="inferno").model_info(
             wanted.repo, revision=wanted.revision, timeout=seconds
         )
     except http.TimeoutException:
-        return True
+        return None
     except Exception:  # it answers: the download says what is wrong
-        return False
-    return False
+        return []
+    return [sibling.rfilename for sibling in info.siblings or []]
 
 
 @contextmanager

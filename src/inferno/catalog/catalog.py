@@ -160,13 +160,19 @@ class Catalog:
             )
         return choose(found, f"{path}")
 
-    def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
+    def open(
+        self, path: Path, encoder: Path | None = None
+    ) -> tuple[Choice[CheckpointFormat], Checkpoint]:
         """Open the checkpoint at `path`, reading its headers, and return it as the quantization
-        schemes see it, with its format."""
+        schemes see it, with its format. `encoder` is the file with its encoder of images, if that
+        is apart (`CheckpointFormat.join`)."""
         found = self.format_of(path)
+        architectures = [o.item for o in self.of("inferno_architectures")]
         try:
-            opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
+            opened = found.item.open(path, architectures)
             try:
+                if encoder is not None and found.item.join is not None:
+                    opened = found.item.join(opened, encoder, architectures)
                 seen = opened
                 for offer in self.of("inferno_quant_schemes"):
                     if offer.item.adapt is not None:

@@ -19,6 +19,17 @@ _limits = partial(click.option, panel="Limits")
 
 IMAGE_OPTIONS = [
     _engine(
+        "--mmproj",
+        metavar="REF",
+        help="GGUF file with the encoder of images. [default: mmproj-*.gguf beside the model]",
+    ),
+    _engine(
+        "--no-mmproj",
+        "mmproj",
+        flag_value="none",
+        help="Run a GGUF model without images, whatever is beside it.",
+    ),
+    _engine(
         "--max-image-tokens",
         type=int,
         help="Most tokens of an image; larger images are scaled down. [default: 4096]",
@@ -65,5 +76,7 @@ def image_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes",
         origin,
     )
+    if use.file:
+        yield "", f"of {use.file}", ""
     yield "", f"a token for {use.side} x {use.side} pixels, at most {use.most_tokens} an image", ""
     yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of images that come again", ""

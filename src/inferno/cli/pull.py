@@ -9,11 +9,15 @@ from inferno.cli.options import debug_option, declare, plugin_options, source_op
 
 @declare
 @click.argument("ref")
+@click.option(
+    "--no-mmproj", is_flag=True, help="Leave out the encoder of images beside a GGUF file."
+)
 @source_options
 @plugin_options
 @debug_option
 def command(
     ref: str,
+    no_mmproj: bool,
     revision: str | None,
     offline: bool | None,
     disable: tuple[str, ...],
@@ -24,6 +28,7 @@ def command(
     from inferno.contracts import FetchOptions
 
     source = load_catalog(disable=disable, only=only).source_of(ref).item
-    click.echo(
-        source.fetch(ref, FetchOptions(revision=revision, offline=bool(offline), progress=True))
+    options = FetchOptions(
+        revision=revision, offline=bool(offline), progress=True, encoder=not no_mmproj
     )
+    click.echo(source.fetch(ref, options))

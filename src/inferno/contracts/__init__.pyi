@@ -73,6 +73,7 @@ from inferno.contracts.communicators import Communicator, RankPlace
 from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, Recast, RowJoin, RowSplit
+from inferno.contracts.encoder_files import EncoderDialect, EncoderFile, EncoderJoin
 from inferno.contracts.endpoints import Endpoints
 from inferno.contracts.executors import Executor, MachineStart, RankProcess, RankStart
 from inferno.contracts.formats import CheckpointFormat
@@ -154,6 +155,8 @@ from inferno.contracts.sources import (
     FetchOptions,
     Origin,
     Source,
+    encoders_beside,
+    is_encoder_file,
     is_part_of_model,
     parts_of,
 )
@@ -242,6 +245,9 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "EXPERT_OPS",
+    "EncoderDialect",
+    "EncoderFile",
+    "EncoderJoin",
     "Encoding",
     "Endpoints",
     "EventGroup",
@@ -375,9 +381,11 @@ __all__ = [
     "counts",
     "divides_heads",
     "encoder_of",
+    "encoders_beside",
     "expert_rows",
     "fp8_layout",
     "in_pairs",
+    "is_encoder_file",
     "is_part_of_model",
     "module_pattern",
     "parts_of",

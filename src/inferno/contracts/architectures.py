@@ -11,6 +11,7 @@ from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
+from inferno.contracts.encoder_files import EncoderDialect
 from inferno.contracts.media import ImageProcessor
 from inferno.contracts.ranks import Divided
 from inferno.contracts.states import StateSpec
@@ -169,6 +170,10 @@ class Architecture:
     is an `ImageModelConfig`: with the checkpoint's `preprocessor_config.json`, and so that no image
     takes more than `most` positions. Called in a process that needs no torch; imports Pillow. None:
     the model reads text only."""
+    encoders: Mapping[str, EncoderDialect] = field(factory=dict)
+    """Checkpoint format -> how its files hold the encoder of images apart from the text model, for
+    an architecture with `images`. The text model's own dialect is that of the architecture that
+    reads it alone."""
     note: str = ""
     """A note for users; the plan shows it."""
     api_version: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -48,6 +48,38 @@ def parts_of(file: str) -> list[str]:
     ]
 
 
+_ENCODER = "mmproj"
+_KINDS = ("f16", "bf16", "f32", "q8_0")
+"""Types of encoders' files, best first: others round more."""
+
+
+def is_encoder_file(path: str) -> bool:
+    """Return whether a GGUF file is called as those with a model's encoder of images are."""
+    return path.endswith(".gguf") and _ENCODER in path.rpartition("/")[2].lower()
+
+
+def encoders_beside(model: str, paths: Iterable[str]) -> list[str]:
+    """Return which of `paths` may be the encoder of images of the GGUF file `model`, best first:
+    those in its folder, or, of a model in parts without any there, in the folder above. All are
+    relative to one folder. The first share the model's name; then the type counts."""
+    folder, _, file = model.rpartition("/")
+    places = [folder, folder.rpartition("/")[0]] if folder and _PART.fullmatch(file) else [folder]
+    known = [path for path in paths if is_encoder_file(path)]
+    by_place = ([path for path in known if path.rpartition("/")[0] == place] for place in places)
+    words = _words(file)
+
+    def rank(path: str) -> tuple[bool, int, str]:
+        own = _words(path.rpartition("/")[2])
+        kind = next((i for i, each in enumerate(_KINDS) if each in own), len(_KINDS))
+        return not own - {*_KINDS, _ENCODER, "model"} <= words, kind, path
+
+    return sorted(next((found for found in by_place if found), []), key=rank)
+
+
+def _words(file: str) -> set[str]:
+    return {word for word in re.split(r"[^a-z0-9_]+", file.lower().removesuffix(".gguf")) if word}
+
+
 @frozen(kw_only=True)
 class FetchOptions:
     """Options of a fetch."""
@@ -57,6 +89,8 @@ class FetchOptions:
     """Use only what is already on this machine."""
     progress: bool = False
     """Draw progress bars on stderr."""
+    encoder: bool = True
+    """Fetch the encoder of images beside a GGUF file, too (`encoders_beside`)."""
 
 
 @frozen(kw_only=True)

@@ -74,7 +74,7 @@ class TextPart(RenamedView):
     @names.default
     def _find(self) -> dict[str, str]:
         stored = self.checkpoint.tensors
-        inside = [p for p in _DECODERS if any(f"{p}.{n}" in stored for n in _EMBEDDINGS)]
+        inside = [p for p in _DECODERS if any(_holds(stored, f"{p}.{n}") for n in _EMBEDDINGS)]
         if not inside:
             raise CheckpointError(
                 "the checkpoint has no language model where one is expected: there is no "
@@ -141,7 +141,7 @@ class SeeingPart(TextPart):
         return {**fields, **{k: v for k, v in text.items() if k != TEXT_PART_OF}}
 
 
-_EMBEDDINGS = ("embed_tokens.weight", "embed_tokens.qweight", "wte.weight")
+_EMBEDDINGS = ("embed_tokens", "wte")
 
 
 def _holds(stored: Mapping[str, TensorInfo], module: str) -> bool:

@@ -22,6 +22,8 @@ class ImageUse:
     cache_bytes: int
     """Of embeddings that are kept for images that come again."""
     distribution: str
+    file: str = ""
+    """The path of the file that the encoder is in; empty: the model's own files have it."""
     """Whose module prepares images."""
     whole: bool = False
     """Whether a step computes all of an image that is not cached: its positions attend to each

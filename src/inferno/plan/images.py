@@ -54,6 +54,7 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
             side=config.image_patch[0],
             cache_bytes=host.parse_size(options.image_cache_size, "--image-cache-size"),
             distribution=offer.distribution,
+            file=str(given.encoder.path or ""),
             whole=whole,
         )
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -43,6 +42,7 @@ from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.composite import Composite, composed, reopened
 from inferno.plan.devices import Machine, agree_on_device
+from inferno.plan.encoder_file import open_stored
 from inferno.plan.origins import agree_on_origins
 from inferno.plan.plan import Plan
 from inferno.plan.stored import adapted, unused_tensors
@@ -214,7 +214,7 @@ class Opened:
 
 def read_text(plan: Plan, parts: Parts) -> TextAssets:
     """Open the plan's checkpoint, and return what `Opened.text` does. Raises CheckpointError."""
-    checkpoint = adapted(parts.catalog.open(Path(plan.path))[1], parts.architecture)
+    checkpoint = adapted(open_stored(plan, parts.catalog), parts.architecture)
     with closing(checkpoint):
         return text_assets(checkpoint, parts.architecture)
 
@@ -244,7 +244,7 @@ def reopen(
     agree_on_device(plan.device, machine)
     agree_on_origins(plan, catalog)
     parts = Parts.of(plan, catalog)
-    checkpoint = adapted(update(catalog.open(Path(plan.path))[1]), parts.architecture)
+    checkpoint = adapted(update(open_stored(plan, catalog)), parts.architecture)
     with ExitStack() as on_error:
         on_error.callback(checkpoint.close)
         config = model_config(parts.architecture, checkpoint)

@@ -168,6 +168,9 @@ class Options:
     heads what those of `loras` change; all: these too."""
     max_image_tokens: int | None = None
     """The most tokens of an image: larger ones are scaled down. None: 4096."""
+    mmproj: str = "auto"
+    """The file with the encoder of images, of a format that stores it apart from the text model: a
+    reference. auto: one beside the model's file; none: images are off."""
     image_cache_size: str = "256MiB"
     """Limit of the embeddings that are kept of images, so that one that comes again, or goes on
     after a preemption, need not be computed again; and of prepared pixels."""

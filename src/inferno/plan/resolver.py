@@ -13,6 +13,7 @@ from inferno.plan import stages
 from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
+from inferno.plan.encoder_file import AUTO, choose_encoder
 from inferno.plan.encoders import check_options, is_encoder
 from inferno.plan.engines import choose_engines
 from inferno.plan.event_sinks import choose_sink
@@ -58,10 +59,14 @@ def open_model(
     catalog = catalog or load_catalog(disable=options.disable, only=options.only)
     source = catalog.source_of(ref)
     fetch = FetchOptions(
-        revision=options.revision, offline=options.offline, progress=options.progress
+        revision=options.revision,
+        offline=options.offline,
+        progress=options.progress,
+        encoder=options.mmproj == AUTO,
     )
     path = source.item.fetch(ref, fetch)
-    format, checkpoint = catalog.open(path)
+    encoder = choose_encoder(catalog, path, options.mmproj, fetch)
+    format, checkpoint = catalog.open(path, encoder.path)
     with ExitStack() as on_error:
         on_error.callback(checkpoint.close)
         given = stages.Given(
@@ -74,6 +79,7 @@ def open_model(
             source=Decided.by("source", source),
             format=Decided.by("format", format),
             stored=checkpoint,
+            encoder=encoder,
             overrides=open_overrides(options.overrides, catalog, fetch, on_error),
             open_draft=lambda ref, options: open_model(ref, options, catalog, machine),
             on_error=on_error,
@@ -171,6 +177,8 @@ def _sandbox(
 ) -> Decided[SandboxUse] | None:
     """Choose the sandbox, and name the files that all other choices need."""
     reads = [*files_of(given.path, given.stored)]
+    if given.encoder.path is not None:
+        reads.append(str(given.encoder.path))
     for override in given.overrides.value:
         reads += files_of(override.use.path, override.checkpoint)
     if drafting is not None and drafting.opened is not None:

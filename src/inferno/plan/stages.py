@@ -1,5 +1,4 @@
-"""The stages of a plan. Each decides one thing from the values of those before it; the plan is
-their sum (`resolver`)."""
+"""The stages of a plan (`resolver`): each decides one thing from the values of those before it."""
 
 from __future__ import annotations
 
@@ -48,6 +47,7 @@ from inferno.plan.composite import Override, composed
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.dtypes import compute_dtype, on_device
+from inferno.plan.encoder_file import EncoderChoice
 from inferno.plan.encoders import is_encoder
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
@@ -88,6 +88,7 @@ class Given:
     format: Decided[Any]
     stored: Checkpoint
     """As its format opened it."""
+    encoder: EncoderChoice
     overrides: Decided[list[Override]]
     open_draft: Callable[[str, Options], Opened]
     on_error: ExitStack

@@ -29,6 +29,7 @@ from inferno.testing.command import CommandTests
 from inferno.testing.communicators import CommunicatorTests
 from inferno.testing.converting import convert
 from inferno.testing.encoder import EncoderTests, embedded
+from inferno.testing.encoder_file import EncoderFileTests
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests, MachineExecutorTests
@@ -36,7 +37,7 @@ from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
-from inferno.testing.images import ImageTests, picture_file
+from inferno.testing.images import ImageTests, SeeingToy, picture_file
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.link_store import LinkTests
 from inferno.testing.mtp import MTPTests, proposals
@@ -102,6 +103,7 @@ __all__ = [
     "CommandTests",
     "CommunicatorTests",
     "Encoded",
+    "EncoderFileTests",
     "EncoderTests",
     "EndpointsTests",
     "EventSinkTests",
@@ -123,6 +125,7 @@ __all__ = [
     "RankTests",
     "RecordStoreTests",
     "SandboxTests",
+    "SeeingToy",
     "SessionKeeperTests",
     "SourceTests",
     "StoreTests",

@@ -78,17 +78,25 @@ def write_gguf(
     *,
     fused: Collection[str] = (),
     joined: Mapping[str, Sequence[int]] | None = None,
+    vocabulary: Sequence[str] = (),
 ) -> dict[str, Tensor]:
-    """Write `tensors`, named as in the checkpoint, with their matrices as `kind`, F16 or Q8_0.
+    """Write `tensors`, named as in the checkpoint, with their matrices as `kind`: F32, F16 or Q8_0.
 
     `config` holds the dialect's fields. `fused` are those of its `rows` to store as one matrix;
     `joined` are those of its `joins` to store as stacks, with the rows of one head in each stack.
+    `vocabulary` has the tokens of a byte-level tokenizer without merges.
     Returns the stored values in float32, under the names of `tensors`.
     """
     import gguf
 
     writer = gguf.GGUFWriter(path, dialect.architecture)
     _write_config(writer, dialect, config)
+    if vocabulary:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(list(vocabulary))
+        writer.add_token_types([gguf.TokenType.CONTROL] * len(vocabulary))
+        writer.add_token_merges([])
     held: dict[str, Tensor] = {}
 
     def add(stored: str, tensor: Tensor) -> Tensor:

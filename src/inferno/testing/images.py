@@ -69,10 +69,9 @@ class Asked:
     wanted: list[int]
 
 
-class ImageTests:
-    """Set `config` to a toy `config.json` of a whole model with its `text_config` and
-    `vision_config`. Prompts have token ids below 140. Override `inputs_of`: what the reference is
-    given for images. Weights are like trained ones."""
+class SeeingToy:
+    """A toy model that sees images, and transformers' answers, for `ImageTests` and
+    `EncoderFileTests`, which say what to set."""
 
     config: ClassVar[Mapping[str, Any]]
     sizes: ClassVar[Sequence[tuple[int, int]]] = ((112, 112), (84, 168), (56, 64))
@@ -176,6 +175,12 @@ class ImageTests:
                 **(self.inputs_of(images, ids) if images else {}),
             )
         return written[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+
+
+class ImageTests(SeeingToy):
+    """Set `config` to a toy `config.json` of a whole model with its `text_config` and
+    `vision_config`. Prompts have token ids below 140. Override `inputs_of`: what the reference is
+    given for images. Weights are like trained ones."""
 
     @pytest.mark.parametrize("run", RUNS)
     def test_tokens_are_the_reference_s(
@@ -300,4 +305,4 @@ def generated(engine: Engine, asked: Sequence[Asked]) -> tuple[list[list[int]], 
     ]
 
 
-__all__ = ["ImageTests", "Picture", "picture_file"]
+__all__ = ["ImageTests", "Picture", "SeeingToy", "picture_file"]

@@ -26,6 +26,7 @@ from inferno.nn import Attention, State
 from inferno.ops.reference import Ops
 from inferno.plan import Opened, reopen, unused_tensors
 from inferno.plan.composite import Composite
+from inferno.plan.encoder_file import open_stored
 from inferno.request.requests import FIRST_VERSION
 from inferno.weights.adapters import Adapters
 from inferno.weights.loading import load_drafter, load_model, ops_of
@@ -124,7 +125,7 @@ class Resident:
             names, patterns = update.tensors.stored, unused_tensors(self.opened.config)
             unread = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
             self._check_taken(update)
-            with closing(self.opened.parts.catalog.open(Path(plan.path))[1]) as checkpoint:
+            with closing(open_stored(plan, self.opened.parts.catalog)) as checkpoint:
                 check_update(update, checkpoint, plan.dtype, {*unread, *left_out(checkpoint)})
             for other in needed([*self._updates, update]):
                 other.check_unchanged()

@@ -189,6 +189,16 @@ def test_one_file_and_a_split_one_are_fetched_alone(hub: Hub) -> None:
         fetch(offline=True)  # its files are not the whole model
 
 
+def test_a_file_comes_with_the_encoder_beside_it(hub: Hub) -> None:
+    encoders = [f"mmproj-bear-{kind}.gguf" for kind in ("Q8_0", "f16")]
+    hub.repos["toys/bear"] |= {name: name.encode() for name in ("bear.gguf", *encoders)}
+    fetch(f"{REF}/bear.gguf", encoder=False)
+    assert hub.downloads() == ["bear.gguf"]
+    path = fetch(f"{REF}/bear.gguf")
+    assert hub.downloads() == ["bear.gguf", "mmproj-bear-f16.gguf"]
+    assert path.with_name("mmproj-bear-f16.gguf").exists()
+
+
 def test_a_revision_is_a_snapshot_of_its_own(hub: Hub) -> None:
     assert fetch(f"{REF}@v1") == fetch(revision="v1") != fetch()
     assert list(SOURCE.list()) == [REF, f"{REF}@v1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
-from inferno_qwen2.gguf import QWEN2
+from inferno_qwen2.gguf import QWEN2, QWEN2_5_VL
 
 CAUSAL = Architecture(
     name="Qwen2ForCausalLM",
@@ -40,6 +40,7 @@ SEEING = Architecture(
     build="inferno_qwen2.vision:Qwen25VLForConditionalGeneration",
     adapt="inferno_qwen2.vision_config:seeing",
     images="inferno_qwen2.images:processor",
+    encoders={"gguf": QWEN2_5_VL},
     divides=DECODER,
     unquantized=("visual.*",),
     stop_tokens=CAUSAL.stop_tokens,

@@ -38,6 +38,8 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
             dialect=DEFAULTS,
             mixes=mixes(),
             importance="inferno_gguf.imatrix:read",
+            encoders="inferno_gguf.encoders:encoders",
+            join="inferno_gguf.encoders:join",
         )
     ]
 

@@ -126,6 +126,11 @@ def _architecture(
             f"{claims} both read GGUF files of {name!r}",
             "Disable one of their plugins: --disable NAME",
         )
+    if name == "clip":
+        raise CheckpointError(
+            f"{file.path.name} is an encoder of images, not a model",
+            "Name the model's file, and the encoder by --mmproj if it is not beside it.",
+        )
     names = {f"{d.architecture} ({a.name})" for a, own in known for d in (own, *own.variants)}
     installed = ", ".join(sorted(names)) or "none"
     raise CheckpointError(

@@ -78,7 +78,7 @@ class _Values:
         value = self.file.metadata.get(f"{self._prefix}.{key}")
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
-        return _shortest(value) if isinstance(value, float) else value
+        return shortest(value) if isinstance(value, float) else value
 
     def number(self, key: str) -> float | None:
         value = self.field(key)
@@ -101,7 +101,7 @@ class _Values:
         return value
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The shortest decimal with the same float32 value: most are stored as float32, so 1e-6 is read
     as 9.99999997e-07."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from inferno.contracts import is_encoder_file
 from inferno.errors import CheckpointError
 from inferno_gguf.reader import DAMAGED, MAGIC, GgufFile
 
@@ -32,7 +33,7 @@ def _begins_as_gguf(path: Path) -> bool:
 def open_files(path: Path) -> list[GgufFile]:
     """Open the model's files, the one with the metadata first. Raises CheckpointError if shards are
     missing or do not match."""
-    named = _only_model(path) if path.is_dir() else path
+    named = first_of(path)
     opened = GgufFile.open(named)
     count = _count(opened, "split.count")
     if count <= 1:
@@ -74,12 +75,18 @@ def _count(file: GgufFile, key: str) -> int:
     return value
 
 
+def first_of(path: Path) -> Path:
+    """Return the file at a path, or of the only model in a folder: the first shard. Raises
+    CheckpointError if there are several."""
+    return _only_model(path) if path.is_dir() else path
+
+
 def _only_model(folder: Path) -> Path:
-    """The only model in the folder: a file, or the first shard."""
     names = [
         f
         for f in sorted(folder.glob("*.gguf"))
-        if not (s := _SHARD.fullmatch(f.name)) or int(s["number"]) == 1
+        if not is_encoder_file(f.name)
+        and (not (s := _SHARD.fullmatch(f.name)) or int(s["number"]) == 1)
     ]
     if len(names) != 1:
         shown = ", ".join(f.name for f in names[:8]) or "no first part"

@@ -23,7 +23,13 @@ import requests
 from attrs import define, frozen
 from modelscope_hub import HubApi, HubConfig, TqdmCallback, errors
 
-from inferno.contracts import FetchOptions, is_part_of_model, parts_of
+from inferno.contracts import (
+    FetchOptions,
+    encoders_beside,
+    is_encoder_file,
+    is_part_of_model,
+    parts_of,
+)
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 from inferno_modelscope import PREFIX
 
@@ -101,7 +107,8 @@ def fetch(ref: str, options: FetchOptions) -> Path:
     else:
         with _explained(wanted, config):
             api = HubApi(config)
-            _download(wanted, api, _selected(wanted, api), snapshot, progress=options.progress)
+            files = _selected(wanted, api, encoder=options.encoder)
+            _download(wanted, api, files, snapshot, progress=options.progress)
     return snapshot.folder / wanted.file
 
 
@@ -131,14 +138,17 @@ def _is_silent(wanted: Wanted, config: HubConfig, seconds: float) -> bool:
         return True
 
 
-def _selected(wanted: Wanted, api: HubApi) -> list[Listed]:
-    """Return the files to download. Raises ModelNotFoundError if what is wanted is not there."""
+def _selected(wanted: Wanted, api: HubApi, *, encoder: bool) -> list[Listed]:
+    """Return the files to download, with the encoder of images beside a GGUF file. Raises
+    ModelNotFoundError if what is wanted is not there."""
     listed = [
         Listed(entry.path, entry.size, entry.sha256)
         for entry in api.list_repo_files(wanted.repo, "model", revision=wanted.revision)
         if not entry.is_dir
     ]
-    files = [file for file in listed if wanted.includes(file.path)]
+    alone = not encoder or not wanted.file or is_encoder_file(wanted.file)
+    beside = [] if alone else encoders_beside(wanted.file, [file.path for file in listed])[:1]
+    files = [file for file in listed if wanted.includes(file.path) or file.path in beside]
     for file in files:
         parts = PurePosixPath(file.path).parts
         if not parts or ".." in parts or file.path.startswith("/") or not file.path.isprintable():

@@ -1,0 +1,62 @@
+"""What encoders that GGUF files store apart have in common, whatever their family: parts of an
+`EncoderDialect`. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferno.contracts import EncoderJoin
+
+_PREFIX = "clip.vision"
+SIZES: Mapping[str, str] = {
+    "layers": f"{_PREFIX}.block_count",
+    "hidden_size": f"{_PREFIX}.embedding_length",
+    "intermediate_size": f"{_PREFIX}.feed_forward_length",
+    "heads": f"{_PREFIX}.attention.head_count",
+    "image_size": f"{_PREFIX}.image_size",
+    "patch_size": f"{_PREFIX}.patch_size",
+    "merge": f"{_PREFIX}.spatial_merge_size",
+    "scale": f"{_PREFIX}.projector.scale_factor",
+    "width": f"{_PREFIX}.projection_dim",
+    "image_mean": f"{_PREFIX}.image_mean",
+    "image_std": f"{_PREFIX}.image_std",
+    "min_pixels": f"{_PREFIX}.image_min_pixels",
+    "max_pixels": f"{_PREFIX}.image_max_pixels",
+}
+"""An `EncoderDialect.fields`. `width` is that of the text model's embeddings."""
+HEADS = SIZES["heads"]
+PATCHES = EncoderJoin(parts=("v.patch_embd.weight", "v.patch_embd.weight.1"), axis=2)
+"""A convolution of two frames, which files store as one of each."""
+
+
+def layer(path: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return a layer's part of `EncoderDialect.modules`: `names` has what files call its modules,
+    and their paths in the layer of the original checkpoint at `path`, which has `{n}`."""
+    return {f"v.blk.{{n}}.{stored}": f"{path}.{ours}" for stored, ours in names.items()}
+
+
+def looks(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what files have of `preprocessor_config.json`: an `EncoderDialect.processor`."""
+    names = ("image_mean", "image_std", "min_pixels", "max_pixels")
+    return {name: fields[name] for name in names if name in fields}
+
+
+def some(fields: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """Return fields under other names: those that there are."""
+    return {ours: fields[name] for ours, name in names.items() if name in fields}
+
+
+def with_sections(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a text model's config with `mrope_section`, the pairs that turn by each dimension,
+    among the rotary parameters. A `Dialect.config`: files have four dimensions."""
+    config = dict(fields)
+    sections = config.pop("mrope_section", None)
+    if isinstance(sections, list):
+        rope = {"rope_type": "default", **config.get("rope_scaling", {})}
+        config["rope_scaling"] = {**rope, "mrope_section": sections[:3]}
+    return config
+
+
+SECTIONS = {"mrope_section": "rope.dimension_sections"}
+"""What `with_sections` reads: a part of `Dialect.fields`."""
