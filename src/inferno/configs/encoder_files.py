@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import EncoderJoin
+from inferno.configs.vision import ENCODER
+from inferno.contracts import EncoderDialect, EncoderJoin
 
 _PREFIX = "clip.vision"
 SIZES: Mapping[str, str] = {
@@ -60,3 +61,53 @@ def with_sections(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 SECTIONS = {"mrope_section": "rope.dimension_sections"}
 """What `with_sections` reads: a part of `Dialect.fields`."""
+
+
+def deep_encoder(kind: str, texts: tuple[str, ...], model_type: str) -> EncoderDialect:
+    """Return the dialect of files with a `DeepVisionConfig`'s encoder; `model_type` is the whole
+    model's."""
+
+    def config(text: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        vision = {
+            **some(fields, hidden_size="hidden_size", intermediate_size="intermediate_size"),
+            **some(fields, patch_size="patch_size", spatial_merge_size="merge"),
+            **some(fields, out_hidden_size="width", depth="layers", num_heads="heads"),
+            # The size of an image with a patch for each position embedding.
+            "num_position_embeddings": (fields["image_size"] // fields["patch_size"]) ** 2,
+            "deepstack_visual_indexes": [n for n, deep in enumerate(fields["deep"]) if deep],
+        }
+        whole = {"model_type": model_type, "text_config": text, "vision_config": vision}
+        return {**whole, **some(fields, image_token_id="image_token_id")}
+
+    products = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+    return EncoderDialect(
+        kind=kind,
+        texts=texts,
+        fields={**SIZES, "deep": f"{_PREFIX}.is_deepstack_layers"},
+        tokens={"image_token_id": "<|image_pad|>"},
+        joins={f"{ENCODER}.patch_embed.proj.weight": PATCHES},
+        modules={
+            "v.patch_embd": f"{ENCODER}.patch_embed.proj",
+            "v.position_embd": f"{ENCODER}.pos_embed",
+            **layer(
+                f"{ENCODER}.blocks.{{n}}",
+                {
+                    "ln1": "norm1",
+                    "ln2": "norm2",
+                    "attn_qkv": "attn.qkv",
+                    "attn_out": "attn.proj",
+                    "ffn_up": "mlp.linear_fc1",
+                    "ffn_down": "mlp.linear_fc2",
+                },
+            ),
+            "v.post_ln": f"{ENCODER}.merger.norm",
+            "mm.0": f"{ENCODER}.merger.linear_fc1",
+            "mm.2": f"{ENCODER}.merger.linear_fc2",
+            **{
+                f"v.deepstack.{{n}}.{theirs}": f"{ENCODER}.deepstack_merger_list.{{k}}.{ours}"
+                for theirs, ours in products.items()
+            },
+        },
+        config=config,
+        processor=looks,
+    )

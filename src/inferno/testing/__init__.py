@@ -29,7 +29,7 @@ from inferno.testing.command import CommandTests
 from inferno.testing.communicators import CommunicatorTests
 from inferno.testing.converting import convert
 from inferno.testing.encoder import EncoderTests, embedded
-from inferno.testing.encoder_file import EncoderFileTests
+from inferno.testing.encoder_file import DeepEncoderFileTests, EncoderFileTests
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests, MachineExecutorTests
@@ -102,6 +102,7 @@ __all__ = [
     "CheckpointFormatTests",
     "CommandTests",
     "CommunicatorTests",
+    "DeepEncoderFileTests",
     "Encoded",
     "EncoderFileTests",
     "EncoderTests",

@@ -294,6 +294,41 @@ class EncoderFileTests(SeeingToy):
         assert done.returncode == 0, done.stderr
 
 
+class DeepEncoderFileTests(EncoderFileTests):
+    """The same of an `nn.DeepEncoder`. Set `kind` to what files call its projector."""
+
+    kind: ClassVar[str]
+    looks = {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+
+    def keys(self, vision: Any) -> Keys:
+        deep, places = vision.deepstack_visual_indexes, vision.num_position_embeddings
+        return {
+            "projector_type": self.kind,
+            "use_gelu": True,
+            "vision.spatial_merge_size": vision.spatial_merge_size,
+            "vision.image_size": int(places**0.5) * vision.patch_size,
+            "vision.is_deepstack_layers": [n in deep for n in range(vision.depth)],
+        }
+
+    def stored(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        indexes = self.config["vision_config"]["deepstack_visual_indexes"]
+        if name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif name.startswith("visual.deepstack_merger_list."):
+            number, rest = name.split(".", 3)[2:]
+            yield f"v.deepstack.{indexes[int(number)]}.{rest.replace('linear_', '')}", tensor
+        elif name.startswith("visual.merger."):
+            places = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
+            module, part = name.split(".")[2:]
+            yield f"{places[module]}.{part}", tensor
+        elif name.startswith("visual."):
+            yield name, tensor
+
+
 def usual_keys(vision: Any, width: int) -> dict[str, Any]:
     """Return what llama.cpp's converter writes of every encoder; `vision` is transformers' config
     of it, `width` the size of the text model's embeddings."""

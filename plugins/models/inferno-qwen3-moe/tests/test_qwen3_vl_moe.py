@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 
-from inferno.testing import TINY_TEXT, ImageTests
+from inferno.testing import TINY_TEXT, DeepEncoderFileTests, ImageTests, SeeingToy
 from inferno_qwen3_moe.config import Qwen3MoeConfig
 from inferno_qwen3_moe.vision_config import Qwen3VLMoeConfig
 
@@ -24,7 +24,7 @@ MROPE = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 
-class TestQwen3VLMoe(ImageTests):
+class Qwen3VLMoe(SeeingToy):
     config = {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "model_type": "qwen3_vl_moe",
@@ -57,6 +57,18 @@ class TestQwen3VLMoe(ImageTests):
 
         found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
         return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+
+
+class TestQwen3VLMoe(Qwen3VLMoe, ImageTests):
+    pass
+
+
+class TestFiles(Qwen3VLMoe, DeepEncoderFileTests):
+    """A mixture of Qwen3-VL in two GGUF files, of the text model and of the encoder."""
+
+    kind, text = "qwen3vl_merger", "qwen3vlmoe"
+    gguf_fields = {"mrope_section": [4, 2, 2, 0], **EXPERTS}
+    tokens = {150: "<|image_pad|>"}
 
 
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inferno.errors import CheckpointError
-from inferno.testing import TINY_TEXT, ImageTests
+from inferno.testing import TINY_TEXT, DeepEncoderFileTests, ImageTests, SeeingToy
 from inferno_qwen3.config import Qwen3Config
 from inferno_qwen3.vision_config import Qwen3VLConfig
 
@@ -42,10 +42,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class TestQwen3VL(ImageTests):
-    """Features of two layers, and a square of position embeddings that is smaller than one image's
-    grid and larger than another's."""
-
+class Qwen3VL(SeeingToy):
     config = CONFIG
     sizes = ((128, 128), (96, 192), (64, 70))
 
@@ -56,6 +53,19 @@ class TestQwen3VL(ImageTests):
 
         found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
         return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+
+
+class TestQwen3VL(Qwen3VL, ImageTests):
+    """Features of two layers, and a square of position embeddings that is smaller than one image's
+    grid and larger than another's."""
+
+
+class TestFiles(Qwen3VL, DeepEncoderFileTests):
+    """Qwen3-VL in two GGUF files, of the text model and of the encoder."""
+
+    kind, text = "qwen3vl_merger", "qwen3vl"
+    gguf_fields = {"mrope_section": [4, 2, 2, 0]}
+    tokens = {150: "<|image_pad|>"}
 
 
 class TestEveryLayerIsDeep(TestQwen3VL):

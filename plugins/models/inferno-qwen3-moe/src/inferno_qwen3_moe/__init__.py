@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
-from inferno_qwen3_moe.gguf import QWEN3_MOE
+from inferno_qwen3_moe.gguf import QWEN3_MOE, QWEN3_VL_MOE
 
 CAUSAL = Architecture(
     name="Qwen3MoeForCausalLM",
@@ -34,6 +34,7 @@ SEEING = Architecture(
     build="inferno_qwen3_moe.vision:Qwen3VLMoeForConditionalGeneration",
     adapt="inferno_qwen3_moe.vision_config:seeing",
     images="inferno_qwen3_moe.images:processor",
+    encoders={"gguf": QWEN3_VL_MOE},
     divides=DECODER,
     unquantized=("*.gate", "visual.*"),
     stop_tokens=CAUSAL.stop_tokens,

@@ -1,10 +1,13 @@
-"""The GGUF dialect of Qwen3's mixtures of experts. Imports no torch."""
+"""The GGUF dialects of Qwen3's mixtures of experts, and of Qwen3-VL's encoder. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
+from inferno.configs.encoder_files import SECTIONS, deep_encoder, with_sections
 from inferno.contracts import Dialect
 
 
@@ -14,7 +17,11 @@ def _qwen3_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": width, **fields}
 
 
-QWEN3_MOE = Dialect(
+def _qwen3_vl_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return with_sections(_qwen3_moe(fields))
+
+
+_PLAIN = Dialect(
     architecture="qwen3moe",
     present={"attention_bias": "blk.0.attn_q.bias"},
     constants={
@@ -23,3 +30,11 @@ QWEN3_MOE = Dialect(
     },  # not stored; llama.cpp always normalizes
     config=_qwen3_moe,
 )
+QWEN3_MOE = attrs.evolve(
+    _PLAIN,
+    # The text model of Qwen3-VL's mixtures: alone, its three positions are one.
+    variants=(
+        attrs.evolve(_PLAIN, architecture="qwen3vlmoe", fields=SECTIONS, config=_qwen3_vl_moe),
+    ),
+)
+QWEN3_VL_MOE = deep_encoder("qwen3vl_merger", ("qwen3vlmoe",), "qwen3_vl_moe")

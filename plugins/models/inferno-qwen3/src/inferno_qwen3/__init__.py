@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Reranker, classifier_of
-from inferno_qwen3.gguf import QWEN3
+from inferno_qwen3.gguf import QWEN3, QWEN3_VL
 
 RERANKER = Reranker(
     template=(
@@ -57,6 +57,7 @@ SEEING = Architecture(
     build="inferno_qwen3.vision:Qwen3VLForConditionalGeneration",
     adapt="inferno_qwen3.vision_config:seeing",
     images="inferno_qwen3.images:processor",
+    encoders={"gguf": QWEN3_VL},
     divides=DECODER,
     unquantized=("visual.*",),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),

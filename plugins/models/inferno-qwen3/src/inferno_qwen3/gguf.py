@@ -1,11 +1,20 @@
-"""The GGUF dialect of Qwen3. Imports no torch."""
+"""The GGUF dialects of Qwen3, and of Qwen3-VL's encoder. Imports no torch."""
 
 from __future__ import annotations
 
+import attrs
+
+from inferno.configs.encoder_files import SECTIONS, deep_encoder, with_sections
 from inferno.contracts import Dialect
 
-QWEN3 = Dialect(
+_PLAIN = Dialect(
     architecture="qwen3",
     constants={"model_type": "qwen3"},
     present={"attention_bias": "blk.0.attn_q.bias"},
 )
+QWEN3 = attrs.evolve(
+    _PLAIN,
+    # The text model of Qwen3-VL: alone, its three positions are one.
+    variants=(attrs.evolve(_PLAIN, architecture="qwen3vl", fields=SECTIONS, config=with_sections),),
+)
+QWEN3_VL = deep_encoder("qwen3vl_merger", ("qwen3vl",), "qwen3_vl")
