@@ -19,6 +19,7 @@ SIZES: Mapping[str, str] = {
     "patch_size": f"{_PREFIX}.patch_size",
     "merge": f"{_PREFIX}.spatial_merge_size",
     "scale": f"{_PREFIX}.projector.scale_factor",
+    "eps": f"{_PREFIX}.attention.layer_norm_epsilon",
     "width": f"{_PREFIX}.projection_dim",
     "image_mean": f"{_PREFIX}.image_mean",
     "image_std": f"{_PREFIX}.image_std",
@@ -46,6 +47,13 @@ def looks(fields: Mapping[str, Any]) -> dict[str, Any]:
 def some(fields: Mapping[str, Any], **names: str) -> dict[str, Any]:
     """Return fields under other names: those that there are."""
     return {ours: fields[name] for ours, name in names.items() if name in fields}
+
+
+def sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of an encoder under the names that most of them have in `vision_config`."""
+    same = ("hidden_size", "intermediate_size", "image_size", "patch_size")
+    numbers = some(fields, num_hidden_layers="layers", num_attention_heads="heads")
+    return {**some(fields, **{name: name for name in same}), **numbers}
 
 
 def with_sections(fields: Mapping[str, Any]) -> dict[str, Any]:

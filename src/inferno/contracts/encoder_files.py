@@ -49,8 +49,11 @@ class EncoderDialect:
     has not are left out."""
     present: Mapping[str, str] = field(factory=dict)
     """Names for `config` -> the tensor that a file has if they are true."""
+    shapes: Mapping[str, tuple[str, int]] = field(factory=dict)
+    """Names for `config` -> a tensor of the file, and the axis whose length they are."""
     tokens: Mapping[str, str] = field(factory=dict)
-    """Names for `config` -> the token of the text model's vocabulary whose id they are."""
+    """Names for `config` -> the token of the text model's vocabulary whose id they are. A text
+    model without any of them is another one."""
     modules: Mapping[str, str | None] = field(factory=dict)
     """Module path in the file -> in the original checkpoint, or full names of tensors whose last
     component differs; None: it is left out."""

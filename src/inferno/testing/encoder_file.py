@@ -16,7 +16,7 @@ from torch import Tensor
 from inferno.configs import RopeConfig
 from inferno.contracts import text_part
 from inferno.core.engine import Engine
-from inferno.errors import CheckpointError
+from inferno.errors import CheckpointError, InfernoError
 from inferno.images.preparing import Preparer
 from inferno.plan import Opened
 from inferno.testing.alike import alike
@@ -26,6 +26,8 @@ from inferno.testing.tiny import run_python, torch_only
 from inferno.weights.loading import check
 
 Keys = Mapping[str, Any]
+MOST_OFF: Mapping[str, float] = {"F16": 0.005, "Q8_0": 0.05}
+"""How far embeddings may be off, as a share of their length, by the file's type."""
 
 
 class EncoderFileTests(SeeingToy):
@@ -42,8 +44,10 @@ class EncoderFileTests(SeeingToy):
     looks: ClassVar[Mapping[str, Any]]
     """What the file has of `preprocessor_config.json`, whose names these are: as `inputs_of` has
     them."""
-    most_off: ClassVar[Mapping[str, float]] = {"F16": 0.01, "Q8_0": 0.1}
-    """Standard deviations of embeddings by which one may differ, by the file's type."""
+    processor: ClassVar[Mapping[str, Any]] = {}
+    """What else it has of it, under other keys."""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Tensors of the file that the model does not read."""
     unsaid: ClassVar[frozenset[str]] = frozenset()
     """Fields of the model's config that files do not store and that change no token."""
 
@@ -123,7 +127,7 @@ class EncoderFileTests(SeeingToy):
         given = {**usual, **self.looks_of_file(), **self.keys(vision), **(keys or {})}
         for key, value in given.items():
             _add(writer, f"clip.{key}", value)
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, int(usual["vision.block_count"]))
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 9)  # projectors have numbers, too
         written = []
         for name, tensor in tensors.items():
             for found, values in self.stored(name.removeprefix("model."), tensor.float()):
@@ -152,7 +156,7 @@ class EncoderFileTests(SeeingToy):
         """In float32, which changes no value."""
         with self.opened(pair) as opened:
             found = opened.text().image_processor
-            assert found.keys() == self.looks.keys()
+            assert {n: value for n, value in found.items() if n not in self.looks} == self.processor
             for name, value in self.looks.items():  # files have them in float32
                 torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(value))
             engine = Engine.load(opened)
@@ -199,8 +203,9 @@ class EncoderFileTests(SeeingToy):
         values = torch.from_numpy(pixels.values)
         with torch.inference_mode():
             theirs, ours = (each(values, pixels.grid) for each in (exact, near))
-        off = float((ours - theirs).abs().max() / theirs.std())
-        assert 0 < off <= self.most_off[kind]
+        off = float((ours - theirs).norm() / theirs.norm())
+        assert off <= MOST_OFF[kind], f"embeddings are off by {off}"
+        assert off > 0 or kind == "F16", "Q8_0 rounds"
 
     def test_without_the_file_it_reads_text(self, pair: Path, asked: Sequence[Asked]) -> None:
         with self.opened(pair, mmproj="none") as opened:
@@ -253,7 +258,8 @@ class EncoderFileTests(SeeingToy):
         path = tmp_path / "encoder.gguf"
         names = self.write_encoder(path, reference, tensors, "F32")
         assert len(names) == len({*names})
-        for name in (each for each in names if not re.search(r"\.[1-9]\d*\.[a-z]", each)):
+        first = (name for name in names if not re.search(r"\.blk\.[1-9]", name))
+        for name in (each for each in first if each not in self.unread):
             self.write_encoder(path, reference, tensors, "F32", without=[name])
             with (
                 pytest.raises(CheckpointError) as caught,
@@ -276,7 +282,7 @@ class EncoderFileTests(SeeingToy):
             try:
                 with self.opened(pair, mmproj=str(path)) as opened:
                     check(opened)
-            except CheckpointError as error:
+            except InfernoError as error:  # of sizes that no memory holds, too
                 refused += 1
                 assert error.cause and error.remedy
         assert refused > 30

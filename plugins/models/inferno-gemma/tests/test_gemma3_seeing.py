@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError, OptionError
-from inferno.testing import TINY_TEXT, ImageTests, load_toy, transformers_model
+from inferno.testing import (
+    TINY_TEXT,
+    EncoderFileTests,
+    ImageTests,
+    SeeingToy,
+    load_toy,
+    transformers_model,
+)
 from inferno_gemma.images import processor
 from inferno_gemma.vision_config import SeeingGemma3Config
+from inferno_gemma.vision_gguf import GEMMA3_ENCODER
 
 pytest.importorskip("PIL")
 
@@ -44,10 +53,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class TestGemma3Seeing(ImageTests):
-    """Gemma 3 4B with its images, whose tokens attend to each other; the window is longer than an
-    image."""
-
+class Gemma3Seeing(SeeingToy):
     config = CONFIG
     span = 16
 
@@ -59,6 +65,50 @@ class TestGemma3Seeing(ImageTests):
         pixels = made(images=list(images), return_tensors="pt")["pixel_values"]
         types = torch.tensor([[int(each == 150) for each in ids]])
         return {"pixel_values": pixels, "token_type_ids": types}
+
+
+class TestGemma3Seeing(Gemma3Seeing, ImageTests):
+    """Gemma 3 4B with its images, whose tokens attend to each other; the window is longer than an
+    image."""
+
+
+class TestFiles(Gemma3Seeing, EncoderFileTests):
+    """Gemma 3 4B in two GGUF files, of the text model and of the encoder."""
+
+    config = {
+        **CONFIG,
+        "text_config": {
+            **CONFIG["text_config"],
+            "sliding_window_pattern": 3,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+        },
+    }
+    text = "gemma3"
+    gguf_fields = {"sliding_window_pattern": 3, "rope_local_base_freq": 10_000.0}
+    unsaid = frozenset({"query_pre_attn_scalar"})  # derived from the head's width, which is as much
+    tokens = {150: "<image_soft_token>"}
+    looks = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+    def keys(self, vision: Any) -> Mapping[str, Any]:
+        return {"projector_type": "gemma3", "use_gelu": True, "vision.projector.scale_factor": 2}
+
+    def stored(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        if name.endswith("mm_input_projection_weight"):
+            yield "mm.input_projection.weight", tensor
+        elif name.endswith("mm_soft_emb_norm.weight"):
+            yield "mm.soft_emb_norm.weight", tensor + 1
+        elif name.startswith("vision_tower."):  # as published checkpoints have it
+            yield name.replace("vision_tower.", "vision_tower.vision_model."), tensor
+
+
+def test_a_file_without_a_row_for_images_has_another_token_in_their_places() -> None:
+    """Converted from SentencePiece's vocabulary, as many are."""
+    text = {**CONFIG["text_config"], "vocab_size": 140}
+    vision = {"image_size": 896, "patch_size": 14, "hidden_size": 32, "layers": 1, "heads": 2}
+    config = GEMMA3_ENCODER.config(text, {**vision, "intermediate_size": 48, "spare": 104})
+    read = SeeingGemma3Config.from_multimodal(config)
+    assert (read.image_token_id, read.vision.tokens) == (104, 256)
+    assert read.image_text[1] == "\n\n<start_of_image><unused98><end_of_image>\n\n"
 
 
 @pytest.mark.slow

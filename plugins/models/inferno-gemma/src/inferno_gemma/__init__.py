@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
 from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3, GEMMA3N, GEMMA4
+from inferno_gemma.vision_gguf import GEMMA3_ENCODER
 
 _END_OF_TURN = ("<end_of_turn>",)
 _END_OF_TURN_4 = ("<turn|>", "<|tool_response>")
@@ -78,6 +79,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_gemma.vision:Gemma3ForConditionalGeneration",
             adapt="inferno_gemma.vision_config:seeing",
             images="inferno_gemma.images:processor",
+            encoders={"gguf": GEMMA3_ENCODER},
             unquantized=("encoder.*",),
             divides=DECODER,
             stop_tokens=_END_OF_TURN,

@@ -80,6 +80,8 @@ class SeeingGemma3Config(Gemma3Config):
     `ImageTextConfig`)."""
 
     image_token_id: int = 262_144
+    image_place: str = PLACE
+    """The token of that id, as it is written."""
     vision: VisionConfig = VisionConfig()
 
     @classmethod
@@ -91,6 +93,7 @@ class SeeingGemma3Config(Gemma3Config):
         text = {k: v for k, v in text.items() if k != "vision_config"}
         tied = config.get("tie_word_embeddings", True)
         given = {**text, "tie_word_embeddings": tied}
+        given |= {name: config[name] for name in ("image_place",) if name in config}
         read = cls.from_json(given if token is None else {**given, "image_token_id": token})
         if read.image_token_id >= read.vocab_size:
             raise CheckpointError(
@@ -127,7 +130,7 @@ class SeeingGemma3Config(Gemma3Config):
 
     @property
     def image_text(self) -> tuple[str, str]:
-        return START, f"\n\n{START}{PLACE}{END}\n\n"
+        return START, f"\n\n{START}{self.image_place}{END}\n\n"
 
     def image_tokens(self, grid: Grid) -> int:
         return grid[1] * grid[2] // self.vision.merge**2

@@ -105,6 +105,8 @@ def _reads(file: GgufFile, dialect: EncoderDialect) -> dict[str, _Read]:
         key, end = entry
         if (path := dialect.modules[key]) is not None:
             ours = _numbered(path + end, name).replace("{k}", str(places.get(name)))
+            if ours in reads:
+                raise CheckpointError(f"{file.path.name}: {ours} is stored twice", DAMAGED)
             heads = _heads(file, dialect, name) if key in dialect.rotary_pairs else 0
             reads[ours] = _Read((name,), heads=heads, added=dialect.added.get(key, 0.0))
     return reads

@@ -156,6 +156,7 @@ def _find(
             f"{file.path.name} is an encoder for {texts}, and {text.path.name} is {family!r}",
             NO_IMAGES,
         )
+    architecture, dialect = found[0]
     width, wanted = file.metadata.get(WIDTH), text.metadata.get(f"{family}.embedding_length")
     if width != wanted:
         raise Unfit(
@@ -163,7 +164,13 @@ def _find(
             f"{text.path.name} have {wanted}",
             NO_IMAGES,
         )
-    return found[0]
+    if _TOKENS in text.metadata and not _tokens(text, dialect):
+        raise Unfit(
+            f"{text.path.name} has no token for images ({', '.join(dialect.tokens.values())}), as "
+            f"models of {file.path.name} have",
+            NO_IMAGES,
+        )
+    return architecture, dialect
 
 
 def _fields(file: GgufFile, text: GgufFile, dialect: EncoderDialect) -> Iterator[tuple[str, Any]]:
@@ -178,11 +185,18 @@ def _fields(file: GgufFile, text: GgufFile, dialect: EncoderDialect) -> Iterator
         yield name, [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
     for name, tensor in dialect.present.items():
         yield name, tensor in file.tensors
+    for name, (tensor, axis) in dialect.shapes.items():
+        shape = file.tensors[tensor].shape if tensor in file.tensors else ()
+        if axis < len(shape):
+            yield name, shape[axis]
+    yield from _tokens(text, dialect).items()
+
+
+def _tokens(text: GgufFile, dialect: EncoderDialect) -> dict[str, int]:
+    """Return the ids of the dialect's tokens: of those that the text model has."""
     tokens = text.metadata.get(_TOKENS)
     places = {token: i for i, token in enumerate(tokens)} if isinstance(tokens, list) else {}
-    for name, token in dialect.tokens.items():
-        if token in places:
-            yield name, places[token]
+    return {name: places[t] for name, t in dialect.tokens.items() if t in places}
 
 
 def _plain(value: Any) -> Any:
