@@ -6,6 +6,7 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
 from inferno_mistral.gguf import MINISTRAL3, MISTRAL, MIXTRAL
+from inferno_mistral.vision_gguf import PIXTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
 _BUILD = "inferno_mistral.model:MistralForCausalLM"
@@ -64,6 +65,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_mistral.vision:Mistral3ForConditionalGeneration",
             adapt="inferno_mistral.vision_config:seeing",
             images="inferno_mistral.images:processor",
+            encoders={"gguf": PIXTRAL},
             divides=DECODER,
             unquantized=("encoder.*",),
             checkpoints=(
