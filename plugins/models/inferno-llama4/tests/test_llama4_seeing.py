@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from inferno.errors import CheckpointError, OptionError
-from inferno.testing import TINY_TEXT, ImageTests
+from inferno.testing import TINY_TEXT, EncoderFileTests, ImageTests, SeeingToy
 from inferno_llama4.images import best_canvas, canvases, processor
 from inferno_llama4.vision_config import SeeingLlama4Config
 
@@ -56,9 +57,7 @@ def flat(damage: Mapping[str, Any]) -> dict[str, Any]:
     return {**CONFIG, **CONFIG["text_config"], **damage}
 
 
-class TestLlama4Seeing(ImageTests):
-    """Llama 4 with its images: one tile, and several with the whole image."""
-
+class Llama4Seeing(SeeingToy):
     config = CONFIG
     sizes = ((64, 30), (20, 64), (30, 25))
 
@@ -71,6 +70,40 @@ class TestLlama4Seeing(ImageTests):
             patches = torch.from_numpy(prepare(image).values)
             tiles.append(patches.view(-1, 8, 8, 3, 4, 4).permute(0, 3, 1, 4, 2, 5))
         return {"pixel_values": torch.cat(tiles).reshape(-1, 3, 32, 32)}
+
+
+class TestLlama4Seeing(Llama4Seeing, ImageTests):
+    """Llama 4 with its images: one tile, and several with the whole image."""
+
+
+class TestFiles(Llama4Seeing, EncoderFileTests):
+    """Llama 4 in two GGUF files, of the text model and of the encoder."""
+
+    config = {
+        **CONFIG,
+        "text_config": {
+            **CONFIG["text_config"],
+            "no_rope_layers": [1, 1, 1],
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+        },
+        "vision_config": {**CONFIG["vision_config"], "rope_theta": 10_000.0},
+    }
+    text = "llama4"
+    tokens = {141: "<|image_start|>", 142: "<|image_end|>", 153: "<|patch|>"}
+    looks = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+    def keys(self, vision: Any) -> Mapping[str, Any]:
+        scale = {"vision.projector.scale_factor": int(1 / vision.pixel_shuffle_ratio)}
+        return {"projector_type": "llama4", "use_gelu": True, **scale}
+
+    def stored(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        if name == "multi_modal_projector.linear_1.weight":
+            yield "mm.model.fc.weight", tensor
+        elif name == "vision_model.positional_embedding_vlm":
+            yield f"{name}.weight", tensor
+        elif name.startswith("vision_model."):
+            yield name, tensor
 
 
 TOKENS = {

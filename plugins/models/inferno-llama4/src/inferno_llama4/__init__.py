@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
 from inferno_llama4.gguf import LLAMA4
+from inferno_llama4.vision_gguf import LLAMA4_ENCODER
 
 _STOPS = ("<|eot|>", "<|eom|>", "<|end_of_text|>")
 
@@ -30,6 +31,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_llama4.vision:Llama4ForConditionalGeneration",
             adapt="inferno_llama4.vision_config:seeing",
             images="inferno_llama4.images:processor",
+            encoders={"gguf": LLAMA4_ENCODER},
             unquantized=("*.router", "encoder.*"),
             divides=DECODER,
             stop_tokens=_STOPS,
