@@ -59,6 +59,13 @@ class EncoderDialect:
     component differs; None: it is left out."""
     joins: Mapping[str, EncoderJoin] = field(factory=dict)
     """Tensors of the original checkpoint that files store as several, by their full names."""
+    skipped: tuple[str, ...] = ()
+    """How names of tensors begin that are not of the encoder of images, but of one of sound."""
+    scalars: frozenset[str] = frozenset()
+    """Last components of tensors that are single numbers, which files store as vectors."""
+    colours_last: frozenset[str] = frozenset()
+    """Modules, by path in the file, whose weight is stored as a convolution, (O, colours, rows,
+    columns), and is a matrix with the colours of a pixel together."""
     rotary_pairs: frozenset[str] = frozenset()
     """Modules, by path in the file, whose rows are stored with rotary pairs interleaved: as many
     heads as `heads` says."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
-from inferno.testing import TINY_TEXT, ImageTests
+from inferno.testing import TINY_TEXT, EncoderFileTests, ImageTests, SeeingToy
 from inferno_gemma.images import processor4
 from inferno_gemma.vision4_config import SpanningGemma4Config, gemma4
 
@@ -52,9 +54,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class TestGemma4Seeing(ImageTests):
-    """Gemma 4 E2B with its images: inputs per layer of padding, keys and values that are shared."""
-
+class Gemma4Seeing(SeeingToy):
     config = CONFIG
 
     def opened(self, checkpoint: Any, native: bool = False, **more: Any) -> Any:
@@ -63,8 +63,6 @@ class TestGemma4Seeing(ImageTests):
 
     def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
         """As transformers' processor makes them, of which only the numbers of tokens differ."""
-        import torch
-
         prepare = processor4(gemma4(self.config), {}, TOKENS)
         pixels, places = [], []
         for image in images:
@@ -80,6 +78,10 @@ class TestGemma4Seeing(ImageTests):
             "image_position_ids": torch.from_numpy(np.stack(places)),
             "mm_token_type_ids": types,
         }
+
+
+class TestGemma4Seeing(Gemma4Seeing, ImageTests):
+    """Gemma 4 E2B with its images: inputs per layer of padding, keys and values that are shared."""
 
 
 class TestGemma4Spanning(TestGemma4Seeing):
@@ -102,6 +104,64 @@ class TestGemma4Spanning(TestGemma4Seeing):
         },
         "vision_config": {**CONFIG["vision_config"], "use_clipped_linears": True},
     }
+
+
+class TestFiles(Gemma4Seeing, EncoderFileTests):
+    """Gemma 4 E2B in two GGUF files, of the text model and of the encoder, which has one of sound
+    too."""
+
+    text = "gemma4"
+    gguf_fields = {
+        "inner_sizes": 96,
+        "kv_heads": 2,
+        "sliding_window_pattern": [True, False] * 2,
+        "global_head_dim": 32,
+        "rope_width": 32,
+        "local_rope_width": 16,
+        "rope_local_base_freq": 10_000.0,
+        "rope_theta": 1_000_000.0,
+    }
+    tokens = {150: "<|image|>", 151: "<|image>", 152: "<image|>"}
+    unread = frozenset({"a.patch_embd.weight"})
+    looks = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+
+    def keys(self, vision: Any) -> Mapping[str, Any]:
+        return {
+            "vision.projector_type": "gemma4v",
+            "audio.projector_type": "gemma4a",
+            "vision.projector.scale_factor": vision.pooling_kernel_size,
+        }
+
+    def stored(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        if not name.startswith(("vision_tower.", "embed_vision.")):
+            return
+        path = name.replace("vision_tower.encoder.", "vision_model.model.")
+        path = path.replace(".linear.weight", ".weight")
+        module, _, part = path.rpartition(".")
+        if part == "position_embedding_table":
+            yield "v.position_embd.weight", tensor
+        elif module == "vision_tower.patch_embedder.input_proj":
+            yield "v.patch_embd.weight", tensor.view(-1, 4, 4, 3).permute(0, 3, 1, 2)
+            yield "a.patch_embd.weight", torch.ones(3)
+        elif part in ("std_bias", "std_scale"):
+            yield f"v.{part}", tensor
+        elif module.startswith("embed_vision."):
+            yield f"mm.input_projection.{part}", tensor
+        elif tensor.ndim:
+            yield path, tensor
+        else:
+            layer, group, product = module.split(".")[3:6]
+            short = {"o_proj": "out"}.get(product, product.removesuffix("_proj"))
+            kind = "attn" if group == "self_attn" else "ffn"
+            yield f"v.blk.{layer}.{kind}_{short}.{part}", tensor[None]
+
+
+class TestFilesOfMixture(TestFiles):
+    """Gemma 4 26B-A4B in two GGUF files."""
+
+    config = TestGemma4Spanning.config
+    span = TOKENS
+    gguf_fields = {**TestFiles.gguf_fields, "kv_heads": [2, 1, 2, 1]}
 
 
 def test_images_are_prepared_as_by_transformers() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
 from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3, GEMMA3N, GEMMA4
+from inferno_gemma.vision4_gguf import GEMMA4_ENCODER
 from inferno_gemma.vision_gguf import GEMMA3_ENCODER
 
 _END_OF_TURN = ("<end_of_turn>",)
@@ -130,6 +131,7 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_gemma.vision4:Gemma4ForConditionalGeneration",
             adapt="inferno_gemma.vision4_config:seeing",
             images="inferno_gemma.images:processor4",
+            encoders={"gguf": GEMMA4_ENCODER},
             unquantized=("*.router", "*.router.*", "encoder.*"),
             divides=_SHARED,
             stop_tokens=_END_OF_TURN_4,

@@ -37,6 +37,8 @@ class _Read:
     heads: int = 0
     """Number of heads whose rows have rotary pairs interleaved; 0: not interleaved."""
     added: float = 0.0
+    is_scalar: bool = False
+    colours_last: bool = False
 
 
 @frozen(eq=False)
@@ -64,7 +66,9 @@ class EncoderTensors:
         if whole is None:
             whole = torch.cat(parts) if how.axis is None else torch.stack(parts, how.axis)
         whole = halves_apart(whole, how.heads) if how.heads else whole
-        return whole - how.added if how.added else whole
+        whole = whole - how.added if how.added else whole
+        whole = whole.permute(0, 2, 3, 1) if how.colours_last else whole
+        return whole.reshape(info.shape)
 
     def _dense(self, name: str) -> Tensor:
         import torch
@@ -84,7 +88,8 @@ class EncoderTensors:
 
 
 def _reads(file: GgufFile, dialect: EncoderDialect) -> dict[str, _Read]:
-    reads, left = dict[str, _Read](), set(file.tensors)
+    reads = dict[str, _Read]()
+    left = {name for name in file.tensors if not name.startswith(dialect.skipped)}
     for ours, join in dialect.joins.items():
         for name in sorted(file.tensors):
             if _matches(join.parts[0], name):
@@ -108,7 +113,13 @@ def _reads(file: GgufFile, dialect: EncoderDialect) -> dict[str, _Read]:
             if ours in reads:
                 raise CheckpointError(f"{file.path.name}: {ours} is stored twice", DAMAGED)
             heads = _heads(file, dialect, name) if key in dialect.rotary_pairs else 0
-            reads[ours] = _Read((name,), heads=heads, added=dialect.added.get(key, 0.0))
+            reads[ours] = _Read(
+                (name,),
+                heads=heads,
+                added=dialect.added.get(key, 0.0),
+                is_scalar=part in dialect.scalars,
+                colours_last=key in dialect.colours_last,
+            )
     return reads
 
 
@@ -161,7 +172,13 @@ def _info(file: GgufFile, read: _Read) -> TensorInfo:
     if dtype not in DTYPE_BYTES:
         raise CheckpointError(f"{file.path.name}: {parts[0].name} is of integers", DAMAGED)
     shape = parts[0].shape
-    if read.axis is not None:
+    if (read.is_scalar and math.prod(shape) != 1) or (read.colours_last and len(shape) != 4):
+        raise CheckpointError(f"{file.path.name}: {parts[0].name} has the shape {shape}", DAMAGED)
+    if read.is_scalar:
+        shape = ()
+    elif read.colours_last:
+        shape = shape[0], math.prod(shape[1:])
+    elif read.axis is not None:
         if read.axis > len(shape):
             raise CheckpointError(
                 f"{file.path.name}: {parts[0].name} has {len(shape)} dimensions", DAMAGED
