@@ -67,8 +67,26 @@ def with_sections(fields: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-SECTIONS = {"mrope_section": "rope.dimension_sections"}
-"""What `with_sections` reads: a part of `Dialect.fields`."""
+def has_sections(config: Mapping[str, Any]) -> bool:
+    """Return whether a text model's positions have three dimensions: a `Dialect.writes`."""
+    return bool(sections_of(config)["mrope_section"])
+
+
+def sections_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `mrope_section` as files have it: the `Dialect.inverse` of `with_sections`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    sections = rope.get("mrope_section")
+    return {"mrope_section": [*sections, 0] if sections else None}
+
+
+SECTIONS: Mapping[str, Any] = {
+    "fields": {"mrope_section": "rope.dimension_sections"},
+    "config": with_sections,
+    "inverse": sections_of,
+    "writes": has_sections,
+}
+"""What the `Dialect` of a text model has whose positions have three dimensions, if images are among
+them; alone, the three are one."""
 
 
 def deep_encoder(kind: str, texts: tuple[str, ...], model_type: str) -> EncoderDialect:

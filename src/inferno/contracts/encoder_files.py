@@ -46,7 +46,10 @@ class EncoderDialect:
     """What files of the text models call their architectures: ("qwen2vl",)."""
     fields: Mapping[str, str] = field(factory=dict)
     """Names for `config` -> metadata keys: {"depth": "clip.vision.block_count"}. Keys that a file
-    has not are left out."""
+    has not, and that are not `assumed`, are left out."""
+    assumed: Mapping[str, Any] = field(factory=dict)
+    """Values of `fields` whose keys files may lack: those of the family's published models. The
+    plan says which were assumed."""
     present: Mapping[str, str] = field(factory=dict)
     """Names for `config` -> the tensor that a file has if they are true."""
     shapes: Mapping[str, tuple[str, int]] = field(factory=dict)

@@ -14,7 +14,7 @@ def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
     """Return the notes on the architecture: what serves it, if no plugin was made for it."""
     offered = model.architecture.value
     notes = [offered.note] if offered.note else []
-    notes += given.encoder.notes
+    notes += [*given.encoder.notes, *getattr(given.stored, "notes", ())]
     if (part := text_part_for(given.stored, offered)) is not None:
         encoder = encoder_of(given.stored.config)
         notes.append(

@@ -20,6 +20,7 @@ from inferno.errors import CheckpointError, InfernoError
 from inferno.images.preparing import Preparer
 from inferno.plan import Opened
 from inferno.testing.alike import alike
+from inferno.testing.converting import convert
 from inferno.testing.gguf import write_gguf
 from inferno.testing.images import Asked, SeeingToy, generated
 from inferno.testing.tiny import run_python, torch_only
@@ -46,6 +47,8 @@ class EncoderFileTests(SeeingToy):
     them."""
     processor: ClassVar[Mapping[str, Any]] = {}
     """What else it has of it, under other keys."""
+    lacking: ClassVar[str] = ""
+    """A key that the file has not, whose value the plan says is assumed."""
     unread: ClassVar[frozenset[str]] = frozenset()
     """Tensors of the file that the model does not read."""
     unsaid: ClassVar[frozenset[str]] = frozenset()
@@ -182,6 +185,10 @@ class EncoderFileTests(SeeingToy):
             assert attrs.evolve(one, file="") == other
             assert one.file == str(pair.with_name("mmproj-toy-f32.gguf"))
             assert not any("images are off" in note for note in files.plan.notes)
+            said = [
+                note for note in files.plan.notes if note.startswith("mmproj-toy-f32.gguf lacks")
+            ]
+            assert len(said) == bool(self.lacking) and all(self.lacking in note for note in said)
 
     @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
     def test_rounded_encoders_are_near(
@@ -229,6 +236,17 @@ class EncoderFileTests(SeeingToy):
         assert generated(whole, asked[4:])[0] == generated(alone, asked[4:])[0]
         tokens, _ = generated(whole, asked[:2])
         assert tokens[0] != tokens[1], "it looks at its images"
+
+    @alike
+    def test_a_text_model_that_inferno_writes_is_still_the_encoder_s(
+        self, pair: Path, asked: Sequence[Asked], tmp_path: Path
+    ) -> None:
+        """As when it is quantized again: files of it have the name that the encoder goes with."""
+        convert(str(pair), "f32", tmp_path / "written.gguf", catalog=torch_only())
+        encoder = str(pair.with_name("mmproj-toy-f32.gguf"))
+        with self.opened(tmp_path / "written.gguf", mmproj=encoder) as opened:
+            engine = Engine.load(opened)
+        assert generated(engine, asked[:1])[0] == [asked[0].wanted]
 
     def test_a_file_of_another_model_is_no_encoder_of_this_one(
         self, pair: Path, reference: Any, tensors: Mapping[str, Tensor], tmp_path: Path

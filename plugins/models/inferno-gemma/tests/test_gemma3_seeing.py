@@ -104,7 +104,14 @@ class TestFiles(Gemma3Seeing, EncoderFileTests):
 def test_a_file_without_a_row_for_images_has_another_token_in_their_places() -> None:
     """Converted from SentencePiece's vocabulary, as many are."""
     text = {**CONFIG["text_config"], "vocab_size": 140}
-    vision = {"image_size": 896, "patch_size": 14, "hidden_size": 32, "layers": 1, "heads": 2}
+    vision = {
+        "image_size": 896,
+        "patch_size": 14,
+        "hidden_size": 32,
+        "layers": 1,
+        "heads": 2,
+        "scale": 4,
+    }
     config = GEMMA3_ENCODER.config(text, {**vision, "intermediate_size": 48, "spare": 104})
     read = SeeingGemma3Config.from_multimodal(config)
     assert (read.image_token_id, read.vision.tokens) == (104, 256)

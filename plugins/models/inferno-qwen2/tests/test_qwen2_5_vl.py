@@ -69,6 +69,7 @@ class TestFile(Qwen25VL, EncoderFileTests):
     text = "qwen2vl"
     unsaid = frozenset({"max_window_layers"})
     gguf_fields = {"mrope_section": [2, 3, 3, 0]}
+    lacking = "clip.vision.spatial_merge_size (2)"
     tokens = {150: "<|image_pad|>"}
     looks = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],

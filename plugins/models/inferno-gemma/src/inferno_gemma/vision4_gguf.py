@@ -51,6 +51,7 @@ GEMMA4_ENCODER = EncoderDialect(
     kind="gemma4v",
     texts=("gemma4",),
     fields=SIZES,
+    assumed={"scale": 3},  # patches of a token's side
     present={"standardized": "v.std_bias", "clips": "v.blk.0.attn_q.input_max"},
     shapes={
         "head_dim": ("v.blk.0.attn_q_norm.weight", 0),

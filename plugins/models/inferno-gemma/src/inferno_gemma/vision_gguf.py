@@ -10,12 +10,10 @@ from inferno.contracts import EncoderDialect
 from inferno_gemma.vision_config import PLACE
 
 _SPARE = "<unused98>"
-_MERGE = 4
-"""Patches of a token's side, where a file does not say it: as in llama.cpp."""
 
 
 def _gemma3(text: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    side = fields["image_size"] // fields["patch_size"] // fields.get("scale", _MERGE)
+    side = fields["image_size"] // fields["patch_size"] // fields["scale"]
     whole: dict[str, Any] = {
         "model_type": "gemma3",
         "text_config": text,
@@ -34,6 +32,7 @@ GEMMA3_ENCODER = EncoderDialect(
     kind="gemma3",
     texts=("gemma3",),
     fields=SIZES,
+    assumed={"scale": 4},  # patches of a token's side
     tokens={"image_token_id": PLACE, "spare": _SPARE},
     modules={
         "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",

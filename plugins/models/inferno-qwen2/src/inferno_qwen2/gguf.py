@@ -16,15 +16,14 @@ from inferno.configs.encoder_files import (
     layer,
     looks,
     some,
-    with_sections,
 )
 from inferno.contracts import Dialect, EncoderDialect, EncoderJoin
 
 _PLAIN = Dialect(architecture="qwen2", constants={"model_type": "qwen2"})
 QWEN2 = attrs.evolve(
     _PLAIN,
-    # The text model of Qwen2-VL and Qwen2.5-VL: alone, its three positions are one.
-    variants=(attrs.evolve(_PLAIN, architecture="qwen2vl", fields=SECTIONS, config=with_sections),),
+    # The text model of Qwen2-VL and Qwen2.5-VL.
+    variants=(attrs.evolve(_PLAIN, architecture="qwen2vl", **SECTIONS),),
 )
 
 
@@ -59,6 +58,7 @@ QWEN2_5_VL = EncoderDialect(
         "period": "clip.vision.n_wa_pattern",
         "window_size": "clip.vision.window_size",
     },
+    assumed={"merge": 2, "window_size": 112},
     tokens={"image_token_id": "<|image_pad|>"},
     joins={f"{ENCODER}.patch_embed.proj.weight": PATCHES, **_QKV},
     modules={

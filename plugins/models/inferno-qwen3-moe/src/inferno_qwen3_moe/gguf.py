@@ -32,9 +32,9 @@ _PLAIN = Dialect(
 )
 QWEN3_MOE = attrs.evolve(
     _PLAIN,
-    # The text model of Qwen3-VL's mixtures: alone, its three positions are one.
+    # The text model of Qwen3-VL's mixtures.
     variants=(
-        attrs.evolve(_PLAIN, architecture="qwen3vlmoe", fields=SECTIONS, config=_qwen3_vl_moe),
+        attrs.evolve(_PLAIN, architecture="qwen3vlmoe", **{**SECTIONS, "config": _qwen3_vl_moe}),
     ),
 )
 QWEN3_VL_MOE = deep_encoder("qwen3vl_merger", ("qwen3vlmoe",), "qwen3_vl_moe")

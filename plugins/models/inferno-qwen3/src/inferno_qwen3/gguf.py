@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from inferno.configs.encoder_files import SECTIONS, deep_encoder, with_sections
+from inferno.configs.encoder_files import SECTIONS, deep_encoder
 from inferno.contracts import Dialect
 
 _PLAIN = Dialect(
@@ -14,7 +14,7 @@ _PLAIN = Dialect(
 )
 QWEN3 = attrs.evolve(
     _PLAIN,
-    # The text model of Qwen3-VL: alone, its three positions are one.
-    variants=(attrs.evolve(_PLAIN, architecture="qwen3vl", fields=SECTIONS, config=with_sections),),
+    # The text model of Qwen3-VL.
+    variants=(attrs.evolve(_PLAIN, architecture="qwen3vl", **SECTIONS),),
 )
 QWEN3_VL = deep_encoder("qwen3vl_merger", ("qwen3vl",), "qwen3_vl")

@@ -45,6 +45,8 @@ class SeeingCheckpoint(CheckpointView):
     encoder: EncoderTensors
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
+    notes: tuple[str, ...]
+    """What the plan says of values that the encoder's file lacks."""
     tensors: Mapping[str, TensorInfo] = field(init=False)
 
     @tensors.default
@@ -128,7 +130,15 @@ def _joined(
         EncoderTensors.of(file, dialect),
         {"architectures": [architecture.name], **whole},
         processor,
+        _notes(file, dialect),
     )
+
+
+def _notes(file: GgufFile, dialect: EncoderDialect) -> tuple[str, ...]:
+    keys = ((dialect.fields[name], value) for name, value in dialect.assumed.items())
+    lacking = [f"{key} ({value})" for key, value in keys if key not in file.metadata]
+    said = f"{file.path.name} lacks {' and '.join(lacking)}: assumed as in the family's models"
+    return (said,) if lacking else ()
 
 
 def _find(
@@ -176,6 +186,8 @@ def _find(
 def _fields(file: GgufFile, text: GgufFile, dialect: EncoderDialect) -> Iterator[tuple[str, Any]]:
     for name, key in dialect.fields.items():
         if (value := file.metadata.get(key)) is None:
+            if name in dialect.assumed:
+                yield name, dialect.assumed[name]
             continue
         if key == LAYERS and not (type(value) is int and 0 < value <= len(file.tensors)):
             raise CheckpointError(
