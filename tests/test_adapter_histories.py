@@ -3,13 +3,15 @@ requests that are aborted and preempted. Each answer is that of its request alon
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 from attrs import define, evolve, field
+from safetensors.torch import load_file, save_file
 from tests.peft_adapters import matrices
 
 from inferno.builtin.lru import LRUPrefixCache
@@ -32,16 +34,30 @@ MOST = 36
 NAMES = "abc"
 
 
-@cache
-def given() -> list[MemoryAdapter]:
-    weights = matrices(Path(resolve("demo").path), ("q_proj", "o_proj", "down_proj"))
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's first two layers. A single one would have keys and values on which adapters
+    change nothing."""
+    demo, folder = Path(resolve("demo").path), tmp_path_factory.mktemp("two-layers")
+    config = json.loads((demo / "config.json").read_text())
+    config |= {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2]}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(demo / "model.safetensors")
+    kept = {n: t for n, t in tensors.items() if re.match(r"model\.(?!layers\.[2-9])", n)}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def given(model: Path) -> list[MemoryAdapter]:
+    weights = matrices(model, ("q_proj", "o_proj", "down_proj"))
     return [MemoryAdapter.random(i, weights, 2 + i) for i in range(1, 4)]
 
 
 @pytest.fixture(scope="module")
-def toy() -> Toy:
+def toy(model: Path, given: list[MemoryAdapter]) -> Toy:
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
-    return with_adapters(load_toy("demo", torch_only(), **options), given())
+    return with_adapters(load_toy(model, torch_only(), **options), given)
 
 
 def engine_of(toy: Toy, num_blocks: int, slots: int, lag: int) -> Engine:
@@ -77,11 +93,11 @@ def drained(engine: Engine) -> Iterator[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def alone(toy: Toy) -> dict[tuple[int, str], list[int]]:
+def alone(toy: Toy, given: list[MemoryAdapter]) -> dict[tuple[int, str], list[int]]:
     """The answer of each prompt with each adapter, and with none."""
     found: dict[tuple[int, str], list[int]] = {}
     for prompt in range(len(PROMPTS)):
-        for ref in (None, *(each.ref for each in given())):
+        for ref in (None, *(each.ref for each in given)):
             engine = engine_of(toy, 32, 3, 0)
             engine.submit(request(0, prompt, ref))
             found[prompt, "" if ref is None else ref.digest] = [id for _, id in drained(engine)]
@@ -95,6 +111,7 @@ class History:
 
     engine: Engine
     draw: random.Random
+    given: list[MemoryAdapter]
     names: dict[str, AdapterRef] = field(factory=dict)
     asked: dict[str, tuple[int, str, int]] = field(factory=dict)
     """By request: its prompt, its adapter's content and its tokens."""
@@ -114,7 +131,7 @@ class History:
 
     def load(self) -> None:
         """Another content under a name changes nothing for requests that have the old one."""
-        self.names[self.draw.choice(NAMES)] = self.draw.choice(given()).ref
+        self.names[self.draw.choice(NAMES)] = self.draw.choice(self.given).ref
 
     def unload(self) -> None:
         self.names.pop(self.draw.choice(NAMES), None)
@@ -149,13 +166,18 @@ class History:
                 assert answer == expected
 
 
-def run(toy: Toy, alone: dict[tuple[int, str], list[int]], seeds: range) -> int:
+def run(
+    toy: Toy,
+    given: list[MemoryAdapter],
+    alone: dict[tuple[int, str], list[int]],
+    seeds: range,
+) -> int:
     """Run the histories of these seeds. Returns the number of preemptions."""
     preempted = 0
     for seed in seeds:
         draw = random.Random(seed)
         engine = engine_of(toy, draw.randint(6, 9), draw.randint(1, 2), draw.randint(0, 1))
-        history = History(engine, draw)
+        history = History(engine, draw, given)
         history.run()
         history.check(alone)
         preempted += engine.stats().preemptions
@@ -163,14 +185,14 @@ def run(toy: Toy, alone: dict[tuple[int, str], list[int]], seeds: range) -> int:
 
 
 def test_each_answer_of_a_random_history_is_that_of_the_request_alone(
-    toy: Toy, alone: dict[tuple[int, str], list[int]]
+    toy: Toy, given: list[MemoryAdapter], alone: dict[tuple[int, str], list[int]]
 ) -> None:
-    assert run(toy, alone, range(10)) > 0
+    assert run(toy, given, alone, range(10)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_each_answer_of_a_thousand_histories_is_that_of_the_request_alone(
-    toy: Toy, alone: dict[tuple[int, str], list[int]], first: int
+    toy: Toy, given: list[MemoryAdapter], alone: dict[tuple[int, str], list[int]], first: int
 ) -> None:
-    assert run(toy, alone, range(first, first + 250)) > 20
+    assert run(toy, given, alone, range(first, first + 250)) > 20
