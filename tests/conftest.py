@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -39,7 +40,8 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases are chosen by their marks
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _take_in_turn(config, items)
     _mark_alike(items)
     for item in items if _SKIPPED else ():
         if not item.path.is_relative_to(HERE):
@@ -59,6 +61,23 @@ def _mark_alike(items: Sequence[pytest.Item]) -> None:
             if case in seen:
                 item.add_marker(pytest.mark.slow)
             seen.add(case)
+
+
+def _take_in_turn(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `inferno.testing.in_turn` says: of each class of a file but the first, two of
+    three such tests."""
+    files = defaultdict[Path, tuple[dict[object, int], dict[str, int]]](lambda: ({}, {}))
+    taken, left = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        skipped = False
+        if isinstance(item, pytest.Function) and getattr(item.function, "in_turn", False):
+            classes, tests = files[item.path]
+            which = classes.setdefault(item.cls, len(classes))
+            turn = tests.setdefault(item.name, len(tests))
+            skipped = bool(which and (which + turn) % 3)
+        (left if skipped else taken).append(item)
+    items[:] = taken
+    config.hook.pytest_deselected(items=left)
 
 
 class Memory:

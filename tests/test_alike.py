@@ -1,4 +1,4 @@
-"""What `make test` runs of tests whose cases are alike."""
+"""What is run of tests whose cases are alike, or join what other tests run by itself."""
 
 from __future__ import annotations
 
@@ -42,3 +42,52 @@ def test_of_a_grid_the_first_case_of_each_file_is_not_slow(tmp_path: Path) -> No
             "TestFirst::test_other",
             "TestSecond::test_other",
         ]
+
+
+JOINED = """
+from inferno.testing.alike import in_turn
+
+class Kit:
+    @in_turn
+    def test_a(self):
+        pass
+
+    @in_turn
+    def test_b(self):
+        pass
+
+    @in_turn
+    def test_c(self):
+        pass
+
+    def test_other(self):
+        pass
+
+class TestFirst(Kit):
+    pass
+
+class TestSecond(Kit):
+    pass
+
+class TestThird(Kit):
+    pass
+"""
+
+
+def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path: Path) -> None:
+    tmp_path.joinpath("test_one.py").write_text(JOINED)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(tmp_path)]
+    whole = _listed(command)
+    assert len(whole) == 12
+    assert _listed([*command, "-p", "tests.conftest"]) == [
+        *whole[:4],
+        "TestSecond::test_c",
+        "TestSecond::test_other",
+        "TestThird::test_b",
+        "TestThird::test_other",
+    ]
+
+
+def _listed(command: list[str]) -> list[str]:
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    return [line.partition("::")[2] for line in lines if "test_one.py::" in line]

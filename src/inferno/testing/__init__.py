@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
-from inferno.testing.alike import alike
+from inferno.testing.alike import alike, in_turn
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.batch_invariance import BatchInvariantTests
@@ -149,6 +149,7 @@ __all__ = [
     "eos_token_ids",
     "generate",
     "gguf_dialect",
+    "in_turn",
     "like_trained",
     "load_catalog",
     "load_toy",

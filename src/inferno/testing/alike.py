@@ -13,3 +13,13 @@ def alike(test: _Test) -> _Test:
     by inheritance, the first one is run by `make test`, and all of them by `make test-all`."""
     test.__dict__["alike"] = True
     return test
+
+
+def in_turn(test: _Test) -> _Test:
+    """Say that a test joins two things with which other tests run each class of its file by
+    themselves: ranks and adapters, say. Any two of class, ranks and adapters are then tested
+    together in full; of all three, a run of the whole repository takes the first class of each
+    file, and of the others every third, another for each such test. A run of one plugin's tests
+    takes them all."""
+    test.__dict__["in_turn"] = True
+    return test

@@ -17,12 +17,13 @@ from inferno.contracts import Architecture
 from inferno.core.engine import Engine
 from inferno.errors import UnsupportedError
 from inferno.plan import open_model
-from inferno.testing.alike import alike
+from inferno.testing.alike import alike, in_turn
 from inferno.testing.ranks import RankTests
 from inferno.testing.reading import Reading
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
+    Alone,
     assert_captures_change_nothing,
     assert_same_tokens,
     assert_same_with_prefix_hits,
@@ -70,7 +71,7 @@ class ExpertRankTests(RankTests):
 
     @alike
     def test_experts_of_several_ranks_give_the_tokens_of_one_process(
-        self, dealt: Engine, alone: Engine, prompts: list[list[int]]
+        self, dealt: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_with_prefix_hits(dealt, alone, prompts)
 
@@ -95,7 +96,7 @@ class ExpertRankTests(RankTests):
 
     @pytest.mark.slow
     def test_more_ranks_than_the_experts_divide_by(
-        self, experts: int, checkpoint: Path, catalog: Catalog, alone: Engine, prompts: Any
+        self, experts: int, checkpoint: Path, catalog: Catalog, alone: Alone, prompts: Any
     ) -> None:
         """Some have more experts than others."""
         if experts < 3:
@@ -104,13 +105,14 @@ class ExpertRankTests(RankTests):
         assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
 
+    @in_turn
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_dealt_experts(
         self,
         checkpoint: Path,
         catalog: Catalog,
         experts: int,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:

@@ -24,6 +24,8 @@ class Lint(TorchDispatchMode):
         """One sentence for each recorded operator."""
         self.count = 0
         """Operators seen."""
+        self._composed = dict[Any, bool]()
+        """Which operators are composite, of those seen: asking is most of the cost of a call."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -31,10 +33,11 @@ class Lint(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket not in TO_PYTHON:
+        if func.overloadpacket not in TO_PYTHON and self._composed.get(func, True):
             with self:  # a composite operator may hide one
                 result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
+            self._composed[func] = result is not NotImplemented
+            if self._composed[func]:
                 return result
         self.count += 1
         if (reason := refusal(func, args, kwargs)) is not None and not _by_copy():

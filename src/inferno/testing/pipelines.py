@@ -17,12 +17,13 @@ from inferno.core.engine import Engine
 from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Edges, State
 from inferno.plan import Plan, open_model, plan_of_stage
-from inferno.testing.alike import alike
+from inferno.testing.alike import alike, in_turn
 from inferno.testing.ranks import RankTests
 from inferno.testing.reading import Reading
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
+    Alone,
     assert_captures_change_nothing,
     assert_preemption_changes_nothing,
     assert_same_logprobs,
@@ -79,23 +80,24 @@ class PipelineTests(RankTests):
 
     @alike
     def test_stages_give_the_tokens_of_one_process(
-        self, staged: Engine, alone: Engine, prompts: list[list[int]]
+        self, staged: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_with_prefix_hits(staged, alone, prompts)
 
     @alike
     def test_stages_give_the_log_probabilities_of_one_process(
-        self, staged: Engine, alone: Engine, prompts: list[list[int]]
+        self, staged: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_logprobs(staged, alone, prompts[:3])
 
+    @in_turn
     @pytest.mark.slow
     def test_preemption_changes_nothing_for_stages(
         self,
         checkpoint: Path,
         catalog: Catalog,
         stages: int,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:
@@ -109,6 +111,7 @@ class PipelineTests(RankTests):
 
         assert_preemption_changes_nothing(squeezed, alone, prompts)
 
+    @in_turn
     @pytest.mark.slow
     @pytest.mark.parametrize("ranks", [1, RANKS])
     def test_more_stages_give_the_tokens_of_one_process(
@@ -117,7 +120,7 @@ class PipelineTests(RankTests):
         checkpoint: Path,
         catalog: Catalog,
         stages: int,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
     ) -> None:
         """One layer in each, or two stages of two ranks that share each layer."""
@@ -128,13 +131,14 @@ class PipelineTests(RankTests):
         assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
 
+    @in_turn
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_stages(
         self,
         checkpoint: Path,
         catalog: Catalog,
         stages: int,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:

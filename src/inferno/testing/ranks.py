@@ -17,11 +17,12 @@ from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
-from inferno.testing.alike import alike
+from inferno.testing.alike import alike, in_turn
 from inferno.testing.installed import Installed
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
+    Alone,
     answers,
     assert_captures_change_nothing,
     assert_preemption_changes_nothing,
@@ -59,10 +60,10 @@ class RankTests(Installed):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def alone(cls, checkpoint: Path, catalog: Catalog, limits: dict[str, Any]) -> Iterator[Engine]:
+    def alone(cls, checkpoint: Path, catalog: Catalog, limits: dict[str, Any]) -> Iterator[Alone]:
         """The reference: one process, in torch."""
         engine = load_shared(checkpoint, without_kernels(catalog), 1, **limits)
-        yield engine
+        yield Alone(engine)
         engine.close()
 
     @pytest.fixture(scope="class")
@@ -87,23 +88,24 @@ class RankTests(Installed):
 
     @alike
     def test_ranks_give_the_tokens_of_one_process(
-        self, shared: Engine, alone: Engine, prompts: list[list[int]]
+        self, shared: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_with_prefix_hits(shared, alone, prompts)
 
     @alike
     def test_ranks_give_the_log_probabilities_of_one_process(
-        self, shared: Engine, alone: Engine, prompts: list[list[int]]
+        self, shared: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_logprobs(shared, alone, prompts[:3])
 
+    @in_turn
     @pytest.mark.slow
     def test_preemption_and_drafts_change_nothing_for_ranks(
         self,
         checkpoint: Path,
         catalog: Catalog,
         divides: bool,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:
@@ -126,7 +128,7 @@ class RankTests(Installed):
         checkpoint: Path,
         catalog: Catalog,
         divides: bool,
-        alone: Engine,
+        alone: Alone,
         prompts: Any,
     ) -> None:
         """Some hold more than others, and some the same heads of keys and values; most heads are
@@ -137,13 +139,14 @@ class RankTests(Installed):
         assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
 
+    @in_turn
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_ranks(
         self,
         checkpoint: Path,
         catalog: Catalog,
         divides: bool,
-        alone: Engine,
+        alone: Alone,
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:
@@ -154,6 +157,7 @@ class RankTests(Installed):
         shared = load_shared(checkpoint, catalog, **limits)
         assert_captures_change_nothing(shared, alone, prompts)
 
+    @in_turn
     @pytest.mark.slow
     def test_adapters_change_the_tokens_of_ranks_as_those_of_one_process(
         self, checkpoint: Path, catalog: Catalog, divides: bool, prompts: list[list[int]]

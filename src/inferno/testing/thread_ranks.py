@@ -206,37 +206,54 @@ def logprobs_of(outputs: Sequence[EngineOutput]) -> Tensor:
     return torch.tensor([*prompt, *drawn])
 
 
+@define(eq=False)
+class Alone:
+    """The reference: an engine in one process. What several tests ask it is computed once."""
+
+    engine: Engine
+    _kept: dict[str, list[list[list[EngineOutput]]]] = field(factory=dict)
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], *turns: SamplingParams
+    ) -> list[list[list[EngineOutput]]]:
+        """Return the outputs for each prompt, for each of these in turn."""
+        key = repr((prompts, turns))
+        if key not in self._kept:
+            self._kept[key] = [answers(self.engine, prompts, params) for params in turns]
+        return self._kept[key]
+
+
 def assert_same_tokens(
-    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ours: Engine, theirs: Alone, prompts: Sequence[Sequence[int]], *turns: SamplingParams
 ) -> tuple[list[list[EngineOutput]], list[list[EngineOutput]]]:
-    """Compare two engines' tokens. Returns their outputs."""
-    mine, others = answers(ours, prompts, params), answers(theirs, prompts, params)
-    assert tokens_of(mine) == tokens_of(others)
+    """Compare two engines' tokens. Returns their outputs of the last turn."""
+    for params, others in zip(turns, theirs.answers(prompts, *turns), strict=True):
+        mine = answers(ours, prompts, params)
+        assert tokens_of(mine) == tokens_of(others)
     return mine, others
 
 
 def assert_same_with_prefix_hits(
-    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]
+    ours: Engine, theirs: Alone, prompts: Sequence[Sequence[int]]
 ) -> None:
     """Greedy and seeded, and again with prompts that are found in the prefix cache."""
-    for params in (GREEDY, SEEDED, GREEDY):
-        mine, others = assert_same_tokens(ours, theirs, prompts, params)
+    mine, others = assert_same_tokens(ours, theirs, prompts, GREEDY, SEEDED, GREEDY)
     assert mine[-1][0].num_cached == others[-1][0].num_cached > 0
 
 
-def assert_same_logprobs(ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]) -> None:
+def assert_same_logprobs(ours: Engine, theirs: Alone, prompts: Sequence[Sequence[int]]) -> None:
     for mine, other in zip(*assert_same_tokens(ours, theirs, prompts, SCORED), strict=True):
         assert_close(logprobs_of(mine), logprobs_of(other), 1e-3)
 
 
 def assert_preemption_changes_nothing(
     squeezed: Callable[[Callable[[Plan], Plan]], Engine],
-    theirs: Engine,
+    theirs: Alone,
     prompts: Sequence[Sequence[int]],
 ) -> None:
     """`squeezed` loads an engine with a changed plan: that of a cache too small for all prompts."""
     repeated, params = [[*p, *p[:8]] for p in prompts], evolve(GREEDY, max_tokens=40)
-    needed = -(-(len(repeated[-1]) + 40) // theirs.plan.block_size)
+    needed = -(-(len(repeated[-1]) + 40) // theirs.engine.plan.block_size)
 
     def tight(plan: Plan) -> Plan:
         groups = with_num_blocks(plan.groups, needed + 1)
@@ -250,7 +267,7 @@ def assert_preemption_changes_nothing(
 
 
 def assert_captures_change_nothing(
-    ours: Engine, theirs: Engine, prompts: Sequence[Sequence[int]]
+    ours: Engine, theirs: Alone, prompts: Sequence[Sequence[int]]
 ) -> None:
     """With the native kernels, if a provider of them captures steps. Closes the engine."""
     runner = ours._runner
