@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -99,6 +99,13 @@ def live(distributions: Sequence[str]) -> Iterator[Callable[..., Live]]:
         yield start
 
 
+def _same(function: Any) -> tuple[Any, ...]:
+    """What two functions have alike that do the same."""
+    if isinstance(function, partial):
+        return function.func, function.args, tuple(sorted(function.keywords.items()))
+    return (function,)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def handlers_are_read_once() -> Iterator[None]:
     """Every test makes an app, and each app reads the types of the same functions again. Likewise
@@ -109,16 +116,21 @@ def handlers_are_read_once() -> Iterator[None]:
     models: dict[Any, tuple[ParsedSignature, type[SignatureModel]]] = {}
 
     def from_fn(cls: type[ParsedSignature], fn: Any, namespace: dict[str, Any]) -> ParsedSignature:
-        if fn.__defaults__ or fn.__kwdefaults__:  # perhaps of one app, as the function may be
-            return read(cls, fn, namespace)  # type: ignore[no-any-return]
-        key = (fn.__code__, *fn.__annotations__.items(), *sorted(namespace))
+        key: tuple[Any, ...] = (fn.__code__, *fn.__annotations__.items(), *sorted(namespace))
+        if fn.__defaults__ or fn.__kwdefaults__:
+            if "<locals>" in fn.__qualname__:  # perhaps of one app, as the function may be
+                return read(cls, fn, namespace)  # type: ignore[no-any-return]
+            key = (fn, *sorted(namespace))
         return known.get(key) or known.setdefault(key, read(cls, fn, namespace))
 
     def create(cls: type[SignatureModel], /, **given: Any) -> type[SignatureModel]:
-        if given["fn"] is None or given["data_dto"] is not None or given["type_decoders"]:
+        if given["fn"] is None:
             return make(cls, **given)  # type: ignore[no-any-return]
-        signature = given["parsed_signature"]
-        key = (id(signature), *sorted(given["dependency_name_set"]))
+        signature, decoders = given["parsed_signature"], given["type_decoders"] or ()
+        names = tuple(sorted(given["dependency_name_set"]))
+        # Where pydantic is installed, each app has decoders of its own, which do the same.
+        reads = tuple((which, *_same(decode)) for which, decode in decoders)
+        key = id(signature), names, given["data_dto"], reads
         if key not in models:
             models[key] = signature, make(cls, **given)  # kept: no other gets its id
         return models[key][1]
