@@ -37,8 +37,10 @@ from inferno.testing.pipelines import PipelineTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     DEVICE,
+    Outcome,
     Recorder,
     Toy,
+    assert_begins,
     assert_close,
     generate,
     kernels_of,
@@ -50,7 +52,7 @@ from inferno.testing.trained_weights import TrainedTests
 from inferno.testing.updates import UpdateTests
 from inferno.weights.loading import build, fill
 
-NUM_GREEDY = 64
+NUM_GREEDY, NUM_PLAIN = 64, 40
 
 
 class ArchitectureTests(
@@ -109,6 +111,12 @@ class ArchitectureTests(
     @classmethod
     def prompts(cls, toy: Toy) -> list[list[int]]:
         return ragged_prompts(toy.plan.vocab_size)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain(cls, toy: Toy, prompts: list[list[int]]) -> list[Outcome]:
+        """What the toy answers to all prompts at once, which other ways must not change."""
+        return generate(toy, prompts, NUM_PLAIN)
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -182,32 +190,29 @@ class ArchitectureTests(
 
     @alike
     def test_neighbours_in_the_batch_change_nothing(
-        self, toy: Toy, prompts: list[list[int]]
+        self, toy: Toy, plain: list[Outcome], prompts: list[list[int]]
     ) -> None:
-        for prompt, together in zip(prompts, generate(toy, prompts, 8), strict=True):
+        for prompt, together in zip(prompts, plain, strict=True):
             [alone] = generate(toy, [prompt], 8)
-            assert together.token_ids == alone.token_ids
-            assert_close(together.logits_NV, alone.logits_NV)
+            assert_begins(together, alone)
 
     @alike
-    def test_chunked_prompts_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+    def test_chunked_prompts_change_nothing(
+        self, toy: Toy, plain: list[Outcome], prompts: list[list[int]]
+    ) -> None:
         """Nor do prompts token by token, where layers carry a state from one to the next."""
-        whole = generate(toy, prompts, 8)
         for size in (7, 1) if toy.plan.states else (7,):
             chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=size), toy.model)
-            for ours, theirs in zip(generate(chunked, prompts, 8), whole, strict=True):
-                assert ours.token_ids == theirs.token_ids
-                assert_close(ours.logits_NV, theirs.logits_NV)
+            for ours, theirs in zip(generate(chunked, prompts, 8), plain, strict=True):
+                assert_begins(theirs, ours)
 
     @alike
     def test_the_block_size_changes_nothing(
-        self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
+        self, plain: list[Outcome], checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
         small = load_toy(checkpoint, catalog, block_size=4)
-        for ours, theirs in zip(
-            generate(small, prompts, 8), generate(toy, prompts, 8), strict=True
-        ):
-            assert_close(ours.logits_NV, theirs.logits_NV)
+        for ours, theirs in zip(generate(small, prompts, 8), plain, strict=True):
+            assert_begins(theirs, ours)
 
     @alike
     def test_a_prefix_found_in_the_cache_changes_nothing(
@@ -227,24 +232,26 @@ class ArchitectureTests(
             assert_close(hit.logits_NV, cold.logits_NV)
 
     @alike
-    def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
-        needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
+    def test_preemption_changes_nothing(
+        self, toy: Toy, plain: list[Outcome], prompts: list[list[int]]
+    ) -> None:
+        needed = -(-(len(prompts[-1]) + NUM_PLAIN) // toy.plan.block_size)
         groups = with_num_blocks(toy.plan.groups, needed + 1)
         tight = Toy(attrs.evolve(toy.plan, groups=groups, cache_policy="none"), toy.model)
-        squeezed, roomy = generate(tight, prompts, 40), generate(toy, prompts, 40)
+        squeezed = generate(tight, prompts, NUM_PLAIN)
         assert squeezed[0].stats.preemptions > 0
-        assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
+        assert [o.token_ids for o in squeezed] == [o.token_ids for o in plain]
 
     @alike
     def test_captured_decode_steps_change_nothing(
-        self, toy: Toy, catalog: Catalog, prompts: list[list[int]]
+        self, toy: Toy, plain: list[Outcome], catalog: Catalog, prompts: list[list[int]]
     ) -> None:
         """With the native kernels, if a provider of them captures steps; on a GPU, as graphs, and
         with a step in flight."""
         if DEVICE != "cpu":
             if toy.plan.capture is None:
                 pytest.skip("; ".join(toy.plan.notes))
-            self._compare_captured(toy, GraphCapture(), prompts, lag=1)
+            self._compare_captured(toy, GraphCapture(), plain, prompts, lag=1)
             return
         able = [o.item.name for o in catalog.of("inferno_kernels") if o.item.capture is not None]
         if not able:
@@ -252,7 +259,7 @@ class ArchitectureTests(
         assert (use := toy.plan.capture) is not None, toy.plan.notes
         capture = catalog.named(KernelProvider, use.name).item.capture
         assert capture is not None
-        self._compare_captured(toy, capture(), prompts)
+        self._compare_captured(toy, capture(), plain, prompts)
 
     @pytest.mark.slow
     def test_a_decode_step_exchanges_no_values_with_python(
@@ -266,16 +273,21 @@ class ArchitectureTests(
         sizes = device_sizes(toy.plan.max_num_seqs)
         use = CaptureUse(name="torch", sizes=sizes, blocks=(blocks,), ahead=True)
         toy = Toy(attrs.evolve(toy.plan, capture=use), toy.model)
-        self._compare_captured(toy, CallCapture(), prompts, lag=1)
+        plain = generate(toy, prompts, 24)
+        self._compare_captured(toy, CallCapture(), plain, prompts, lag=1)
 
     def _compare_captured(
-        self, toy: Toy, capture: Capture, prompts: list[list[int]], lag: int = 0
+        self,
+        toy: Toy,
+        capture: Capture,
+        plain: list[Outcome],
+        prompts: list[list[int]],
+        lag: int = 0,
     ) -> None:
         engine = toy.engine(capture, lag)
         runner = engine._runner
         assert isinstance(runner, Recorder) and (replays := runner.replays) is not None
         runner.capture_ahead()
-        plain = generate(toy, prompts, 24)
         # The last prompt is found in the cache, but for its last tokens: captured the second time.
         for some in (prompts, prompts[-3:], *[prompts[-1:]] * 3):
             captured = generate(toy, some, 24, engine=engine)
@@ -286,9 +298,8 @@ class ArchitectureTests(
             assert replays.refusal is None, replays.refusal
             assert any(count >= len(some) for count, _ in replays.shapes)
             for ours, theirs in zip(captured, plain[-len(some) :], strict=True):
-                assert ours.token_ids == theirs.token_ids
                 # Sums in another order: a recurrent state keeps the difference for 24 steps.
-                assert_close(ours.logits_NV, theirs.logits_NV, 1e-3)
+                assert_begins(theirs, ours, 1e-3)
         assert runner.lint.found == [] and bool(runner.lint.count) == bool(lag)
 
     # --- the declarations -------------------------------------------------------------------------

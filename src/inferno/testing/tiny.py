@@ -225,6 +225,13 @@ def assert_close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+def assert_begins(whole: Outcome, ours: Outcome, tolerance: float = 1e-4) -> None:
+    """Compare tokens and logits with the first ones of a longer answer."""
+    first = len(ours.token_ids)
+    assert ours.token_ids == whole.token_ids[:first]
+    assert_close(ours.logits_NV, whole.logits_NV[:first], tolerance)
+
+
 @cache
 def installed(disable: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> Catalog:
     """`load_catalog`, cached: it takes longer than many a test."""
