@@ -39,7 +39,7 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev ## Run the tests, the kernel's and the plugins', but the slow ones, in two processes where there are two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.dev ## Run every test
+test-all: $(VENV)/.dev ## Run the slow tests too
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on every Python file, tests, tools and benchmarks too
