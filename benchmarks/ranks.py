@@ -1,10 +1,12 @@
 """What ranks cost and give: decode steps of one process with all threads beside ranks with as
 many in all, sums over the ranks by everything that computes them, and steps as messages. With
 --stages, pipeline stages instead of ranks that share each layer; with --ep, ranks that have some
-experts whole beside those.
+experts whole beside those; with --on-host, instead of ranks, one process that keeps so many experts
+of each layer on the host, which is the same CPU.
 
-    python benchmarks/ranks.py [MODEL] [--ranks 2 [--ep] | --stages 2] [--rounds 5] [--sequences 4]
-        [--tokens 64] [--prompt 3] [--dtype bfloat16] [--isq q8_0]
+    python benchmarks/ranks.py [MODEL] [--ranks 2 [--ep] | --stages 2 | --on-host 16]
+        [--rounds 5] [--sequences 4] [--tokens 64]
+        [--prompt 3] [--dtype bfloat16] [--isq q8_0]
 
 MODEL may be one of `benchmarks/models.py`. All engines, in processes, are loaded before the first
 round, and rounds take turns. On a machine that does other work, compare the medians, not the single
@@ -203,20 +205,23 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=3)
     parser.add_argument("--ep", action="store_true")
+    parser.add_argument("--on-host", type=int, default=0)
     given: Any = parser.parse_args()
     if given.model in SHAPES:
         given.model = str(make(given.model, Path(".work")))
-    ranks = given.ranks if given.stages == 1 else 1
+    ranks = given.ranks if given.stages == 1 and not given.on_host else 1
     for name, costs in sum_costs(ranks).items() if ranks > 1 else ():
         each = ", ".join(f"{list(s)} {cost:.0f}" for s, cost in zip(SIZES, costs, strict=True))
         print(f"sums by {name}, us: {each}", flush=True)
     cores, count = usable_cores(), ranks * given.stages
     threads = max(1, cores // count)
     what = f"{ranks} ranks" if ranks > 1 else f"{given.stages} stages"
-    engines = {
-        "one process": Decoding(given, 1, cores),
-        what: Decoding(given, ranks, threads, pp=given.stages),
-    }
+    engines = {"one process": Decoding(given, 1, cores)}
+    if on_host := given.on_host:
+        what = f"{on_host} experts on the host"
+        engines[what] = Decoding(given, 1, cores, experts_on_host=on_host)
+    else:
+        engines[what] = Decoding(given, ranks, threads, pp=given.stages)
     if given.ep:
         engines[f"{what} with whole experts"] = Decoding(given, ranks, threads, ep=True)
     rounds = list[list[Costs]]()

@@ -24,7 +24,7 @@ def test_tensors_views_and_attributes_come_back() -> None:
     model = Model()
     before = [tensor.clone() for tensor in (model.weight, model.table, model.view, model.tied)]
     held = sum(t.untyped_storage().nbytes() for t in (model.weight, model.table, model.tied))
-    away = Offloaded.of([model, model.inner])
+    away = Offloaded.of([model, model.inner], "cpu")
     assert model.weight.untyped_storage().nbytes() == model.view.untyped_storage().nbytes() == 0
     assert away.nbytes == held + model.inner.bias.numel() * 4
     away.restore()

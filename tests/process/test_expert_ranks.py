@@ -13,9 +13,10 @@ from attrs import evolve
 from safetensors.torch import load_file
 
 from inferno.catalog import Catalog, load_catalog
+from inferno.cli.render import explained
 from inferno.contracts import WriteOptions
 from inferno.errors import UnsupportedError
-from inferno.plan import Options, open_model, resolve
+from inferno.plan import Gpu, Machine, Options, open_model, plan_from_json, plan_to_json, resolve
 from inferno.testing import TOY_MOE_SIZES, random_tensors
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
@@ -66,6 +67,36 @@ def tokens(path: Path, catalog: Catalog, ranks: int, **options: Any) -> list[lis
     return found
 
 
+@pytest.mark.parametrize(
+    "scheme", ["gptq-int4", *(pytest.param(s, marks=pytest.mark.slow) for s in SCHEMES)]
+)
+def test_experts_on_the_host_are_those_of_the_device_in_every_scheme(
+    scheme: str, toy: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
+    convert(str(toy), scheme, path, WriteOptions(**SCHEMES[scheme]))
+    assert tokens(path, catalog, 1, experts_on_host=4) == tokens(path, catalog, 1)
+
+
+def test_ranks_keep_experts_on_the_host(toy: Path, catalog: Catalog) -> None:
+    """Of the whole ones that each has, or a part of each."""
+    expected = tokens(toy, catalog, 1)
+    assert tokens(toy, catalog, 2, experts_on_host=3) == expected, "all that each has"
+    engine = load_shared(toy, catalog, 2, experts_on_host=5)
+    params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
+    assert [tokens_of(answers(engine, PROMPTS, each)) for each in params] == expected
+    engine.close()
+    with pytest.raises(UnsupportedError, match="cannot be combined with --experts-on-host yet"):
+        load_shared(toy, catalog, 1, pp=2, experts_on_host=1)
+
+
+@pytest.mark.parametrize("isq", ["q4_0"])
+def test_experts_on_the_host_are_quantized_while_loading(
+    isq: str, toy: Path, catalog: Catalog
+) -> None:
+    assert tokens(toy, catalog, 1, isq=isq, experts_on_host=2) == tokens(toy, catalog, 1, isq=isq)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_ranks_give_the_tokens_of_one_process(
@@ -106,31 +137,33 @@ def test_stages_deal_out_the_experts_of_their_layers(toy: Path, catalog: Catalog
 
 
 def test_adapters_of_experts_are_those_of_their_rank(toy: Path, catalog: Catalog) -> None:
-    """Two adapters and none in one batch, beside every matrix."""
+    """Two adapters and none in one batch, beside every matrix; also of experts on the host."""
     given = [
         MemoryAdapter.random(i, stored_matrices(toy, catalog, 16), rank)
         for i, rank in enumerate((4, 7), 1)
     ]
     served, found = serving(catalog, given), list[list[list[int | None]]]()
-    for ranks in (1, 2):
+    for ranks, on_host in ((1, 0), (2, 0), (1, 2)):
         options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
+        options["experts_on_host"] = on_host
         engine = load_shared(toy, served, ranks, ep=ranks > 1, **options)
         refs = [None, *(each.ref for each in given)]
         params = evolve(GREEDY, max_tokens=8)
         found.append(tokens_of(answers(engine, [PROMPTS[1]] * 3, params, refs)))
         engine.close()
-    assert found[0] == found[1] and len({str(each) for each in found[0]}) == 3
+    assert found[0] == found[1] == found[2] and len({str(each) for each in found[0]}) == 3
 
 
 def test_packed_weights_of_dealt_experts_are_their_own(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of ranks that share each expert."""
+    """Not those of ranks that share each expert, nor those of experts in two groups."""
     monkeypatch.setattr("inferno.plan.stages.KEPT_FROM", 0)
     keys = list[str]()
-    for dealt in (False, True):
+    asked: list[dict[str, Any]] = [{"tp": 2}, {"tp": 2, "ep": True}, {}, {"experts_on_host": 2}]
+    for each in asked:
         options = Options(
-            device="cpu", tp=2, ep=dealt, max_model_len=64, packed_cache=str(tmp_path), threads=1
+            device="cpu", max_model_len=64, packed_cache=str(tmp_path), threads=1, **each
         )
         with open_model(str(toy), options) as opened:
             if opened.plan.packed_cache is None:
@@ -138,7 +171,7 @@ def test_packed_weights_of_dealt_experts_are_their_own(
             packed = packing.PackedWeights.of(opened)
             assert packed is not None
             keys.append(str(packed._key))
-    assert keys[0] != keys[1]
+    assert len({*keys}) == len(keys)
 
 
 @pytest.mark.slow
@@ -154,3 +187,22 @@ def test_processes_give_the_tokens_of_one(toy: Path) -> None:
         llm.close()
     assert found[0] == found[1]
     assert torch.tensor(found[0]).shape == (3, 8)
+
+
+def test_a_gpus_memory_is_planned_without_the_experts_on_the_host(toy: Path) -> None:
+    """From headers, for a machine with a GPU."""
+    gpu = Gpu(
+        uuid="GPU-1", name="a GPU", capability=(9, 0), total=8 << 30, free=8 << 30, bus="0000:01:00"
+    )
+    machine = Machine(gpus=lambda: (gpu,), environ={}, elsewhere=True)
+    whole, some = (
+        resolve(str(toy), Options(device="cuda", experts_on_host=count), machine=machine)
+        for count in (0, 4)
+    )
+    use = some.host_experts
+    assert whole.host_experts is None and use is not None and use.moved_bytes > 0
+    assert whole.memory[0].nbytes - some.memory[0].nbytes == use.nbytes > 0
+    assert some.capture is None
+    text = explained(some)
+    assert "4 of 6 in each of" in text and "host's memory" in text and "host link" in text
+    assert plan_from_json(plan_to_json(some)) == some

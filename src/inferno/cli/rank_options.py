@@ -49,6 +49,16 @@ RANK_OPTIONS = [
         "whole, instead of a part of each.",
     ),
     _engine(
+        "--experts-on-host",
+        "--num-experts-offload-per-rank",
+        "experts_on_host",
+        type=int,
+        metavar="COUNT",
+        envvar="NUM_EXPERTS_OFFLOAD_PER_RANK",
+        help="How many of the routed experts that a process has of each layer stay in the host's "
+        "memory, where the host computes them. [default: 0]",
+    ),
+    _engine(
         "--dp",
         "--data-parallel-size",
         "dp",

@@ -16,7 +16,7 @@ from inferno.cli.attended import attention_rows, backends
 from inferno.cli.images import image_rows
 from inferno.cli.lines import width_of, wrapped
 from inferno.cli.sandbox import sandbox_rows
-from inferno.cli.shares import rank_rows
+from inferno.cli.shares import host_rows, rank_rows
 from inferno.contracts import COMPUTE_DTYPES, Link
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *_scheme_rows(plan),
         *_override_rows(plan),
         *rank_rows(plan, _origin(plan, "executor")),
+        *host_rows(plan),
         *_kernel_rows(plan),
         (
             "attention",
@@ -115,6 +116,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("compute", f"{plan.dtype} on {plan.device.torch_name}", ""),
         ("device", _device(plan.device), ""),
         *rank_rows(plan, _origin(plan, "executor")),
+        *host_rows(plan),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
@@ -330,6 +332,9 @@ def _memory_rows(plan: Plan) -> list[Row]:
     if (measured := plan.measured) is not None:
         rows.append(("measured", f"{host.format_bytes(measured.used):>10}  {_measured(plan)}", ""))
         total += measured.used + measured.captured - plan.fixed_bytes
+    if plan.host_experts is not None and plan.device.kind != "cpu":
+        away = f"{host.format_bytes(plan.host_experts.nbytes):>10}  experts, beside these"
+        rows.append(("host's memory", away, ""))
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:

@@ -1,4 +1,5 @@
-"""Rows of a plan about the engines that share requests, and the ranks that share each layer."""
+"""Rows of a plan about the engines that share requests, the ranks that share each layer, and the
+host, which may compute experts."""
 
 from __future__ import annotations
 
@@ -58,6 +59,19 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         yield "exchange", f"{exchanged}, through gloo{over}", ""
     else:
         yield "exchange", f"{exchanged}, through memory of {used.name}", used.distribution
+
+
+def host_rows(plan: Plan) -> Iterable[tuple[str, str, str]]:
+    """Return which experts the host has, what computes them there, and what goes to and fro."""
+    if (use := plan.host_experts) is None:
+        return
+    by = dict.fromkeys(f"{k.name}{f' ({k.level})' if k.level else ''}" for k in use.kernels)
+    has = f"{', '.join(use.modules)}: {use.count} of {use.of} in each of {use.layers} layers"
+    has += f", {host.format_bytes(use.nbytes)}, computed there by {', '.join(by) or 'torch'}"
+    yield "on the host", has, ", ".join(dict.fromkeys(each.distribution for each in use.kernels))
+    if use.moved_bytes:
+        moved = host.format_bytes(use.moved_bytes)
+        yield "host link", f"{moved} to the host and back for each token, in all layers", ""
 
 
 def _stage_rows(plan: Plan, ranks: RankUse) -> Iterable[tuple[str, str, str]]:

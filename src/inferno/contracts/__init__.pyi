@@ -143,6 +143,7 @@ from inferno.contracts.ranks import (
     Shard,
     counts,
     divides_heads,
+    expert_of,
 )
 from inferno.contracts.record_stores import RecordStore, Tables
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
@@ -380,6 +381,7 @@ __all__ = [
     "classifier_of",
     "counts",
     "divides_heads",
+    "expert_of",
     "encoder_of",
     "encoders_beside",
     "expert_rows",

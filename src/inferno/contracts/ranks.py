@@ -59,6 +59,13 @@ MAMBA2: Mapping[str, Divided] = {"in_proj": "state inputs", "out_proj": "from st
 """That of `nn.Mamba2Mixer`."""
 
 
+def expert_of(path: str) -> tuple[str, int] | None:
+    """Return the experts' path and the number of the routed expert that a matrix belongs to, by its
+    module's path: `model.layers.0.mlp.experts` and 3. None if it belongs to none."""
+    found = _EXPERT.match(path)
+    return None if found is None else (found[1], int(found[2]))
+
+
 @frozen(kw_only=True)
 class Shard:
     """One of `ranks` processes, and how it shares matrices with the others."""
@@ -94,11 +101,8 @@ class Shard:
         return self.shares(size, unit)[self.rank]
 
     def expert_of(self, path: str) -> tuple[str, int] | None:
-        """Return the experts' path and the number of the routed expert that a matrix belongs to,
-        by its module's path: `model.layers.0.mlp.experts` and 3. None if experts are not dealt out,
-        or it belongs to none."""
-        found = _EXPERT.match(path) if self.experts else None
-        return None if found is None else (found[1], int(found[2]))
+        """Return what the function of that name does; None if experts are not dealt out."""
+        return expert_of(path) if self.experts else None
 
     def heads(self, spec: AttentionSpec | StateSpec) -> tuple[Range, Range]:
         """Return this rank's query heads, and the key/value heads that they share; or its heads of

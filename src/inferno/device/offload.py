@@ -20,12 +20,13 @@ class Offloaded:
     """Each device's storage, with a copy of its bytes."""
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> Self:
-        """Copy all tensors of modules to the host, and free the memory that they have."""
+    def of(cls, modules: Iterable[nn.Module], kind: str) -> Self:
+        """Copy all tensors of modules that are on a device of this kind to the host, and free the
+        memory that they have there. Others, such as experts that the host computes, stay."""
         storages = dict[int, UntypedStorage]()
         for tensor in (t for module in modules for t in _tensors(module)):
             storage = tensor.untyped_storage()
-            if storage.nbytes():
+            if storage.nbytes() and storage.device.type == kind:
                 storages[storage.data_ptr()] = storage
         values = []
         for storage in storages.values():

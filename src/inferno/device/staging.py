@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +44,13 @@ def host_buffer(nbytes: int, device: str) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
 
 
+def given_to(device: torch.device, values: Tensor) -> Tensor:
+    """Return a tensor of the host on a device, without waiting for it."""
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def sent(
     values: Sequence[Any], device: torch.device | str, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -53,27 +60,39 @@ def sent(
     return host.to(device, non_blocking=True) if pinned else host
 
 
+def arriving(values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Start copies of a device's tensors to the host. Returns what waits for them and returns
+    them."""
+    device = str(values[0].device)
+    hosts = [host_buffer(value.nbytes, device).view(value.dtype) for value in values]
+    hosts = [host.view(value.shape) for host, value in zip(hosts, values, strict=True)]
+    for host, value in zip(hosts, values, strict=True):
+        host.copy_(value, non_blocking=True)
+    behind = fence(device)
+    behind.record()
+
+    def wait() -> list[Tensor]:
+        behind.synchronize()
+        return hosts
+
+    return wait
+
+
 @frozen(eq=False)
 class Arriving:
     """Integers that are being copied from a device to the host."""
 
-    host: Tensor
-    fence: Fence
+    _wait: Callable[[], list[Tensor]]
 
     @classmethod
     def of(cls, values: Tensor) -> Arriving:
         """Start the copy of an int64 tensor to the host."""
-        device = str(values.device)
-        host = host_buffer(values.nbytes, device).view(torch.int64)
-        host.copy_(values, non_blocking=True)
-        behind = fence(device)
-        behind.record()
-        return cls(host, behind)
+        return cls(arriving([values]))
 
     def values(self) -> list[int]:
         """Wait for the copy, and return the integers."""
-        self.fence.synchronize()
-        found: list[int] = self.host.tolist()
+        [host] = self._wait()
+        found: list[int] = host.tolist()
         return found
 
 

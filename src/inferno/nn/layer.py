@@ -57,6 +57,9 @@ class Finalize:
 
     stack: Stack = torch_stack
     ops: Ops = TORCH
+    host_stack: Stack = torch_stack
+    """Those of layers whose matrices stay in the host's memory, where it computes them."""
+    host_ops: Ops = TORCH
     attend: Attends = no_attention
     need: Callable[[int], AttentionNeed | None] = lambda layer_id: None
     """Returns what the attention backend of a layer id serves; None without a plan."""

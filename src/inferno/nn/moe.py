@@ -17,12 +17,14 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from inferno.contracts import Shard
+from inferno.nn.host_experts import HostExperts
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
 from inferno.nn.lora import Pairs, StepSlots
 from inferno.nn.mlp import NAMES, FusedGatedMLP, GatedMLP, Names
 from inferno.nn.weight import Weight, with_biases
 from inferno.ops import reference as ops
+from inferno.ops.reference import Ops
 
 
 @frozen(kw_only=True)
@@ -113,8 +115,8 @@ class Experts(Layer):
     """Gated MLPs, or plain ones, of which each token uses a few. An expert is stored under its
     index: `experts.3.gate_proj`.
 
-    Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and
-    multiplies one group per expert.
+    Once loaded, the matrices of all experts are one `ExpertGroup`, or two: of those in the device's
+    memory and of those in the host's.
     """
 
     def __init__(
@@ -135,18 +137,15 @@ class Experts(Layer):
         self.num_experts = num_experts
         self.gated, self.weighs_inputs = gated, weighs_inputs
         self.ops = ops.TORCH
-        self.slots: StepSlots | None = None
-        """Where the experts' matrices have adapters."""
         self.names = names
         for number in range(num_experts):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, names, bias=bias))
         self.size, self.summed = intermediate_size, False
         """The inner width of an expert; and as `Linear.summed`."""
-        self.own = range(num_experts)
-        """The experts that this rank has."""
+        self.own, self.hosted = range(num_experts), range(0)
+        """The experts that this rank has, and those of them that the host's memory holds."""
         self.local_E: Tensor | None
-        """Where each expert is among them, int64; those of other ranks are after the last. None:
-        this rank has all."""
+        """`places` among those in the device's memory."""
         self.register_buffer("local_E", None, persistent=False)
 
     def divide(self, shard: Shard) -> None:
@@ -154,15 +153,13 @@ class Experts(Layer):
         experts is summed over the ranks."""
         if shard.experts:
             self.summed, self.own = True, range(*shard.share(self.num_experts, 1))
-            numbers_E = torch.arange(self.num_experts) - self.own.start
-            others_E = (numbers_E < 0) | (numbers_E >= len(self.own))
-            self.local_E = numbers_E.masked_fill_(others_E, len(self.own))
+            self.local_E = places(self.num_experts, self.own)
             return
         if not shard.divides(self.size):
             return
         self.summed, inner = True, shard.share(self.size)
         for number in range(self.num_experts):
-            *ups, down = (self._linear(number, name) for name in self.names)
+            *ups, down = (self.linear(number, name) for name in self.names)
             for up in ups:
                 up.keep_rows(inner)
             down.keep_columns(inner, shard, summed=False)
@@ -173,7 +170,16 @@ class Experts(Layer):
             if number not in self.own:
                 delattr(self, str(number))
 
-    def _linear(self, number: int, name: str) -> Linear:
+    def keep_on_host(self, count: int) -> set[nn.Module]:
+        """Keep so many of this rank's experts in the host's memory, or all that it has. To be
+        called before they are loaded; returns the modules whose tensors then belong there."""
+        self.hosted = self.own[:count]
+        self.local_E = places(self.num_experts, self.own[len(self.hosted) :])
+        each = (self.get_submodule(str(number)) for number in self.hosted)
+        return {module for expert in each for module in expert.modules()}
+
+    def linear(self, number: int, name: str) -> Linear:
+        """Return a matrix of an expert that is not finalized yet."""
         linear = self.get_submodule(f"{number}.{name}")
         assert isinstance(linear, Linear), "an expert has made it"
         return linear
@@ -181,10 +187,59 @@ class Experts(Layer):
     def finalize(self, to: Finalize) -> None:
         """Stack all gates and ups into one weight, and all downs into another. Frees the experts'
         original memory."""
-        self.ops, stack = to.ops, to.stack
-        *ups, downs = ([self._linear(n, name) for n in self.own] for name in self.names)
+        self.ops, near = to.ops, self.own[len(self.hosted) :]
+        self.near = ExpertGroup(self, near, to.stack, to.ops, self.local_E) if near else None
+        self.host: HostExperts | None = None
+        if self.hosted:
+            local_E = places(self.num_experts, self.hosted)
+            group = ExpertGroup(self, self.hosted, to.host_stack, to.host_ops, local_E)
+            self.host = HostExperts(group)
         for number in self.own:
             delattr(self, str(number))
+
+    @property
+    def groups(self) -> Sequence[ExpertGroup]:
+        """Those that `finalize` has made."""
+        return [each for each in self.modules() if isinstance(each, ExpertGroup)]
+
+    def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Return each token's weighted sum over its experts, (T, D)."""
+        if not len(x_TD):
+            return x_TD
+        given = x_TD, experts_TK, weights_TK
+        host = None if self.host is None else self.host.start(*given)
+        y_TD = None if self.near is None else self.near(*given)
+        if host is not None and (host_TD := host()) is not None:
+            y_TD = host_TD if y_TD is None else y_TD + host_TD
+        y_TD = torch.zeros_like(x_TD) if y_TD is None else y_TD
+        return self.ops.all_reduce(y_TD) if self.summed else y_TD
+
+
+def places(num_experts: int, own: range) -> Tensor | None:
+    """Return where each expert is among `own`, int64, (E,): others are after the last. None: these
+    are all."""
+    if len(own) == num_experts:
+        return None
+    numbers_E = torch.arange(num_experts) - own.start
+    return numbers_E.masked_fill_((numbers_E < 0) | (numbers_E >= len(own)), len(own))
+
+
+class ExpertGroup(nn.Module):
+    """Experts whose matrices are one weight: a step sorts its pairs by expert and multiplies one
+    group of rows per expert."""
+
+    def __init__(
+        self, experts: Experts, own: range, stack: Stack, ops: Ops, local_E: Tensor | None
+    ) -> None:
+        """Take the matrices of these experts, whose `places` are `local_E`."""
+        super().__init__()
+        self.own, self.ops, self.names = own, ops, experts.names
+        self.gated, self.weighs_inputs = experts.gated, experts.weighs_inputs
+        self.slots: StepSlots | None = None
+        """Where the experts' matrices have adapters."""
+        self.local_E: Tensor | None
+        self.register_buffer("local_E", local_E, persistent=False)
+        *ups, downs = ([experts.linear(n, name) for n in own] for name in self.names)
         each = [linear for of_one in zip(*ups, strict=True) for linear in of_one]
         self.gate_up: nn.Module
         names = self.names[:-1]
@@ -195,15 +250,21 @@ class Experts(Layer):
             self.gate_up = SideBySide(*(GroupedLinear.of(*part, stack) for part in parts))
         self.down = GroupedLinear.of(downs, self.names[-1], stack)
 
-    def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Return each token's weighted sum over its experts, (T, D)."""
-        if not len(x_TD):
-            return x_TD
+    def forward(
+        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False
+    ) -> Tensor | None:
+        """Return each token's weighted sum over those of its experts that are in the group, (T, D).
+        If `fitted`, the number of rows follows from the values, which must then be on the host;
+        None: no token has any of these experts."""
         tokens_N, starts_E1, places_TK = self._dispatched(experts_TK)
+        if fitted and self.local_E is not None:
+            if (count := int(starts_E1[-1])) == 0:
+                return None
+            tokens_N = tokens_N[: count + 1]
         slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
         x_ND = self.ops.gather(x_TD, tokens_N)
         if self.weighs_inputs:
-            # Rows of no pair, and that of pairs of other ranks, are read by nothing.
+            # Rows of no pair, and that of pairs of other experts, are read by nothing.
             weights_N = weights_TK.new_zeros(len(tokens_N))
             weights_N.scatter_(0, places_TK.flatten(), weights_TK.flatten())
             x_ND, weights_TK = x_ND * weights_N[:, None].to(x_ND.dtype), torch.ones_like(weights_TK)
@@ -212,14 +273,13 @@ class Experts(Layer):
         y_ND = self.down(h_NI, starts_E1, slots_N)
         if self.local_E is not None:  # not weights of 0: what is there may not be finite
             y_ND.index_fill_(0, starts_E1[-1:].long(), 0)
-        y_TD = self.ops.combine(y_ND, places_TK, weights_TK)
-        return self.ops.all_reduce(y_TD) if self.summed else y_TD
+        return self.ops.combine(y_ND, places_TK, weights_TK)
 
     def _dispatched(self, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the token of each row, the first row of each of this rank's experts and then their
-        end, and the row of each pair. Rows at the end are those of pairs that other ranks compute,
-        and one more: there are as many whatever the values are, so that a step can be captured. All
-        of these pairs are at the first of them."""
+        """Return the token of each row, the first row of each of these experts and then their end,
+        and the row of each pair. Rows at the end are those of pairs that others compute, and one
+        more: there are as many whatever the values are, so that a step can be captured. All of
+        these pairs are at the first of them."""
         count = len(self.own)
         if self.local_E is None:
             return self.ops.dispatch(experts_TK, count)

@@ -14,8 +14,10 @@ from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.engines import plan_of_engine
+from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.image_use import ImageUse
 from inferno.plan.isq import quantizable, sha256_of
+from inferno.plan.kernel_use import KernelUse
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.measured_use import Measured
 from inferno.plan.nvml import Gpu
@@ -30,7 +32,6 @@ from inferno.plan.plan import (
     GrammarUse,
     InSitu,
     InSituUse,
-    KernelUse,
     MemoryItem,
     OverrideUse,
     Plan,
@@ -55,6 +56,7 @@ __all__ = [
     "EnginesUse",
     "Gpu",
     "GrammarUse",
+    "HostExpertsUse",
     "ImageUse",
     "InSitu",
     "InSituUse",

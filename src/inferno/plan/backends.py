@@ -25,12 +25,12 @@ from inferno.contracts import (
 )
 from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
 from inferno.plan.decided import Decided
+from inferno.plan.kernel_use import KernelUse
 from inferno.plan.plan import (
     TORCH,
     AttentionUse,
     BackendUse,
     GrammarUse,
-    KernelUse,
     by_pattern,
 )
 from inferno.plan.schemes import Matrices
@@ -97,7 +97,34 @@ def choose_kernels(
         KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)
         for layout in sorted(quantized)
     ]
-    choices = [(need, *catalog.kernel(need, batch_invariant=batch_invariant)) for need in needs]
+    choices = _choices(catalog, needs, batch_invariant)
+    decided, notes = _uses(choices), []
+    if any(use.op == LINEAR for use in decided.value):
+        linear = [(need, o, refusals) for need, o, refusals in choices if need.op == LINEAR]
+        for need, offer, refusals in linear:
+            notes += _slow_matrices(need, offer, refusals, shapes, given=need.layout in layouts)
+        notes += _rounded_inputs(linear, layouts)
+    elif device.kind == "cpu":
+        hint = catalog.hint("kernels", device.kind)
+        notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
+    return evolve(decided, notes=tuple(notes))
+
+
+def kernels_for(
+    catalog: Catalog, needs: Sequence[KernelNeed], *, batch_invariant: bool = False
+) -> Decided[tuple[KernelUse, ...]]:
+    """Choose the provider of each of these needs, if there is one."""
+    return _uses(_choices(catalog, needs, batch_invariant))
+
+
+_Choice = tuple[KernelNeed, Offer[KernelProvider] | None, Sequence[Refusal]]
+
+
+def _choices(catalog: Catalog, needs: Sequence[KernelNeed], invariant: bool) -> list[_Choice]:
+    return [(need, *catalog.kernel(need, batch_invariant=invariant)) for need in needs]
+
+
+def _uses(choices: Sequence[_Choice]) -> Decided[tuple[KernelUse, ...]]:
     providers = {offer.item.name: offer.item for _, offer, _ in choices if offer is not None}
     levels = {name: item.level() for name, item in providers.items() if item.level is not None}
     uses = tuple(
@@ -111,20 +138,10 @@ def choose_kernels(
         for need, o, _ in choices
         if o is not None
     )
-    notes = []
-    if any(use.op == LINEAR for use in uses):
-        linear = [(need, o, refusals) for need, o, refusals in choices if need.op == LINEAR]
-        for need, offer, refusals in linear:
-            notes += _slow_matrices(need, offer, refusals, shapes, given=need.layout in layouts)
-        notes += _rounded_inputs(linear, layouts)
-    elif device.kind == "cpu":
-        hint = catalog.hint("kernels", device.kind)
-        notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
     return Decided(
         uses,
         tuple(("kernels", offer) for _, offer, _ in choices if offer is not None),
         tuple(refusal for _, _, refusals in choices for refusal in refusals),
-        tuple(notes),
     )
 
 
@@ -167,7 +184,7 @@ def choose_onednn(
 
 
 def _rounded_inputs(
-    linear: Sequence[tuple[KernelNeed, Offer[KernelProvider] | None, Sequence[Refusal]]],
+    linear: Sequence[_Choice],
     layouts: Collection[str],
 ) -> list[str]:
     """Name the matrices whose products are less exact than float32, if that is the compute type."""
@@ -223,11 +240,13 @@ def choose_capture(
     max_batched: int = 0,
     max_sequences: int = 0,
     reads_hidden: str | None = None,
+    hosted: bool = False,
 ) -> Decided[CaptureUse | None]:
     """Choose which steps are captured: by the kernel provider, if what it cannot see is all
     torch's. Work of another distribution, outside torch's dispatcher, would be left out. CUDA
     graphs see all kernels, from whatever library. None if a proposer, named `reads_hidden`, needs
-    the hidden states: a captured step returns only logits.
+    the hidden states: a captured step returns only logits; or if experts are `hosted` beside
+    another device.
 
     On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
     devices it is the other way round."""
@@ -236,6 +255,8 @@ def choose_capture(
     encoder = any(use.need.bidirectional for use in attention)  # it has no decode steps
     if encoder or (not able and device.kind != "cuda"):
         return Decided(None)
+    if hosted and device.kind != "cpu":
+        return Decided(None, notes=(f"{NOT_CAPTURED}: the host computes experts in between",))
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
     tokens = [use.tokens or BackendUse(use.name, use.distribution) for use in attention]

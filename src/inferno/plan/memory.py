@@ -66,9 +66,15 @@ def memory_limit(options: Options, device: Device, *, elsewhere: bool = False) -
 
 
 def fixed_memory(
-    matrices: Matrices, checkpoint: Checkpoint, model: ModelConfig, dtype: str, options: Options
+    matrices: Matrices,
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    dtype: str,
+    options: Options,
+    away: int = 0,
 ) -> tuple[MemoryItem, ...]:
-    """Return the memory of everything but the cache."""
+    """Return the memory of everything but the cache, and the `away` bytes of weights that are
+    elsewhere."""
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
 
     def size(name: str) -> int:
@@ -80,7 +86,7 @@ def fixed_memory(
     hidden, inner = size("hidden_size"), size("intermediate_size")
     picked, expert = size("num_experts_per_tok"), size("moe_intermediate_size") or inner
     widest = max(3 * inner, picked * (3 * expert + 2 * hidden))  # a row for each selected expert
-    weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype]
+    weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype] - away
     activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
     logits = rows * model.vocab_size * 4 * 3
     return (

@@ -104,6 +104,9 @@ class Options:
     ep: bool = False
     """Expert parallelism: the `tp` processes deal a mixture's experts out whole, instead of sharing
     each."""
+    experts_on_host: int = 0
+    """How many of the routed experts that a process has of each layer stay in the host's memory,
+    where the host computes them."""
     dp: int = 1
     """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
     that of all of them, `max_num_seqs` is that of each."""
@@ -230,6 +233,10 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name} is {value!r}", "It must be an integer of at least 1.")
+        if self.experts_on_host < 0:
+            raise OptionError(
+                f"experts_on_host is {self.experts_on_host}", "Say how many of a layer's; 0: none."
+            )
         if self.lora_targets not in ("auto", "all"):
             raise OptionError(f"lora_targets is {self.lora_targets!r}", "Known: auto, all.")
         if self.max_step_time is not None and not 0 <= self.max_step_time < math.inf:

@@ -87,6 +87,13 @@ class Shared:
     division: Division | None = None
     pipeline: StagedLayers | None = None
 
+    def held(self, whole: Mapping[str, HeldMatrix]) -> Mapping[str, HeldMatrix]:
+        """Return what the largest rank has of each matrix, in all stages."""
+        if (division := self.division) is None:
+            return whole
+        local = {path: division.local(path) for path in whole}
+        return {path: matrix for path, matrix in local.items() if matrix is not None}
+
     def count(self, caches: Sequence[int]) -> int:
         """Return how many of these layers one rank has, at most."""
         return len(caches) if self.pipeline is None else self.pipeline.count(caches)

@@ -19,7 +19,9 @@ from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.capture_use import CaptureUse
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.event_use import EventUse
+from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.image_use import ImageUse
+from inferno.plan.kernel_use import KernelUse
 from inferno.plan.measured_use import Measured
 from inferno.plan.rank_use import RankUse
 from inferno.plan.sandbox_use import SandboxUse
@@ -99,19 +101,6 @@ class OverrideUse:
     """Whether one of the matrices has a row for each token."""
     origin: Origin | None = None
     """As `Plan.origin`."""
-
-
-@frozen(kw_only=True)
-class KernelUse:
-    """An op that a kernel provider computes."""
-
-    op: str
-    layout: str
-    """Layout of the matrices, for `linear` and `grouped`."""
-    name: str
-    distribution: str
-    level: str = ""
-    """Which of its builds the provider runs, such as an instruction set."""
 
 
 @frozen
@@ -235,6 +224,8 @@ class Plan:
     products: Mapping[str, str]
     """Module path -> the kernel provider that multiplies its matrix, or `TORCH`. As in
     `modules`."""
+    host_experts: HostExpertsUse | None = None
+    """Experts in the host's memory; None: the device has all."""
     capture: CaptureUse | None = None
     """None: Python calls every operator of every step."""
     batch_invariant: bool = False
@@ -302,7 +293,10 @@ class Plan:
     def kernel_of(self, path: str) -> str | None:
         """Return the kernel provider that multiplies this module's matrix, or `TORCH`; None if it
         has none."""
-        return self.products.get(path) or self.products.get(pattern_of(path))
+        products = self.products
+        if self.host_experts is not None and self.host_experts.holds(path):
+            products = self.host_experts.products
+        return products.get(path) or products.get(pattern_of(path))
 
     @property
     def num_blocks(self) -> int:

@@ -80,6 +80,7 @@ def check_ranks(
         asked[f"--speculative {options.speculative}"] = options.speculative is not None
         asked |= {"--lora": options.loras, "--max-loras": options.max_loras}
         asked["--sandbox"] = options.sandbox
+        asked["--experts-on-host"] = options.experts_on_host
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(
             f"{options.shared_by} cannot be combined with {', '.join(names)} yet",

@@ -130,7 +130,8 @@ def _decide(given: stages.Given) -> Opened:
             for each in (weights.isq, drafts, store, events, sessions, sandbox)
             if each is not None
         ),
-        *(weights.ranks, engines, weights.adapters, weights.kernels, invariance, steps.capture),
+        *(weights.ranks, engines, weights.adapters, weights.kernels, weights.host, invariance),
+        steps.capture,
         *(serving.chat_format, cache.limit, cache.size),
         *(serving.grammars, serving.processors, serving.fields),
     ]
@@ -232,6 +233,7 @@ def _computed(
         "packed_cache_limit": host.parse_size(options.packed_cache_size, "--packed-cache-size"),
         "kernels": weights.kernels.value,
         "products": weights.products,
+        "host_experts": weights.host.value,
         "batch_invariant": options.batch_invariant,
         "onednn": weights.onednn,
         "capture": steps.capture.value,

@@ -10,8 +10,8 @@ from inferno.catalog.choice import choose
 from inferno.contracts import COLLECTIVES, Checkpoint, Executor, Sandbox
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
+from inferno.plan.kernel_use import KernelUse
 from inferno.plan.options import Options
-from inferno.plan.plan import KernelUse
 from inferno.plan.sandbox_use import SandboxUse
 
 BESIDE = (".json", ".jinja", ".model")

@@ -135,6 +135,7 @@ def choose_drafting(
         tp=1,  # the first rank drafts alone
         pp=1,
         ep=False,
+        experts_on_host=0,
         nodes=1,
         executor=None,
         numa=None,

@@ -14,8 +14,6 @@ from inferno.catalog import Catalog, Offer, architecture_name, find_architecture
 from inferno.contracts import (
     ADAPTER_OPS,
     COLLECTIVES,
-    GROUPED,
-    LINEAR,
     AdapterBase,
     Architecture,
     AttentionNeed,
@@ -49,18 +47,17 @@ from inferno.plan.devices import Machine, find_device
 from inferno.plan.dtypes import compute_dtype, on_device
 from inferno.plan.encoder_file import EncoderChoice
 from inferno.plan.encoders import is_encoder
+from inferno.plan.host_experts import choose_host_experts
+from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
+from inferno.plan.kernel_use import KernelUse
 from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
 from inferno.plan.numa import process_cores
 from inferno.plan.opened import Opened, model_config, text_assets
 from inferno.plan.options import Options
-from inferno.plan.packed_folder import default_folder
+from inferno.plan.packed_folder import choose_folder
 from inferno.plan.pipeline import Shared, share_model
-from inferno.plan.plan import (
-    AttentionUse,
-    KernelUse,
-    MemoryItem,
-)
+from inferno.plan.plan import AttentionUse, MemoryItem
 from inferno.plan.rank_choice import choose_ranks
 from inferno.plan.rank_use import RankUse
 from inferno.plan.schemes import Matrices, choose_schemes
@@ -171,6 +168,7 @@ class Weights:
     ranks: Decided[RankUse | None]
     adapters: Decided[AdapterRoom | None]
     kernels: Decided[tuple[KernelUse, ...]]
+    host: Decided[HostExpertsUse | None]
     products: Mapping[str, str]
     onednn: bool
     packed_cache: str | None
@@ -211,6 +209,9 @@ def choose_weights(
         more,
         batch_invariant=options.batch_invariant,
     )
+    held = shared.held(schemes.value.held(packed))
+    room = adapters.value
+    hosted = choose_host_experts(catalog, options, device, machine, held, model.config, dtype, room)
     return Weights(
         schemes=schemes,
         isq=isq,
@@ -220,32 +221,14 @@ def choose_weights(
         ranks=ranks,
         adapters=adapters,
         kernels=kernels,
+        host=hosted,
         products=products_of(kernels, matrices, dtype, compute.device),
         onednn=choose_onednn(kernels, matrices, device, machine.cpu_flags()),
-        packed_cache=_packed_cache(given, model, compute, matrices, kernels),
+        packed_cache=choose_folder(options, environ, device, model.checkpoint, kernels)
+        if matrices.nbytes >= KEPT_FROM
+        else None,
         threads=options.threads or _threads(matrices.nbytes, options),
     )
-
-
-def _packed_cache(
-    given: Given,
-    model: ModelFacts,
-    compute: Compute,
-    matrices: Matrices,
-    kernels: Decided[tuple[KernelUse, ...]],
-) -> str | None:
-    """Return the folder of packed weights. None where none are kept: on other devices, for small
-    models, checkpoints that are not files, and without a provider that keeps any."""
-    options, machine = given.options, given.machine or Machine()
-    multiplying = {use.name for use in kernels.value if use.op in (LINEAR, GROUPED)}
-    packs = any(o.item.packing is not None for _, o in kernels.offers if o.item.name in multiplying)
-    if options.packed_cache == "none" or compute.device.kind != "cpu":
-        return None
-    if not packs or matrices.nbytes < KEPT_FROM or not getattr(model.checkpoint, "files", ()):
-        return None
-    if options.packed_cache != "auto":
-        return str(Path(options.packed_cache).expanduser().absolute())
-    return str(default_folder(machine.environ))
 
 
 def _threads(weights: int, options: Options) -> int:
@@ -342,7 +325,9 @@ def choose_cache(
     elsewhere = given.machine is not None and given.machine.elsewhere
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
     limit = evolve(limit, value=limit.value // options.processes_here)  # they share the memory
-    fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
+    hosted = weights.host.value if compute.device.kind != "cpu" else None
+    away = 0 if hosted is None else hosted.nbytes
+    fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, away)
     fixed += drafting.memory if drafting is not None else ()
     room, held, whole = weights.adapters.value, weights.matrices, weights.whole
     fixed += beside + adapter_memory(room, held, whole, model.config.vocab_size, dtype)
@@ -391,6 +376,7 @@ def choose_steps(
         max_batched=0 if attention.states else given.options.max_num_batched_tokens,
         max_sequences=rows,
         reads_hidden=proposer.item.name if proposer is not None and proposal.mtp.specs else None,
+        hosted=weights.host.value is not None,
     )
     return Steps(
         capture=capture,

@@ -37,6 +37,7 @@ from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
+from inferno.testing.host_experts import HostExpertTests
 from inferno.testing.images import ImageTests, SeeingToy, picture_file
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.link_store import LinkTests
@@ -110,6 +111,7 @@ __all__ = [
     "EventSinkTests",
     "ExecutorTests",
     "ExpertRankTests",
+    "HostExpertTests",
     "FakeRunner",
     "GrammarProviderTests",
     "ImageTests",

@@ -33,6 +33,7 @@ from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.drafts import DraftTests
 from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.gguf_twins import GgufTwins
+from inferno.testing.host_experts import HostExpertTests
 from inferno.testing.pipelines import PipelineTests
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
@@ -61,6 +62,7 @@ class ArchitectureTests(
     DraftTests,
     ExpertRankTests,
     GgufTwins,
+    HostExpertTests,
     PipelineTests,
     TrainedTests,
     UpdateTests,

@@ -246,24 +246,26 @@ class _Attaching:
         self._place("", [path], module.weight.pairs, [module.share])
 
     def _experts(self, path: str, module: Experts) -> None:
-        count, wanted = len(module.own), "experts" in self.room.beside
-        for linear in module.modules():
+        wanted = "experts" in self.room.beside
+        grouped = [(g, each) for g in module.groups for each in g.modules()]
+        for group, linear in grouped:
             if not isinstance(linear, GroupedLinear):
                 continue
-            every = range(module.num_experts)
+            every, count = range(module.num_experts), len(group.own)
             if not wanted:
                 names = product(every, linear.names)
                 self.places.without.update(f"{path}.{expert}.{name}" for expert, name in names)
                 continue
             linear.pairs = pairs = self._grouped(linear, count)
             for expert, (part, name) in product(every, enumerate(linear.names)):
-                where, local = f"{path}.{expert}.{name}", expert - module.own.start
+                where, local = f"{path}.{expert}.{name}", expert - group.own.start
                 place = Place(pairs, part, local, count, linear.shares[part])
-                if expert in module.own:
+                if expert in group.own:
                     self.places[where] = place
-                else:
+                elif expert not in module.own:
                     self.places.elsewhere[where] = place.shape
-        module.slots = self.step if wanted else None
+        for group in module.groups:
+            group.slots = self.step if wanted else None
 
     def _grouped(self, linear: GroupedLinear, count: int) -> Pairs:
         outputs, inputs = linear.weight.shape

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from inferno.contracts import (
-    COLLECTIVES,
-    GROUPED,
-    LINEAR,
     MTP,
-    QUANTIZE,
     Attend,
     AttentionNeed,
     Capture,
@@ -24,7 +20,6 @@ from inferno.contracts import (
     Model,
     StoredMatrix,
     TensorInfo,
-    lazy,
 )
 from inferno.device import GraphCapture, WeightStream, check_device, device_errors
 from inferno.errors import CheckpointError, PluginError
@@ -32,26 +27,24 @@ from inferno.nn import (
     Attention,
     ByStep,
     Finalize,
-    Stack,
     State,
     Unloaded,
     Weight,
-    Wrapper,
     divide,
     finalize,
-    stacked_inside,
 )
 from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
 from inferno.nn.in_vectors import always_in_vectors
-from inferno.nn.layer import Attends, torch_stack
-from inferno.nn.weight import Later, loaded
+from inferno.nn.layer import Attends
+from inferno.nn.weight import Later
 from inferno.ops.reference import Ops
-from inferno.plan import CUDA_GRAPHS, TORCH, Opened, Plan, quant_config_of
+from inferno.plan import CUDA_GRAPHS, Opened, Plan, quant_config_of
 from inferno.weights.dtypes import dtype_of
+from inferno.weights.kernels import ops_named, ops_of, stack_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.weights.pipeline import of_rank
+from inferno.weights.pipeline import of_rank, on_host
 from inferno.weights.quantizing import Quantizing
 from inferno.weights.sharing import check_ranks, check_shares, cut_before, cuts_of, kept, kept_shape
 
@@ -80,11 +73,15 @@ def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
 
 def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
     needs = {layer: use.need for use in opened.plan.attention for layer in use.layers}
+    host = opened.plan.host_experts
+    at_host = () if host is None else host.kernels
     finalize(
         module,
         Finalize(
-            stack=stack_of(opened, packed),
+            stack=stack_of(opened, opened.plan.kernels, packed),
             ops=ops_of(opened),
+            host_stack=stack_of(opened, at_host, packed),
+            host_ops=Ops(**ops_named(opened, at_host)),
             attend=attention_of(opened),
             need=needs.get,
             max_model_len=opened.plan.max_model_len,
@@ -180,9 +177,11 @@ def _fill(
     quantizing = Quantizing.of(
         opened, shapes, read=lambda path: packed is None or not packed.covers(path)
     )
-    stream = WeightStream(plan.device.torch_name)
+    to_device, to_host = WeightStream(plan.device.torch_name), WeightStream("cpu")
+    hosted = on_host(model, opened)
     for stored in pairs:
         module, path = stored.module, stored.path
+        stream = to_host if module in hosted else to_device
         for part, _ in list(module.named_parameters(recurse=False)):
             dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
             tensor = stream(kept(module, part, _read(stored, part, opened))).to(dtype)
@@ -197,7 +196,7 @@ def _fill(
             assert not buffer.is_meta, (
                 f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
             )
-            setattr(module, name, buffer.to(plan.device.torch_name))
+            setattr(module, name, buffer.to(stream.device))
 
 
 def _held(module: nn.Module) -> Unloaded | None:
@@ -255,80 +254,6 @@ def _weight_of(
         weight = quantizing(path, weight, cut)
     weight.source = path
     return weight
-
-
-def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
-    """Return the function that gives matrices their final layout: that of the packed weights, else
-    the plan's kernel for their op and layout, else torch. It notes in each what multiplies it."""
-    in_torch = partial(torch_stack, onednn=opened.plan.onednn)
-    products = {
-        (use.op, use.layout): (
-            use.name,
-            lazy.resolved(opened.parts.kernels[use.name].ops[use.op]),
-        )
-        for use in opened.plan.kernels
-        if use.op in (LINEAR, GROUPED)
-    }
-
-    def stack(
-        weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
-    ) -> Weight | None:
-        op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
-        kernel, weight = stacked(op, weights, sources, rows=rows)
-        if weight is not None:
-            weight.sources, weight.kernel = tuple(sources), kernel
-        return weight
-
-    def stacked(
-        op: str, weights: Sequence[Weight], sources: Sequence[str], *, rows: bool
-    ) -> tuple[str, Weight | None]:
-        """Return what multiplies the stacked weight, and the weight; None if they do not stack."""
-        if packed is not None and (kept_weight := packed.load(op, sources)) is not None:
-            return kept_weight
-        if packed is not None and packed.separate(op, sources):
-            return TORCH, None
-        weights = [loaded(weight) for weight in weights]
-        if (built := computed(op, weights)) is not None:
-            if packed is not None:
-                packed.keep(op, sources, *built)
-            return built
-        plain = partial(in_torch, grouped=op == GROUPED, rows=rows)
-        if any(isinstance(weight, Wrapper) for weight in weights):
-            return TORCH, stacked_inside(weights, plain)
-        return TORCH, plain(weights)
-
-    def computed(op: str, weights: Sequence[Weight]) -> tuple[str, Weight] | None:
-        """Return the weight that a provider computes, after its name; None if none does."""
-        if any(isinstance(weight, Wrapper) for weight in weights):
-            names = list[str]()
-
-            def inside(inner: Sequence[Weight]) -> Weight | None:
-                result = computed(op, inner)
-                names.extend([] if result is None else [result[0]])
-                return None if result is None else result[1]
-
-            wrapped = stacked_inside(weights, inside)
-            return None if wrapped is None else (names[0], wrapped)
-        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
-        if others or (op, layout) not in products:
-            return None
-        provider, kernel = products[op, layout]
-        built: Weight | None = kernel(*weights)
-        return None if built is None else (provider, built)
-
-    return stack
-
-
-def ops_of(opened: Opened) -> Ops:
-    """Return the plan's implementation of each op: its provider's, else torch's."""
-    kernels: dict[str, Callable[..., Any]] = {
-        use.op: lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
-        for use in opened.plan.kernels
-        if use.op not in (LINEAR, GROUPED, QUANTIZE, COLLECTIVES)
-    }
-    if (shared := opened.communicator) is not None and opened.shard.ranks > 1:
-        kernels |= {"all_reduce": shared.all_reduce, "all_gather": shared.all_gather}
-    return Ops(**kernels)
 
 
 def attention_of(opened: Opened) -> Attends:

@@ -30,6 +30,15 @@ def of_rank(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Sequen
     return [stored for stored in pairs if stored.module in left]
 
 
+def on_host(model: nn.Module, opened: Opened) -> set[nn.Module]:
+    """Return the modules whose tensors stay in the host's memory: of the experts that the plan
+    keeps there."""
+    if (use := opened.plan.host_experts) is None:
+        return set()
+    mixtures = (module for module in model.modules() if isinstance(module, Experts))
+    return {module for mixture in mixtures for module in mixture.keep_on_host(use.count)}
+
+
 def _keep_layers(model: nn.Module, span: LayerSpan, opened: Opened) -> None:
     if not isinstance(model, Staged):
         raise PluginError(

@@ -29,7 +29,8 @@ from inferno.plan.composite import Composite
 from inferno.plan.encoder_file import open_stored
 from inferno.request.requests import FIRST_VERSION
 from inferno.weights.adapters import Adapters
-from inferno.weights.loading import load_drafter, load_model, ops_of
+from inferno.weights.kernels import ops_of
+from inferno.weights.loading import load_drafter, load_model
 from inferno.weights.packing import PackedWeights
 from inferno.weights.updates import Update, Updated, check_update, needed
 
@@ -101,10 +102,11 @@ class Resident:
         if self.loaded is None:
             return
         self.loaded.unbind()
+        kind = self.opened.plan.device.kind
         if level > 1:
             self._drop()
-        elif self._offloaded is None and self.opened.plan.device.kind != "cpu":
-            self._offloaded = Offloaded.of(self.loaded.models)
+        elif self._offloaded is None and kind != "cpu":
+            self._offloaded = Offloaded.of(self.loaded.models, kind)
         give_memory_back()
 
     def restore(self) -> Loaded:

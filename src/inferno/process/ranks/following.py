@@ -27,7 +27,8 @@ from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.weights.adapters import Adapters
-from inferno.weights.loading import begin_of, capture_of, load_model, ops_of
+from inferno.weights.kernels import ops_of
+from inferno.weights.loading import begin_of, capture_of, load_model
 
 _IDLE = 1.0
 """Seconds to wait for a step before checking whether the parent is alive."""

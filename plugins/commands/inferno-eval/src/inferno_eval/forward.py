@@ -20,7 +20,8 @@ from inferno.plan import Opened, trial_plan
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.sampling import are_broken, not_finite
-from inferno.weights.loading import begin_of, load_model, ops_of
+from inferno.weights.kernels import ops_of
+from inferno.weights.loading import begin_of, load_model
 from inferno.weights.packing import PackedWeights
 from inferno_eval.windows import Window
 

@@ -1,0 +1,37 @@
+"""What a plan says of experts that stay in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from inferno.contracts import expert_of
+from inferno.plan.kernel_use import KernelUse
+
+
+@frozen(kw_only=True)
+class HostExpertsUse:
+    """Routed experts whose matrices stay in the host's memory, where a CPU's kernels compute them.
+    Sizes are those of one rank: of the largest."""
+
+    count: int
+    """How many of a layer's: the first ones that a rank has, or all if it has fewer."""
+    of: int
+    """How many of a layer's the rank has."""
+    modules: tuple[str, ...]
+    """Paths of layers' experts, with `*` for numbers: `model.layers.*.mlp.experts`."""
+    layers: int
+    nbytes: int
+    """Of their matrices, in the host's memory."""
+    moved_bytes: int
+    """Bytes that go to the host and back for each token, in all layers; 0: it is the device."""
+    kernels: tuple[KernelUse, ...]
+    """What the host computes them with. Torch computes the ops that are not listed."""
+    products: Mapping[str, str]
+    """As `Plan.products`, of their matrices, by paths with `*` for numbers."""
+
+    def holds(self, path: str) -> bool:
+        """Whether a module of a model without ranks is one of these experts or in one."""
+        found = expert_of(path)
+        return found is not None and found[1] < self.count

@@ -1,0 +1,100 @@
+"""Tests of models of which the host's memory holds some experts: the tokens are those of experts
+that are all in the device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from torch import nn
+
+from inferno.catalog import Catalog
+from inferno.core.engine import Engine
+from inferno.core.runner import ModelRunner
+from inferno.errors import UnsupportedError
+from inferno.nn import Experts
+from inferno.testing.alike import alike
+from inferno.testing.ranks import RankTests
+from inferno.testing.thread_ranks import (
+    GREEDY,
+    SEEDED,
+    Alone,
+    assert_captures_change_nothing,
+    assert_same_tokens,
+    load_shared,
+)
+from inferno.testing.tiny import without_kernels
+
+
+class HostExpertTests(RankTests):
+    """Mixed into `ArchitectureTests`: a family with routed experts gives the same tokens when the
+    host's memory holds some of them, or all; another is refused by name."""
+
+    uncaptured: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def routed(cls, checkpoint: Path, catalog: Catalog, limits: dict[str, Any]) -> int:
+        """How many routed experts a layer has that the host can hold; 0: none."""
+        try:
+            engine = load_shared(checkpoint, without_kernels(catalog), 1, experts_on_host=1)
+        except UnsupportedError as refused:
+            assert "no routed experts" in str(refused)
+            return 0
+        use = engine.plan.host_experts
+        engine.close()
+        assert use is not None
+        return use.of
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def hosted(
+        cls, checkpoint: Path, catalog: Catalog, routed: int, limits: dict[str, Any]
+    ) -> Iterator[Engine]:
+        if not routed:
+            pytest.skip("the family has no routed experts that the host can hold")
+        count = -(-routed // 2)
+        engine = load_shared(
+            checkpoint, without_kernels(catalog), 1, experts_on_host=count, **limits
+        )
+        yield engine
+        engine.close()
+
+    @alike
+    def test_experts_on_the_host_give_the_same_tokens(
+        self, hosted: Engine, alone: Alone, prompts: list[list[int]]
+    ) -> None:
+        """On a host that is the device, and on one to which the tokens are copied."""
+        mixtures = [each for each in model_of(hosted).modules() if isinstance(each, Experts)]
+        assert mixtures
+        for copied, params in ((False, GREEDY), (True, SEEDED)):
+            for mixture in mixtures:
+                assert mixture.host is not None and mixture.near is not None
+                mixture.host.copied = copied
+            assert_same_tokens(hosted, alone, prompts, params)
+
+    @pytest.mark.slow
+    def test_captured_steps_change_nothing_for_experts_on_the_host(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        routed: int,
+        alone: Alone,
+        prompts: list[list[int]],
+        limits: dict[str, Any],
+    ) -> None:
+        """With the native kernels, if a provider of them captures steps; all experts on the host,
+        which is the device."""
+        if not routed or self.uncaptured:
+            pytest.skip("no routed experts on the host, or steps cannot be captured")
+        ours = load_shared(checkpoint, catalog, 1, experts_on_host=routed, **limits)
+        assert_captures_change_nothing(ours, alone, prompts)
+
+
+def model_of(engine: Engine) -> nn.Module:
+    """The model that an engine of this process computes."""
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    return runner._model
