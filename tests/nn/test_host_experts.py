@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from inferno.device import staging
 from inferno.nn import Dense, Experts, Finalize
+from inferno.nn.moe import MOST_CAPTURED
+from inferno.plan.backends import MAX_CAPTURED
 
 HIDDEN, INNER, EXPERTS = 32, 24, 5
 
@@ -40,7 +42,7 @@ def given(num_tokens: int, among: range = range(EXPERTS)) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 80])
 @pytest.mark.parametrize("on_host", [1, 4, EXPERTS])
 def test_both_groups_add_up_to_all_experts(on_host: int, num_tokens: int, copied: bool) -> None:
     whole, parts = mixture(0), mixture(on_host)
@@ -58,6 +60,18 @@ def test_tokens_whose_experts_are_all_of_one_group(among: range, copied: bool) -
     assert parts.host is not None
     parts.host.copied = copied
     torch.testing.assert_close(parts(*step), whole(*step), rtol=1e-4, atol=1e-5)
+
+
+def test_steps_that_are_captured_have_the_same_rows_whatever_the_values_are() -> None:
+    assert MOST_CAPTURED == MAX_CAPTURED
+    parts, rows = mixture(2), list[int]()
+    assert parts.near is not None
+    parts.near.down.register_forward_hook(lambda module, given, y_ND: rows.append(len(y_ND)))
+    for num_tokens in (MOST_CAPTURED, MOST_CAPTURED + 1):
+        for among in (range(2, EXPERTS), range(1, 3)):
+            parts(*given(num_tokens, among))
+    assert rows[0] == rows[1] == 2 * MOST_CAPTURED + 1
+    assert rows[2] == 2 * (MOST_CAPTURED + 1) + 1 > rows[3]
 
 
 def test_a_host_without_pairs_sends_nothing_back() -> None:

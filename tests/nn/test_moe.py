@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from inferno.contracts import Shard
 from inferno.nn import Dense, Experts, Finalize, Router, Routing, Weight
-from inferno.nn.moe import Separate
+from inferno.nn.grouped import Separate
 from inferno.ops import reference as ops
 
 HIDDEN, INNER, EXPERTS = 32, 24, 5
@@ -141,7 +141,7 @@ class Garbled(Rows):
 
 
 @pytest.mark.parametrize("kind", [Dense, Garbled, Loner])
-@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("num_tokens", [1, 3, 80])
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_experts_that_are_dealt_out_sum_to_all(
     kind: type[Weight], num_tokens: int, ranks: int

@@ -180,12 +180,12 @@ def test_processes_give_the_tokens_of_one(toy: Path) -> None:
 
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     found = []
-    shapes: list[dict[str, Any]] = [{}, {"tp": 2, "ep": True}]
+    shapes: list[dict[str, Any]] = [{}, {"tp": 2, "ep": True}, {"experts_on_host": 4}]
     for options in shapes:
         llm = LLM(str(toy), device="cpu", dtype="float32", max_model_len=128, **options)
         found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
         llm.close()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert torch.tensor(found[0]).shape == (3, 8)
 
 

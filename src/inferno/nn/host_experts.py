@@ -25,18 +25,17 @@ class HostExperts(nn.Module):
         """Whether to copy on the CPU too, as for other devices. For tests."""
 
     def start(
-        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
+        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False
     ) -> Callable[[], Tensor | None]:
         """Start copies to the host, behind what the device has been given so far. Returns what
         waits for them and then returns each token's weighted sum over its experts of the group, on
         the device, (T, D); None: no token has any. Call it once the device's own work is under way.
 
-        Where the device is the host, a step has the same rows whatever the values are, and can be
-        captured."""
-        given = x_TD, experts_TK, weights_TK
+        Where the device is the host, a step has the same rows whatever the values are, unless it is
+        `fitted`, and can be captured."""
         if x_TD.device.type == "cpu" and not self.copied:
-            return partial(self.group, *given)
-        wait = arriving(given)
+            return partial(self.group, x_TD, experts_TK, weights_TK, fitted)
+        wait = arriving((x_TD, experts_TK, weights_TK))
 
         def compute() -> Tensor | None:
             y_TD: Tensor | None = self.group(*wait(), fitted=True)

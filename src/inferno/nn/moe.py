@@ -7,7 +7,6 @@ token and one of its experts (T·K), I inner width of an expert.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -17,12 +16,12 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from inferno.contracts import Shard
+from inferno.nn.grouped import GroupedLinear, SideBySide
 from inferno.nn.host_experts import HostExperts
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
-from inferno.nn.lora import Pairs, StepSlots
+from inferno.nn.lora import StepSlots
 from inferno.nn.mlp import NAMES, FusedGatedMLP, GatedMLP, Names
-from inferno.nn.weight import Weight, with_biases
 from inferno.ops import reference as ops
 from inferno.ops.reference import Ops
 
@@ -206,13 +205,18 @@ class Experts(Layer):
         """Return each token's weighted sum over its experts, (T, D)."""
         if not len(x_TD):
             return x_TD
-        given = x_TD, experts_TK, weights_TK
+        fitted = x_TD.device.type == "cpu" and len(x_TD) > MOST_CAPTURED
+        given = x_TD, experts_TK, weights_TK, fitted
         host = None if self.host is None else self.host.start(*given)
         y_TD = None if self.near is None else self.near(*given)
         if host is not None and (host_TD := host()) is not None:
             y_TD = host_TD if y_TD is None else y_TD + host_TD
         y_TD = torch.zeros_like(x_TD) if y_TD is None else y_TD
         return self.ops.all_reduce(y_TD) if self.summed else y_TD
+
+
+MOST_CAPTURED = 64
+"""The most tokens of a step that is captured on a CPU: of more, rows may follow from values."""
 
 
 def places(num_experts: int, own: range) -> Tensor | None:
@@ -331,70 +335,3 @@ def sum_once(experts: Experts, shared: GatedMLP | FusedGatedMLP | None) -> bool:
         return False
     experts.summed = shared.down.summed = False
     return True
-
-
-class GroupedLinear(nn.Module):
-    """One linear layer per expert, each made of the same number of `linears`, in the experts'
-    order."""
-
-    bias_O: Tensor | None
-
-    def __init__(self, linears: Sequence[Linear], weight: Weight, names: Sequence[str]) -> None:
-        """`names` are those of an expert's linears in it."""
-        super().__init__()
-        biases = [linear.bias for linear in linears if linear.bias is not None and len(linear.bias)]
-        self.register_buffer(
-            "bias_O", torch.cat(list(biases)) if biases else None, persistent=False
-        )
-        self.weight, self.names = weight, tuple(names)
-        self.shares = [linear.share for linear in linears[: len(names)]]
-        """Those of one expert's linears: all experts are divided alike."""
-        self.pairs: Pairs | None = None
-        """The adapters of all experts, if there is room for them."""
-
-    @classmethod
-    def of(cls, linears: Sequence[Linear], name: str, stack: Stack) -> GroupedLinear:
-        """Build it with one weight if they stack, else with separate ones."""
-        weights = [linear.weight for linear in linears]
-        whole = stack(weights, grouped=True)
-        separate = whole or Separate([stack([weight]) or weight for weight in weights])
-        return cls(linears, separate, [name])
-
-    def forward(self, x_NI: Tensor, starts_E1: Tensor, slots_N: Tensor | None = None) -> Tensor:
-        """Map rows sorted by expert, (N, I), to (N, O). `starts_E1` has the first row of each
-        expert, then their end. `slots_N` are those of `StepSlots.of_experts`."""
-        y_NO = self.weight.grouped(x_NI, starts_E1, self.bias_O)
-        if slots_N is None or self.pairs is None:
-            return y_NO
-        return self.pairs.add(y_NO, x_NI, slots_N)
-
-
-class SideBySide(nn.Module):
-    """Concatenates the results of several layers along each row."""
-
-    def __init__(self, *layers: GroupedLinear) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x_NI: Tensor, starts_E1: Tensor, slots_N: Tensor | None = None) -> Tensor:
-        return torch.cat([layer(x_NI, starts_E1, slots_N) for layer in self.layers], -1)
-
-
-class Separate(Weight):
-    """Matrices that do not stack: they are multiplied one after the other."""
-
-    def __init__(self, weights: Sequence[Weight]) -> None:
-        super().__init__()
-        self.weights = nn.ModuleList(weights)
-        self.shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
-
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        num_experts = len(starts_E1) - 1
-        each = len(self.weights) // num_experts
-        y_NO = x_NI.new_empty(len(x_NI), self.shape[0] // num_experts)
-        for expert, (start, stop) in enumerate(itertools.pairwise(starts_E1.tolist())):
-            if stop > start:
-                own = self.weights[expert * each : (expert + 1) * each]
-                parts = [weight.matmul(x_NI[start:stop]) for weight in own]  # type: ignore[operator]
-                y_NO[start:stop] = torch.cat(parts, -1)
-        return with_biases(y_NO, starts_E1, bias_O)

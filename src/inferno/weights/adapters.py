@@ -28,8 +28,8 @@ from inferno.nn import (
     Weight,
 )
 from inferno.nn.cut import Share
+from inferno.nn.grouped import GroupedLinear
 from inferno.nn.lora import Adapted, Pairs, Place, StepSlots
-from inferno.nn.moe import GroupedLinear
 from inferno.ops.reference import Ops
 from inferno.plan import MERGE_ADAPTER, AdapterRoom, Opened, names_in_model
 from inferno.request.requests import AdapterRef
