@@ -21,7 +21,7 @@ from inferno.images.preparing import Preparer
 from inferno.plan import Opened
 from inferno.testing.alike import alike
 from inferno.testing.converting import convert
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import add_value, write_gguf
 from inferno.testing.images import Asked, SeeingToy, generated
 from inferno.testing.tiny import run_python, torch_only
 from inferno.weights.loading import check
@@ -130,7 +130,8 @@ class EncoderFileTests(SeeingToy):
         writer = gguf.GGUFWriter(path, "clip")
         given = {**usual, **self.looks_of_file(), **self.keys(vision), **(keys or {})}
         for key, value in given.items():
-            _add(writer, f"clip.{key}", value)
+            if value is not None:
+                add_value(writer, f"clip.{key}", value)
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 9)  # projectors have numbers, too
         written = []
         for name, tensor in tensors.items():
@@ -382,19 +383,3 @@ def encoded(tensor: Tensor, kind: str) -> tuple[Any, Any]:
     kind = "F16" if kind == "Q8_0" and short else kind
     number = gguf.GGMLQuantizationType["F32" if tensor.ndim < 2 else kind]
     return gguf.quantize(tensor.contiguous().numpy(), number), number
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    match value:
-        case None:
-            return
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_array(key, list(value))

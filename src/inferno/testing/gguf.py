@@ -210,26 +210,28 @@ def _write_config(writer: Any, dialect: Dialect, config: Mapping[str, Any]) -> N
         if value is None or key is None:
             continue
         spelt = {theirs: ours for ours, theirs in dialect.values.get(name, {}).items()}
-        _add(writer, f"{dialect.architecture}.{key}", spelt.get(value, value) if spelt else value)
+        add_value(
+            writer, f"{dialect.architecture}.{key}", spelt.get(value, value) if spelt else value
+        )
     rope, prefix = RopeConfig.from_json(config), f"{dialect.architecture}.rope"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    _add(writer, f"{prefix}.freq_base", float(rope.rope_theta))
+    add_value(writer, f"{prefix}.freq_base", float(rope.rope_theta))
     if f"{prefix}.dimension_count" not in {
         f"{dialect.architecture}.{key}" for key in dialect.fields.values()
     }:
-        _add(writer, f"{prefix}.dimension_count", int(head_dim * rope.partial_rotary_factor))
+        add_value(writer, f"{prefix}.dimension_count", int(head_dim * rope.partial_rotary_factor))
     if rope.original_max_position_embeddings:
-        _add(
+        add_value(
             writer,
             f"{prefix}.scaling.original_context_length",
             rope.original_max_position_embeddings,
         )
     if rope.rope_type in ("linear", "yarn"):
-        _add(writer, f"{prefix}.scaling.type", rope.rope_type)
-        _add(writer, f"{prefix}.scaling.factor", float(rope.factor))
+        add_value(writer, f"{prefix}.scaling.type", rope.rope_type)
+        add_value(writer, f"{prefix}.scaling.factor", float(rope.factor))
     if rope.rope_type == "yarn":
-        _add(writer, f"{prefix}.scaling.yarn_beta_fast", float(rope.beta_fast))
-        _add(writer, f"{prefix}.scaling.yarn_beta_slow", float(rope.beta_slow))
+        add_value(writer, f"{prefix}.scaling.yarn_beta_fast", float(rope.beta_fast))
+        add_value(writer, f"{prefix}.scaling.yarn_beta_slow", float(rope.beta_slow))
     if rope.rope_type == "longrope":
         factors = {"long": rope.long_factor, "short": rope.short_factor}
         for length, values in factors.items():
@@ -246,7 +248,8 @@ def _write_config(writer: Any, dialect: Dialect, config: Mapping[str, Any]) -> N
         writer.add_tensor("rope_freqs.weight", (plain.inv_freq_E / stretched.inv_freq_E).numpy())
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def add_value(writer: Any, key: str, value: Any) -> None:
+    """Write a value of a file's metadata as its type."""
     match value:
         case bool():
             writer.add_bool(key, value)

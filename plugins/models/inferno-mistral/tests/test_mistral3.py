@@ -36,6 +36,20 @@ CONFIG: dict[str, Any] = {
 """Rows of an image end with the tokens 152, the image with 153."""
 
 
+MINISTRAL3 = {
+    "model_type": "ministral3",
+    **TINY_TEXT,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+"""Its queries grow with their index."""
+
+
 class Mistral3(SeeingToy):
     config = CONFIG
 
@@ -86,17 +100,7 @@ class TestFilesOfMinistral3(TestFiles):
 
     config = {
         **CONFIG,
-        "text_config": {
-            "model_type": "ministral3",
-            **TINY_TEXT,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "llama_4_scaling_beta": 0.1,
-            },
-        },
+        "text_config": MINISTRAL3,
         "vision_config": {
             **CONFIG["vision_config"],
             "hidden_act": "gelu",
@@ -113,17 +117,7 @@ class TestMinistral3(TestMistral3):
 
     config = {
         **CONFIG,
-        "text_config": {
-            "model_type": "ministral3",
-            **TINY_TEXT,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "llama_4_scaling_beta": 0.1,
-            },
-        },
+        "text_config": MINISTRAL3,
         "vision_config": {
             **CONFIG["vision_config"],
             "hidden_act": "gelu",
