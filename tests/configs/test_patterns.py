@@ -58,7 +58,7 @@ def test_patterns_that_could_take_for_ever_are_refused(pattern: str) -> None:
     ("pattern", "said"),
     [
         ("(", "not a pattern"),
-        ("(" * 3000 + ")" * 3000, "not a pattern"),
+        ("(" * 101 + ")" * 101, "100 groups"),
         ("a{99999999999999999999}", "not a pattern"),
         ("a" * 10_001, "10000 characters"),
     ],

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import accumulate
 from re import _parser  # type: ignore[attr-defined]  # what `re.compile` begins with
 from typing import Any
 
@@ -18,6 +19,8 @@ from attrs import frozen
 
 MAX_CHARACTERS = 10_000
 """Of a pattern."""
+MAX_DEPTH = 100
+"""Of groups in groups: how deep Python may recurse to parse them is the process's own choice."""
 MAX_WAYS = 10**6
 """Some 10 ms of `re`."""
 
@@ -37,6 +40,8 @@ def _compiled(pattern: str, characters: int) -> re.Pattern[str]:
     """Return a pattern that is tried on texts of that length."""
     if len(pattern) > MAX_CHARACTERS:
         raise PatternError(f"which has more than {MAX_CHARACTERS} characters")
+    if max(accumulate((c == "(") - (c == ")") for c in pattern), default=0) > MAX_DEPTH:
+        raise PatternError(f"which has more than {MAX_DEPTH} groups in each other")
     try:
         parsed = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
