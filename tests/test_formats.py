@@ -97,9 +97,9 @@ def test_configs_and_models_mention_no_other_format(path: Path) -> None:
 @pytest.mark.parametrize("path", DIALECTS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_a_dialect_imports_configs_contracts_and_errors_only(path: Path) -> None:
     imported = re.findall(r"^from (inferno\S*|torch\S*)", path.read_text(encoding="utf-8"), re.M)
-    allowed = {"inferno.configs", "inferno.configs.encoder_files", "inferno.contracts"}
-    allowed |= {"inferno.errors", f"{path.parent.name}.vision_config"}
-    assert set(imported) <= allowed
+    allowed = {"inferno.configs", "inferno.contracts", "inferno.errors"}
+    allowed |= {f"inferno.configs.{name}" for name in ("encoder_files", "mamba_files")}
+    assert set(imported) <= allowed | {f"{path.parent.name}.vision_config"}
 
 
 @pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.name)

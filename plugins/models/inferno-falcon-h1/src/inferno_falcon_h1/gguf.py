@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inferno.configs.mamba_files import DECAYS, SQUEEZED, mamba2_matrices, mamba2_modules
 from inferno.contracts import Dialect, Recast
 
 _LAYER = "model.layers.{n}"
@@ -78,13 +79,7 @@ FALCON_H1 = Dialect(
         "blk.{n}.ffn_gate": f"{_MLP}.gate_proj",
         "blk.{n}.ffn_up": f"{_MLP}.up_proj",
         "blk.{n}.ffn_down": f"{_MLP}.down_proj",
-        "blk.{n}.ssm_in": f"{_MAMBA}.in_proj",
-        "blk.{n}.ssm_conv1d": f"{_MAMBA}.conv1d",
-        "blk.{n}.ssm_dt.bias": f"{_MAMBA}.dt_bias",
-        "blk.{n}.ssm_a": f"{_MAMBA}.A_log",
-        "blk.{n}.ssm_d": f"{_MAMBA}.D",
-        "blk.{n}.ssm_norm": f"{_MAMBA}.norm",
-        "blk.{n}.ssm_out": f"{_MAMBA}.out_proj",
+        **mamba2_modules(_MAMBA),
     },
     present={
         "attention_bias": "blk.0.attn_q.bias",
@@ -94,13 +89,9 @@ FALCON_H1 = Dialect(
         "mamba_proj_bias": "blk.0.ssm_in.bias",
         "mamba_rms_norm": "blk.0.ssm_norm.weight",
     },
-    squeezed={"blk.{n}.ssm_conv1d": 1},
-    matrices={
-        "blk.{n}.ssm_a": "mamba_n_heads",
-        "blk.{n}.ssm_d": "mamba_n_heads",
-        "blk.{n}.ssm_norm.weight": "mamba_n_groups",
-    },
-    decays=frozenset({"blk.{n}.ssm_a"}),
+    squeezed=SQUEEZED,
+    matrices=mamba2_matrices("mamba_n_heads", "mamba_n_groups"),
+    decays=DECAYS,
     config=_falcon,
     recast=_multiplied,
 )

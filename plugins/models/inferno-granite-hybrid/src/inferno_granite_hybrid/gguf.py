@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from inferno.configs import FULL
+from inferno.configs.mamba_files import DECAYS, SQUEEZED, mamba2_matrices, mamba2_modules
 from inferno.contracts import Dialect, Recast
 
 
@@ -119,13 +120,7 @@ _HYBRID = Dialect(
         "mamba_n_heads": "ssm.time_step_rank",
     },
     modules={
-        "blk.{n}.ssm_in": f"{_MAMBA}.in_proj",
-        "blk.{n}.ssm_conv1d": f"{_MAMBA}.conv1d",
-        "blk.{n}.ssm_dt.bias": f"{_MAMBA}.dt_bias",
-        "blk.{n}.ssm_a": f"{_MAMBA}.A_log",
-        "blk.{n}.ssm_d": f"{_MAMBA}.D",
-        "blk.{n}.ssm_norm": f"{_MAMBA}.norm",
-        "blk.{n}.ssm_out": f"{_MAMBA}.out_proj",
+        **mamba2_modules(_MAMBA),
         **_SHARED_OF_EXPERTS,
         **_SHARED_ALONE,
     },
@@ -135,13 +130,9 @@ _HYBRID = Dialect(
         "mamba_proj_bias": "blk.{n}.ssm_in.bias",
     },
     rotary_pairs=GRANITE.rotary_pairs,
-    squeezed={"blk.{n}.ssm_conv1d": 1},
-    matrices={
-        "blk.{n}.ssm_a": "mamba_n_heads",
-        "blk.{n}.ssm_d": "mamba_n_heads",
-        "blk.{n}.ssm_norm.weight": "mamba_n_groups",
-    },
-    decays=frozenset({"blk.{n}.ssm_a"}),
+    squeezed=SQUEEZED,
+    matrices=mamba2_matrices("mamba_n_heads", "mamba_n_groups"),
+    decays=DECAYS,
     config=_hybrid,
     inverse=_layers,
     recast=_split,

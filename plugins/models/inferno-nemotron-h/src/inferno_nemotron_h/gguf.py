@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from inferno.configs import FULL
+from inferno.configs.mamba_files import DECAYS, SQUEEZED, mamba2_matrices, mamba2_modules
 from inferno.contracts import Dialect
 
 MAMBA, MLP, MOE = "mamba", "mlp", "moe"
@@ -89,13 +90,7 @@ NEMOTRON_H = Dialect(
         "blk.{n}.attn_output": f"{_MIXER}.o_proj",
         "blk.{n}.ffn_up": f"{_MIXER}.up_proj",
         "blk.{n}.ffn_down": f"{_MIXER}.down_proj",
-        "blk.{n}.ssm_in": f"{_MIXER}.in_proj",
-        "blk.{n}.ssm_conv1d": f"{_MIXER}.conv1d",
-        "blk.{n}.ssm_dt.bias": f"{_MIXER}.dt_bias",
-        "blk.{n}.ssm_a": f"{_MIXER}.A_log",
-        "blk.{n}.ssm_d": f"{_MIXER}.D",
-        "blk.{n}.ssm_norm": f"{_MIXER}.norm",
-        "blk.{n}.ssm_out": f"{_MIXER}.out_proj",
+        **mamba2_modules(_MIXER),
     },
     present={
         "mlp_bias": "blk.{n}.ffn_up.bias",
@@ -107,13 +102,9 @@ NEMOTRON_H = Dialect(
         "blk.{n}.attn_q": "attention.head_count",
         "blk.{n}.attn_k": "attention.head_count_kv",
     },
-    squeezed={"blk.{n}.ssm_conv1d": 1},
-    matrices={
-        "blk.{n}.ssm_a": "mamba_num_heads",
-        "blk.{n}.ssm_d": "mamba_num_heads",
-        "blk.{n}.ssm_norm.weight": "n_groups",
-    },
-    decays=frozenset({"blk.{n}.ssm_a"}),
+    squeezed=SQUEEZED,
+    matrices=mamba2_matrices("mamba_num_heads", "n_groups"),
+    decays=DECAYS,
     config=_with_mlps,
     inverse=_layers,
 )
