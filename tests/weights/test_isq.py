@@ -32,7 +32,7 @@ from inferno.plan import (
     resolve,
 )
 from inferno.plan.isq import described, spelled
-from inferno.weights import loading
+from inferno.weights import kernels, loading
 from inferno.weights.loading import build, fill
 from inferno.weights.pairing import checkpoint_path
 from inferno.weights.quantizing import Progress, Quantizing
@@ -316,7 +316,7 @@ def test_a_packed_matrix_is_freed_before_the_next_layer_is_repacked(
     pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
     packed: list[weakref.ref[Weight]] = []
     late: list[int] = []
-    quantize, stack_of = Quantizing.__call__, loading.stack_of
+    quantize, stack_of = Quantizing.__call__, kernels.stack_of
 
     def noted(self: Quantizing, path: str, weight: Weight, *cut: Any) -> Weight:
         found = quantize(self, path, weight, *cut)
