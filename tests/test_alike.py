@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,12 +34,9 @@ def test_of_a_grid_the_first_case_of_each_file_is_not_slow(tmp_path: Path) -> No
     for name in ("test_one.py", "test_two.py"):
         tmp_path.joinpath(name).write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
-    listed = subprocess.run(
-        [*command, "-m", "not slow", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    ).stdout
+    listed = _listed([*command, "-m", "not slow", str(tmp_path)])
     for name in ("test_one.py", "test_two.py"):
-        cases = [line.partition("::")[2] for line in listed.splitlines() if f"{name}::" in line]
-        assert cases == [
+        assert listed[name] == [
             "TestFirst::test_alike[1]",
             "TestFirst::test_other",
             "TestSecond::test_other",
@@ -77,9 +76,9 @@ class TestThird(Kit):
 def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path: Path) -> None:
     tmp_path.joinpath("test_one.py").write_text(JOINED)
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(tmp_path)]
-    whole = _listed(command)
+    whole = _listed(command)["test_one.py"]
     assert len(whole) == 12
-    assert _listed([*command, "-p", "tests.conftest"]) == [
+    assert _listed([*command, "-p", "tests.conftest"])["test_one.py"] == [
         *whole[:4],
         "TestSecond::test_c",
         "TestSecond::test_other",
@@ -88,6 +87,12 @@ def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path
     ]
 
 
-def _listed(command: list[str]) -> list[str]:
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    return [line.partition("::")[2] for line in lines if "test_one.py::" in line]
+def _listed(command: list[str]) -> Mapping[str, list[str]]:
+    """Run pytest's collection, and return the cases of each file by its name."""
+    cases = defaultdict[str, list[str]](list)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        path, colons, case = line.partition("::")
+        if colons:
+            cases[Path(path).name].append(case)
+    return cases
