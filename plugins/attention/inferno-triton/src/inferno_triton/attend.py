@@ -7,6 +7,7 @@ splits of a context.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 import triton
@@ -50,6 +51,7 @@ class Shape:
     rest: int
 
     @classmethod
+    @cache  # asked in every layer of a step that is not replayed
     def of(cls, dim: int) -> Shape:
         first = max(16, 1 << (dim.bit_length() - 1))
         rest = max(16, triton.next_power_of_2(dim - first)) if dim > first else 0
@@ -146,11 +148,12 @@ class TritonAttend:
         waves: Waves | None,
     ) -> Tensor:
         need, (T, H, C) = self.need, q_THC.shape
-        K, V, latent = need.num_kv_heads, need.output_dim, need.latent_dim is not None
+        K, V = need.num_kv_heads, need.output_dim
         S, page, G = len(batch.context_lens), cache[0].shape[2], H // K
         single = S == T
         keys, values = Shape.of(C), Shape.of(V)
         work = work_of(need, single=single)
+        latent = work == "latent"
         tile = tile_of(self.chip, work, max(C, V), q_THC.element_size(), page)
         heads = min(G, tile.rows)  # of one program
         queries = 1 if single else tile.rows // heads

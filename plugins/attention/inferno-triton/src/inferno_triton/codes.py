@@ -73,7 +73,7 @@ def pair(words, odd: tl.constexpr, KIND: tl.constexpr):
     if KIND == "int8":
         return ((words >> (8 * odd)) & 0x00FF00FF) ^ 0x64806480  # 1024 + 128 + the element
     else:
-        # The exponent of float16 is based at 15, that of e4m3 at 7: a 256th of the element.
+        # As in `elements`, without the factor.
         if not odd:
             words = words << 8
         return (words & -0x7FFF8000) | ((words >> 1) & 0x3F803F80)
