@@ -1,8 +1,8 @@
 """What ranks cost and give: decode steps of one process with all threads beside ranks with as
 many in all, sums over the ranks by everything that computes them, and steps as messages. With
 --stages, pipeline stages instead of ranks that share each layer; with --ep, ranks that have some
-experts whole beside those; with --on-host, instead of ranks, one process that keeps so many experts
-of each layer on the host, which is the same CPU.
+experts whole beside those; with --on-host N, one process instead of ranks, which keeps N experts of
+each layer on the host: the same CPU.
 
     python benchmarks/ranks.py [MODEL] [--ranks 2 [--ep] | --stages 2 | --on-host 16]
         [--rounds 5] [--sequences 4] [--tokens 64]

@@ -128,7 +128,7 @@ def handlers_are_read_once() -> Iterator[None]:
             return make(cls, **given)  # type: ignore[no-any-return]
         signature, decoders = given["parsed_signature"], given["type_decoders"] or ()
         names = tuple(sorted(given["dependency_name_set"]))
-        # Where pydantic is installed, each app has decoders of its own, which do the same.
+        # Where pydantic is installed, each app has its own decoders, which do the same.
         reads = tuple((which, *_same(decode)) for which, decode in decoders)
         key = id(signature), names, given["data_dto"], reads
         if key not in models:

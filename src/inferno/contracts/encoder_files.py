@@ -1,4 +1,4 @@
-"""Encoders of images that a format stores in a file of their own, beside that of the text model:
+"""Encoders of images that a format stores in a separate file, beside that of the text model:
 llama.cpp's `mmproj-*.gguf`. The examples are GGUF's."""
 
 from __future__ import annotations

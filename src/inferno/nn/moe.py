@@ -170,8 +170,8 @@ class Experts(Layer):
                 delattr(self, str(number))
 
     def keep_on_host(self, count: int) -> set[nn.Module]:
-        """Keep so many of this rank's experts in the host's memory, or all that it has. To be
-        called before they are loaded; returns the modules whose tensors then belong there."""
+        """Keep the first `count` of this rank's experts in the host's memory, or all if it has
+        fewer. Call it before they are loaded. Returns the modules whose tensors belong there."""
         self.hosted = self.own[:count]
         self.local_E = places(self.num_experts, self.own[len(self.hosted) :])
         each = (self.get_submodule(str(number)) for number in self.hosted)

@@ -1,4 +1,4 @@
-"""Tests of architectures that see images by an encoder in a GGUF file of its own."""
+"""Tests of architectures that see images by an encoder in a separate GGUF file."""
 
 from __future__ import annotations
 

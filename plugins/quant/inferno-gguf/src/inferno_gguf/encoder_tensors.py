@@ -103,7 +103,7 @@ def _reads(file: GgufFile, dialect: EncoderDialect) -> dict[str, _Read]:
         entry = next(((key, end) for key, end in keys if key in dialect.modules), None)
         if entry is None:
             raise CheckpointError(
-                f"{file.path.name}: {name} is no tensor of encoders of the kind {dialect.kind!r}",
+                f"{file.path.name}: {name} is not a tensor of a {dialect.kind!r} encoder",
                 "Get the encoder made for this version of the model, or run it without images: "
                 "--no-mmproj.",
             )
