@@ -403,12 +403,20 @@ def test_a_port_that_is_taken_is_named(first: First, port: int) -> None:
 # --- how machines end -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("busy", [False, True])
 def test_the_traceback_of_another_machine_reaches_the_user(
-    catalog: Catalog, first: First, port: int, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, first: First, port: int, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     def fails(*_: Any) -> Any:
         raise MemoryError("no room on that machine")
 
+    def hear_late(machines: Machines, connection: socket.socket, host: str) -> Any:
+        time.sleep(0.3)  # what a rank says comes with its greeting
+        return hear(machines, connection, host)
+
+    hear = Machines._hear
+    if busy:
+        monkeypatch.setattr(Machines, "_hear", hear_late)
     monkeypatch.setattr(following, "load_model", fails)
     other = Other(catalog, port, wait=1.0)
     with pytest.raises(EngineDeadError, match="rank 1.*no room on that machine") as caught:

@@ -261,12 +261,15 @@ class Group:
         self._heard.register(wire, selectors.EVENT_READ)
 
     def _arrive(self, machines: Machines) -> bool:
-        """Take the connections of other machines' ranks. Returns whether there are any."""
+        """Take the connections of other machines' ranks, and what came with their greetings.
+        Returns whether there are any."""
         said = False
         with suppress(Empty):
             while True:
-                self._add(Wire(machines.arrived.get_nowait()))
+                wire = machines.arrived.get_nowait()
+                self._add(wire)
                 said = True
+                self._hear(wire)
         return said
 
     def _hear(self, wire: Wire) -> bool:

@@ -112,8 +112,9 @@ class Machines:
         self.folder = ""
         """Where the ranks meet, if they are on one machine."""
         self.group = secrets.token_hex(16)
-        self.arrived = SimpleQueue[socket.socket]()
-        """Connections of ranks, which know the token and look for this group."""
+        self.arrived = SimpleQueue[Wire]()
+        """Connections of ranks, which know the token and look for this group. One may have received
+        more than the greeting."""
         self._free = list(range(self.use.each, opened.plan.ranks.count))
         """Ranks that no machine has yet."""
         self._joined: dict[int, JoinedRank] = {}
@@ -218,7 +219,7 @@ class Machines:
         arriving: messages.ArrivingRank = messages.decode_rank(body)
         if kind != messages.RANK or not hmac.compare_digest(arriving.group, self.group):
             raise EOFError("it is no rank of this group")
-        self.arrived.put(connection)
+        self.arrived.put(wire)
         return None
 
     def _welcome(self, wire: Wire, host: str, arrival: messages.Arrival) -> JoinedMachine | None:
