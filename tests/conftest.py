@@ -13,12 +13,17 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 gc.disable()  # until the tests are collected: little of what that makes is garbage
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is imported, here and in every process a test starts
+
+# A busy machine draws examples slowly, and that is no fault of a test.
+settings.register_profile("inferno", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("inferno")
 
 HERE = Path(__file__).parent
 _NEEDS = tomllib.loads(HERE.joinpath("needs.toml").read_text(encoding="utf-8"))
