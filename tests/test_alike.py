@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
@@ -73,6 +75,7 @@ class TestThird(Kit):
 """
 
 
+@pytest.mark.slow
 def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path: Path) -> None:
     tmp_path.joinpath("test_one.py").write_text(JOINED)
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(tmp_path)]

@@ -270,5 +270,6 @@ def test_a_bad_grammar_does_not_reach_the_engine(answers: dict[str, Any]) -> Non
     assert answers["error"].param == "structured_outputs.regex"
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_compiles_them_again(answers: dict[str, Any]) -> None:
     assert answers["again"] == answers["first"][0]

@@ -11,13 +11,11 @@ from float32 import Reference
 from tests.real.conftest import OPTIONS
 
 from inferno import LLM
-from inferno.testing.alike import alike
 
 EXACT, ROUNDED = 1.005, 1.01
-SLOW = pytest.mark.slow
 
 
-@SLOW
+@pytest.mark.slow
 def test_the_stored_reference_is_what_the_file_gives(
     expected: Expected, reference: Reference
 ) -> None:
@@ -27,18 +25,18 @@ def test_the_stored_reference_is_what_the_file_gives(
         np.testing.assert_allclose(now, expected.logprobs[number][:199], atol=2e-3)
 
 
-@alike
 @pytest.mark.parametrize(
     "options, length, most",
     [
         pytest.param({"dtype": "float32"}, 512, EXACT, id="float32"),
-        pytest.param({"dtype": "bfloat16"}, 8000, EXACT, id="bfloat16 long", marks=SLOW),
-        pytest.param({"dtype": "float16"}, 2048, EXACT, id="float16 long", marks=SLOW),
-        pytest.param({"dtype": "float32"}, 2048, EXACT, id="float32 long", marks=SLOW),
-        pytest.param({"kv_cache_dtype": "int8"}, 2048, ROUNDED, id="int8 cache long", marks=SLOW),
-        pytest.param({"kv_cache_dtype": "fp8"}, 2048, ROUNDED, id="fp8 cache long", marks=SLOW),
+        pytest.param({"dtype": "bfloat16"}, 8000, EXACT, id="bfloat16 long"),
+        pytest.param({"dtype": "float16"}, 2048, EXACT, id="float16 long"),
+        pytest.param({"dtype": "float32"}, 2048, EXACT, id="float32 long"),
+        pytest.param({"kv_cache_dtype": "int8"}, 2048, ROUNDED, id="int8 cache long"),
+        pytest.param({"kv_cache_dtype": "fp8"}, 2048, ROUNDED, id="fp8 cache long"),
     ],
 )
+@pytest.mark.slow
 def test_perplexity_is_float32s(
     options: dict[str, Any], length: int, most: float, gguf_file: str, expected: Expected
 ) -> None:

@@ -33,6 +33,7 @@ class BatchInvariantTests:
 
     @alike
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.slow
     def test_batch_invariant_means_the_same_bits(
         self, dtype: str, checkpoint: Path, catalog: Catalog
     ) -> None:

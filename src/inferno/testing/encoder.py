@@ -193,6 +193,7 @@ class EncoderTests:
 
     # --- the declarations -------------------------------------------------------------------------
 
+    @pytest.mark.slow
     def test_discovery_and_config_import_no_torch(self) -> None:
         """Checked for all classes of a test file in one process."""
         module = vars(sys.modules[type(self).__module__]).values()

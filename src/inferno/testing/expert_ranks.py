@@ -70,12 +70,14 @@ class ExpertRankTests(RankTests):
             load_shared(checkpoint, catalog, ep=True)
 
     @alike
+    @pytest.mark.slow
     def test_experts_of_several_ranks_give_the_tokens_of_one_process(
         self, dealt: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_with_prefix_hits(dealt, alone, prompts)
 
     @alike
+    @pytest.mark.slow
     def test_a_rank_reads_and_holds_its_own_experts(
         self, dealt: Engine, checkpoint: Path, catalog: Catalog, limits: dict[str, Any]
     ) -> None:

@@ -79,12 +79,14 @@ class PipelineTests(RankTests):
             load_shared(checkpoint, catalog, 1, pp=RANKS)
 
     @alike
+    @pytest.mark.slow
     def test_stages_give_the_tokens_of_one_process(
         self, staged: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:
         assert_same_with_prefix_hits(staged, alone, prompts)
 
     @alike
+    @pytest.mark.slow
     def test_stages_give_the_log_probabilities_of_one_process(
         self, staged: Engine, alone: Alone, prompts: list[list[int]]
     ) -> None:

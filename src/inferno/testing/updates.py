@@ -25,7 +25,8 @@ class UpdateTests:
     """Part of `ArchitectureTests`."""
 
     @alike
-    @pytest.mark.parametrize("isq", [None, pytest.param("q8_0", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("isq", [None, "q8_0"])
     def test_updated_weights_compute_what_they_do_in_a_model_that_is_loaded_with_them(
         self, isq: str | None, checkpoint: Path, catalog: Catalog, tmp_path: Path
     ) -> None:
