@@ -55,9 +55,22 @@ class Controls:
         again. What a store has stays: it is of the same weights."""
         await self._client.control(Control(action="reset_prefix_cache"))
 
+    @property
+    def scratch(self) -> str | None:
+        """The folder where a confined engine process reads files that are written for it; None
+        where it may read any."""
+        return self._client.scratch
+
     async def update_weights(
-        self, weights: Weights, *, version: str | None = None, mode: str = "wait"
+        self,
+        weights: Weights,
+        *,
+        version: str | None = None,
+        mode: str = "wait",
+        temporary: bool = False,
     ) -> str:
-        """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's."""
-        await send_update(self._client, weights, version, mode)
+        """Replace weights, like `LLM.update_weights`. Another process has the checkpoint's. A
+        `temporary` file is deleted, however the update ends; a confined engine needs it in
+        `scratch`."""
+        await send_update(self._client, weights, version, mode, temporary=temporary)
         return self._client.weight_version

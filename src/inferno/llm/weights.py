@@ -51,11 +51,15 @@ def unless_failed(path: Path, temporary: bool) -> Iterator[None]:
         raise
 
 
-async def send_update(client: Client, weights: Weights, version: str | None, mode: str) -> None:
-    """Have an engine process update its weights. Raises RequestError, CheckpointError,
-    EngineDeadError, and OptionError for a file that a confined engine may not read."""
+async def send_update(
+    client: Client, weights: Weights, version: str | None, mode: str, *, temporary: bool = False
+) -> None:
+    """Have an engine process update its weights, and delete the file if it is `temporary`. Raises
+    RequestError, CheckpointError, EngineDeadError, and OptionError for a file that a confined
+    engine may not read."""
     chosen, sandbox = pause_mode(mode), client.plan.sandbox
-    path, temporary = await asyncio.to_thread(weights_file, weights, client.scratch)
+    path, written = await asyncio.to_thread(weights_file, weights, client.scratch)
+    temporary |= written
     if sandbox is not None and not temporary:
         sandbox.check(path)
     control = Control(

@@ -9,6 +9,7 @@ request (`Translation`) or a text completion (`CompletionRequest`, `prepare_text
 from __future__ import annotations
 
 from inferno.llm.pooling import Recipe
+from inferno.llm.weights import weights_file
 from inferno.request.sampling_params import Parameter, parameters
 from inferno.server.access.keys import admin_only
 from inferno.server.chat.conversation import Conversation, ParsedChoice, arguments_object
@@ -99,4 +100,5 @@ __all__ = [
     "shorten",
     "text_of",
     "usable_models",
+    "weights_file",
 ]

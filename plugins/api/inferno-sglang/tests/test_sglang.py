@@ -160,7 +160,7 @@ def test_memory_is_given_back_and_comes_by_parts(server: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["update_weights_from_tensor", "init_weights_update_group", "init_communicator/"],
+    ["update_weights_from_tensor", "init_weight_transfer_engine", "init_communicator/"],
 )
 def test_weights_by_other_ways_are_refused_with_the_way_there_is(
     server: httpx.Client, path: str

@@ -15,15 +15,19 @@ from inferno_sglang.control import (
     resume_memory,
     update_from_disk,
 )
+from inferno_sglang.distributed import init_group, leave_group, update_from_group
 from inferno_sglang.generating import generate
 from inferno_sglang.refused import close_communicator, refused
 from inferno_sglang.schema import (
     AbortRequest,
     GenerateRequest,
+    InitGroupRequest,
+    LeaveGroupRequest,
     MemoryRequest,
     PauseRequest,
     SamplingOptions,
     UpdateFromDiskRequest,
+    UpdateFromGroupRequest,
 )
 from inferno_sglang.status import health, model_info, server_info, weight_version, world_size
 
@@ -45,6 +49,9 @@ API = Api(
         release_memory,
         resume_memory,
         update_from_disk,
+        init_group,
+        update_from_group,
+        leave_group,
         refused,
         close_communicator,
     ),
@@ -55,6 +62,9 @@ API = Api(
         PauseRequest,
         MemoryRequest,
         UpdateFromDiskRequest,
+        InitGroupRequest,
+        UpdateFromGroupRequest,
+        LeaveGroupRequest,
     ),
     any_content_type=True,
 )

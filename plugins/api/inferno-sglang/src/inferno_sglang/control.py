@@ -10,6 +10,7 @@ from litestar.params import FromQuery, JSONBody
 
 from inferno.errors import CheckpointError, InfernoError, RequestError
 from inferno.server.api import Models, Parsed, admin_only, post_body
+from inferno_sglang.groups import groups_of
 from inferno_sglang.running import running_of
 from inferno_sglang.schema import AbortRequest, MemoryRequest, PauseRequest, UpdateFromDiskRequest
 
@@ -35,8 +36,11 @@ async def abort_request(
 
 
 @route(["/flush_cache", "/reset_prefix_cache"], http_method=["GET", "POST"], guards=[admin_only])
-async def flush_cache(models: NamedDependency[Models]) -> Response[str]:
-    """Forget what memory has of earlier prompts."""
+async def flush_cache(
+    request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> Response[str]:
+    """Load weights that were received, and forget what memory has of earlier prompts."""
+    await _load_received(request, models)
     await models.named(None).llm.reset_prefix_cache()
     return Response("Cache flushed.\n", status_code=200, media_type="text/plain")
 
@@ -55,8 +59,11 @@ async def pause_generation(
 
 
 @post("/continue_generation", status_code=200, guards=[admin_only])
-async def continue_generation(models: NamedDependency[Models]) -> dict[str, str]:
-    """Go on after a pause."""
+async def continue_generation(
+    request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> dict[str, str]:
+    """Go on after a pause, with the weights that were received in it."""
+    await _load_received(request, models)
     await models.named(None).llm.resume()
     return {"message": "Generation continued successfully.", "status": "ok"}
 
@@ -69,10 +76,22 @@ async def pause(models: NamedDependency[Models], mode: FromQuery[str] = "abort")
 
 
 @post("/resume", status_code=200, guards=[admin_only])
-async def resume(models: NamedDependency[Models]) -> dict[str, str]:
+async def resume(
+    request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> dict[str, str]:
     """Go on after a pause, as vLLM."""
+    await _load_received(request, models)
     await models.named(None).llm.resume()
     return {"status": "resumed"}
+
+
+async def _load_received(request: Request[Any, Any, Any], models: Models) -> None:
+    """Load the weights that were received. Raises RequestError for those that do not fit: they are
+    forgotten, and the model has its old ones, in a pause still."""
+    try:
+        await groups_of(request).load(models.named(None).llm)
+    except CheckpointError as error:
+        raise RequestError(error.cause, error.remedy, param="names") from error
 
 
 @get("/is_paused", guards=[admin_only])

@@ -1,4 +1,4 @@
-"""Ways of sending weights that are refused: through NCCL, or as pickled tensors."""
+"""Ways of sending weights that are refused: vLLM's through NCCL, and pickled tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WHY = {
     "/update_weight_version": "a version belongs to weights, not to a name",
     "/collective_rpc": "there are no methods of workers to call",
 }
-_ELSE = "weights are not received through NCCL"
+_ELSE = "vLLM's own use of NCCL is not spoken"
 
 
 @route(list(REFUSED), http_method=["GET", "POST"], status_code=200)
@@ -25,7 +25,8 @@ async def refused(request: Request[Any, Any, Any]) -> None:
     raise RequestError(
         f"{path} is not supported: {_WHY.get(path, _ELSE)}",
         "Write a safetensors file that the server can read, and POST its path as model_path to "
-        "/update_weights_from_disk.",
+        "/update_weights_from_disk; or send tensors through a process group of torch.distributed "
+        "(/init_weights_update_group).",
         code="unsupported_weight_transfer",
     )
 

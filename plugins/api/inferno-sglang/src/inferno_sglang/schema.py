@@ -99,3 +99,44 @@ class UpdateFromDiskRequest:
     model_path: str
     weight_version: str | None = None
     abort_all_requests: bool | None = None
+
+
+@frozen(kw_only=True)
+class InitGroupRequest:
+    """The body of POST /init_weights_update_group."""
+
+    path: ClassVar[str] = "/init_weights_update_group"
+    rows: ClassVar[tuple[Field, ...]] = support.INIT_GROUP
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str | None = None
+
+
+@frozen(kw_only=True)
+class UpdateFromGroupRequest:
+    """The body of POST /update_weights_from_distributed."""
+
+    path: ClassVar[str] = "/update_weights_from_distributed"
+    rows: ClassVar[tuple[Field, ...]] = support.UPDATE_FROM_GROUP
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    flush_cache: bool | None = None
+    abort_all_requests: bool | None = None
+    weight_version: str | None = None
+
+
+@frozen(kw_only=True)
+class LeaveGroupRequest:
+    """The body of POST /destroy_weights_update_group."""
+
+    path: ClassVar[str] = "/destroy_weights_update_group"
+    rows: ClassVar[tuple[Field, ...]] = support.LEAVE_GROUP
+
+    group_name: str = "weight_update_group"

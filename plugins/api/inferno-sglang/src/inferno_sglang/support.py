@@ -100,3 +100,31 @@ UPDATE = (
     Field("token_step", "accepted", "Nothing counts it.", harmless=(0,)),
     Field("manifest", "accepted", "The files' own headers are checked."),
 )
+
+_GROUP = "`weight_update_group` unless said."
+
+INIT_GROUP = honoured(
+    master_address="Where rank 0, the trainer's, listens.",
+    master_port="Its port.",
+    rank_offset="This server's rank: 1 or more.",
+    world_size="The number of ranks: the trainer's and each server's one.",
+    group_name=_GROUP,
+    backend="`nccl` (unless said) or `gloo`.",
+)
+
+UPDATE_FROM_GROUP = (
+    *honoured(
+        names="The checkpoint's names of the tensors, in the order in which rank 0 sends them.",
+        dtypes="Theirs: `float32`, `bfloat16` or `float16`.",
+        shapes="Theirs.",
+        group_name=_GROUP,
+        flush_cache="`false`: more tensors follow, and all are loaded together. In a pause they "
+        "always are, when it ends.",
+        abort_all_requests="As in /update_weights_from_disk.",
+        weight_version="As in /update_weights_from_disk.",
+    ),
+    Field("load_format", "refused", "Send each tensor by itself.", harmless=("auto",)),
+    Field("torch_empty_cache", "accepted", _OURS, harmless=(False,)),
+)
+
+LEAVE_GROUP = honoured(group_name=_GROUP)
