@@ -26,7 +26,7 @@ from inferno.contracts import Communicator, GrammarSpec, RankPlace
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
-from inferno.errors import EngineDeadError, OptionError, UnsupportedError
+from inferno.errors import EngineDeadError, OptionError
 from inferno.nn import Cut, Dense
 from inferno.plan import Options, open_model, resolve, stages
 from inferno.process.client import EngineClient
@@ -412,13 +412,6 @@ def test_an_idle_engine_notices_the_end_of_a_rank(shared: Engine) -> None:
         for _ in range(200):
             shared.rest()
             time.sleep(0.05)
-
-
-def test_sleep_and_other_weights_are_refused_by_name(shared: Engine, tmp_path: Path) -> None:
-    for change in (lambda: shared.sleep(), lambda: shared.update_weights(tmp_path)):
-        with pytest.raises(UnsupportedError, match="an engine of 2 ranks cannot"):
-            change()
-    assert tokens_of(answers(shared, PROMPTS, GREEDY)), "it runs on"
 
 
 def test_a_command_that_runs_one_process_refuses_a_plan_with_ranks() -> None:

@@ -89,7 +89,12 @@ class Resident:
     @classmethod
     def load(cls, opened: Opened, packed: PackedWeights | None = None) -> Self:
         """Load an opened model. Raises as `Loaded.of`."""
-        return cls(opened, Loaded.of(opened, packed), packed=packed)
+        resident = cls(opened, None, packed=packed)
+        resident.loaded = resident._loaded_from(opened, packed)
+        return resident
+
+    def _loaded_from(self, opened: Opened, packed: PackedWeights | None) -> Loaded:
+        return Loaded.of(opened, packed)
 
     @property
     def present(self) -> Loaded:
@@ -119,10 +124,10 @@ class Resident:
                 self._load(opened)
         return self.present
 
-    def checked(self, path: Path, *, temporary: bool = False) -> Update:
+    def checked(self, path: Path, *, temporary: bool = False, held: bool = False) -> Update:
         """Read the headers of tensors and check them against the checkpoint, and their numbers.
-        Changes nothing. Raises CheckpointError."""
-        update, plan = Update.of(path, temporary=temporary), self.opened.plan
+        Changes nothing. `temporary` and `held` as in `Update.of`. Raises CheckpointError."""
+        update, plan = Update.of(path, temporary=temporary, held=held), self.opened.plan
         try:
             names, patterns = update.tensors.stored, unused_tensors(self.opened.config)
             unread = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
@@ -202,7 +207,7 @@ class Resident:
         packed = None if opened.updated else PackedWeights.of(opened)
         found = packed is not None and packed.found
         with packed.reading() if packed is not None and found else nullcontext():
-            self.loaded = Loaded.of(opened, packed if found else None)
+            self.loaded = self._loaded_from(opened, packed if found else None)
         if self.loaded.adapters is not None:
             self.loaded.adapters.adopt(self._adapters)
             self._adapters = {}
@@ -224,4 +229,4 @@ class Resident:
             updated=updated,
         )
         with opened:
-            yield opened
+            yield evolve(opened, rank=self.opened.rank, communicator=self.opened.communicator)

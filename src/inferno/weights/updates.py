@@ -44,25 +44,26 @@ class Update:
     _states: Mapping[Path, list[int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._states = {file: state(file) for file in self.tensors.files}
+        self._states = {file: self._state_of(file) for file in self.tensors.files}
 
     @classmethod
-    def of(cls, path: Path, *, temporary: bool = False) -> Update:
+    def of(cls, path: Path, *, temporary: bool = False, held: bool = False) -> Update:
         """Read the headers. A `temporary` file loses its name, so that the system deletes it with
-        this process, however that ends. Raises CheckpointError."""
-        held = None
+        this process, however that ends; one that is `held` may lose it. Raises CheckpointError."""
+        descriptor = None
         try:
-            if temporary:
-                held, named = os.open(path, os.O_RDONLY), path
-                path = Path(f"/dev/fd/{held}")
-                named.unlink()
+            if temporary or held:
+                descriptor, named = os.open(path, os.O_RDONLY), path
+                path = Path(f"/dev/fd/{descriptor}")
+                if temporary:
+                    named.unlink()
             tensors = SafetensorsCheckpoint.of_tensors(path)
             if not tensors.stored:
                 raise CheckpointError(f"{path} has no tensors", _NAME_FILE)
-            return cls(tensors, held)
+            return cls(tensors, descriptor)
         except BaseException as error:
-            if held is not None:
-                os.close(held)
+            if descriptor is not None:
+                os.close(descriptor)
             if isinstance(error, OSError):
                 why = error.strerror or error
                 raise CheckpointError(f"{path} cannot be read: {why}", _NAME_FILE) from error
@@ -87,9 +88,14 @@ class Update:
         for file in self._states:
             self._check_unchanged(file)
 
+    def _state_of(self, file: Path) -> list[int]:
+        """Return what changes with the content: another process may take a held file's name away,
+        which its last time tells."""
+        return state(file) if self._held is None else state(file)[:-1]
+
     def _check_unchanged(self, file: Path) -> None:
         try:
-            same = state(file) == self._states[file]
+            same = self._state_of(file) == self._states[file]
         except OSError:
             same = False
         if not same:

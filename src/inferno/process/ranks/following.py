@@ -1,4 +1,5 @@
-"""A follower: it loads its part of the model, and runs the steps that rank 0 sends."""
+"""A follower: it loads its part of the model, runs the steps that rank 0 sends, and gives memory
+back or has other weights when rank 0 does."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import define, evolve
 
 from inferno.catalog import Catalog
 from inferno.constraints import Drafts
 from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, RankPlace, Span
 from inferno.core.runner import LaunchedStep, ModelRunner, StepArrays
 from inferno.core.types import Step
-from inferno.errors import PluginError
+from inferno.errors import InfernoError, PluginError
 from inferno.plan import Opened, plan_from_json, plan_of_stage, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
@@ -29,6 +30,9 @@ from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
 from inferno.weights.loading import begin_of, capture_of, load_model
+from inferno.weights.packing import PackedWeights
+from inferno.weights.resident import Loaded, Resident
+from inferno.weights.updates import Update
 
 _IDLE = 1.0
 """Seconds to wait for a step before checking whether the parent is alive."""
@@ -105,8 +109,75 @@ class FollowingRunner(ModelRunner):
             self._tables.append_verified(arrays, own)
 
 
-def follow(runner: FollowingRunner, receive: Receive) -> None:
-    """Run what rank 0 sends, until it ends the group."""
+@define(eq=False)
+class FollowingResident(Resident):
+    """A rank's part of a model: it is told its drafts."""
+
+    def _loaded_from(self, opened: Opened, packed: PackedWeights | None) -> Loaded:
+        drafter: Drafter | None = NoDrafts() if opened.plan.speculation is not None else None
+        model, ops = load_model(opened, packed), ops_of(opened)
+        return Loaded(model, ops, drafter, Adapters.of(opened, model, ops))
+
+
+@define(eq=False)
+class Follower:
+    """A rank's part of the model, what runs its steps, and an update that rank 0 has announced."""
+
+    resident: FollowingResident
+    runner: FollowingRunner | None = None
+    """None while the cache's memory is given back."""
+    _update: Update | None = None
+
+    @classmethod
+    def load(cls, opened: Opened) -> Follower:
+        """Load a rank's part of the model, and allocate its cache."""
+        with prepared(opened) as packed:
+            follower = cls(FollowingResident.load(opened, packed))
+        follower.run()
+        return follower
+
+    def run(self) -> None:
+        """Allocate the cache, and be ready for steps."""
+        opened, loaded = self.resident.opened, self.resident.present
+        plan = opened.plan
+        given = loaded.model, plan, loaded.ops, capture_of(opened), loaded.drafter
+        around = Neighbours.of(opened, loaded.model)
+        self.runner = FollowingRunner(
+            around, *given, None, begin_of(opened, plan), adapters=loaded.adapters
+        )
+
+    def change(self, change: messages.Change) -> None:
+        """Do with the weights what rank 0 does. Raises as `Resident`."""
+        match change.action:
+            case "check":
+                path = Path(change.path)
+                self._update = self.resident.checked(path, held=change.temporary)
+            case "forget" if self._update is not None:
+                self._update.close()
+                self._update = None
+            case "apply":
+                self.runner = None
+                update, self._update = self._update, None
+                assert update is not None, "it was checked"
+                self.resident.apply(update, load=change.load)
+            case "release":
+                self.runner = None
+                self.resident.release(change.level)
+            case "restore":
+                self.resident.restore()
+            case "run":
+                self.run()
+
+    def close(self) -> None:
+        self.runner = None
+        self.resident.close()
+
+
+def follow(
+    follower: Follower, receive: Receive, say: Callable[[bytes, Failure | None], None]
+) -> None:
+    """Run what rank 0 sends, until it ends the group. Tells it how changes have fared. Raises what
+    makes one of another rank of it than rank 0 is: a change of weights that has begun."""
 
     def drafts(proposed: Drafts) -> Drafts:
         kind, body = receive()
@@ -116,10 +187,23 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
 
     while True:
         kind, body = receive()
+        if kind == messages.CHANGE:
+            change: messages.Change = messages.decode_change(body)
+            try:
+                follower.change(change)
+            except InfernoError as error:
+                if change.action != "check":
+                    raise
+                say(messages.CHANGED, Failure.of(error))
+            else:
+                say(messages.CHANGED, None)
+            continue
+        runner = follower.runner
         if kind == messages.END:
-            if runner.neighbours is not None:
+            if runner is not None and runner.neighbours is not None:
                 runner.neighbours.link.flush()
             return
+        assert runner is not None, "there are no steps while its cache is given back"
         if kind == messages.CAPTURE:
             runner.capture_ahead(messages.decode_count(body))
             continue
@@ -129,18 +213,6 @@ def follow(runner: FollowingRunner, receive: Receive) -> None:
         told = drafts if messages.has_drafts(given.step) else None
         runner.read_adapters(given.step)
         runner.launch(given.step, told)
-
-
-def load(opened: Opened) -> FollowingRunner:
-    """Load a rank's part of the model, and allocate its cache."""
-    plan = opened.plan
-    with prepared(opened) as packed:
-        model = load_model(opened, packed)
-    drafter: Drafter | None = NoDrafts() if plan.speculation is not None else None
-    ops = ops_of(opened)
-    given = model, plan, ops, capture_of(opened), drafter, None, begin_of(opened, plan)
-    around = Neighbours.of(opened, model)
-    return FollowingRunner(around, *given, adapters=Adapters.of(opened, model, ops))
 
 
 def agree_on_levels(opened: Opened) -> None:
@@ -177,9 +249,9 @@ def run(
                 raise ConnectionError("rank 0 has gone") from error
         return messages.END, b""
 
-    def say(failure: Failure | None) -> None:
+    def say(kind: bytes, failure: Failure | None) -> None:
         with suppress(EOFError):
-            wire.send(messages.WORDS, messages.encode(messages.Words(rank, failure)))
+            wire.send(kind, messages.encode(messages.Words(rank, failure)))
 
     def listen() -> None:
         kind, body = receive()
@@ -189,6 +261,7 @@ def run(
 
     meeting = Meeting(wire.send, listen)
     communicator: Communicator | None = None
+    follower: Follower | None = None
     try:
         plan = plan_from_json((folder / PLAN).read_bytes())
         assert plan.ranks is not None, "a plan with ranks"
@@ -204,15 +277,17 @@ def run(
             own = plan_of_stage(plan, plan.ranks.stage_of(rank))
             opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
-            runner = load(opened)
-        say(None)
+            follower = Follower.load(opened)
+        say(messages.WORDS, None)
         communicator.connect()
-        follow(runner, receive)
+        follow(follower, receive, say)
     except BaseException as error:
         if not isinstance(error, ConnectionError):  # why another rank has left, that one says
-            say(Failure.of(error))
+            say(messages.WORDS, Failure.of(error))
         raise
     finally:
+        if follower is not None:
+            follower.close()
         if communicator is not None:
             communicator.close()
         wire.close()

@@ -8,8 +8,8 @@ import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty
@@ -81,6 +81,8 @@ class Group:
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
         self._said: dict[int, messages.Words] = {}
+        self._changed: dict[int, messages.Words] = {}
+        """How each rank fared with the latest change."""
         self._others = list[RankProcess]()
         """The other machines' processes, as far as they were started here."""
         self._launched = ""
@@ -185,6 +187,31 @@ class Group:
         for wire in self._wires:
             wire.send(kind, body)
 
+    def begin_change(self, change: messages.Change) -> None:
+        """Have all followers change something."""
+        self.check()
+        self._changed.clear()
+        self.send(messages.CHANGE, messages.encode(change))
+
+    def end_change(self) -> None:
+        """Wait until all have. Raises the error of one that has refused, which changed nothing."""
+        while len(self._changed) < self.ranks - 1:
+            self._await_word()
+        for rank, words in sorted(self._changed.items()):
+            if words.failure is not None:
+                error = words.failure.error()
+                error.cause = f"rank {rank}: {error.cause}"
+                raise error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Context in which an error ends the group: others are in what this rank has left."""
+        self.check()
+        try:
+            yield
+        except BaseException as error:
+            raise self.end(error) from error
+
     def _announce(self, kind: bytes, body: bytes) -> None:
         """Send the other ranks what they find each other by, once all have come."""
         early, self._early = self._early or [], None
@@ -283,7 +310,8 @@ class Group:
                     self._pass_on(wire, message[1])
                     continue
                 words: messages.Words = messages.decode_words(message[1])
-                self._said[words.rank] = words
+                told = self._changed if message[0] == messages.CHANGED else self._said
+                told[words.rank] = words
         except EOFError:
             self._heard.unregister(wire)
         return said

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,14 @@ from inferno.core.home import Home
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import Sampled, Step
-from inferno.errors import UnsupportedError
 from inferno.plan import Opened, Plan, plan_of_stage
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
+from inferno.process.ranks.changing import LeadingResident
 from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import Group, Launch, Start
 from inferno.process.ranks.machines import Machines
+from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
 from inferno.stores import NoStore
 from inferno.weights.packing import PackedWeights
@@ -38,14 +39,14 @@ class LeadingRunner(ModelRunner):
         self._latest: LaunchedStep | None = None
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
-        with self._together():
+        with self._group.together():
             self._group.send(messages.STEP, messages.encode_step(step, self._drawn()))
             told = self._telling(cut) if messages.has_drafts(step) else cut
             self._latest = super().launch(step, told)
             return self._latest
 
     def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
-        with self._together():
+        with self._group.together():
             return super().draw(launched, masks)
 
     def _drawn(self) -> list[messages.Drawn]:
@@ -65,7 +66,7 @@ class LeadingRunner(ModelRunner):
         return told
 
     def capture_ahead(self, most: int = 1 << 30) -> int:
-        with self._together():
+        with self._group.together():
             self._group.send(messages.CAPTURE, messages.encode(most))
             return super().capture_ahead(most)
 
@@ -73,14 +74,6 @@ class LeadingRunner(ModelRunner):
         """Return None: how often a measurement runs a step depends on its time, which others do not
         have."""
         return None
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        self._group.check()
-        try:
-            yield
-        except BaseException as error:
-            raise self._group.end(error) from error
 
 
 @define(eq=False)
@@ -109,7 +102,7 @@ class LastStage(LeadingRunner):
         """What steps drew that the others have not been told."""
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
-        with self._together():
+        with self._group.together():
             drawn, self._untold = self._untold, []
             self._group.send(messages.STEP, messages.encode_step(step, drawn))
             drafts = cut(step.drafts) if cut is not None else step.drafts
@@ -131,7 +124,7 @@ class LastStage(LeadingRunner):
         states come first."""
         while True:
             pending = self._pending.popleft()
-            with self._together():
+            with self._group.together():
                 computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
             self._untold.append(_drawn_by(computed))
@@ -181,6 +174,7 @@ class LeadingHome(Home):
                 own = plan_of_stage(opened.plan, opened.plan.ranks.stage_of(0))
                 shared = evolve(opened, plan=own, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
+                home.resident = LeadingResident.leading(home.resident, group)
                 group.meet(wanted)
             except BaseException as error:
                 unbind()
@@ -204,11 +198,17 @@ class LeadingHome(Home):
         return self.last
 
     def check_change(self) -> None:
-        """Raise UnsupportedError: the others have no way to give their memory back."""
-        raise UnsupportedError(
-            f"an engine of {self.group.ranks} ranks cannot sleep or change its weights yet",
-            "Start it without --tp and --pp, or stop the process.",
-        )
+        """Let the steps in flight end, which other ranks are in."""
+        if self.last is not None:
+            self.last.settle()
+
+    def rerun(
+        self, plan: Plan, groups: CacheGroups, sessions: Sessions | None
+    ) -> tuple[ModelRunner, NoStore]:
+        with self.group.together():
+            self.group.begin_change(Change(action="run"))
+            self.group.end_change()
+        return super().rerun(plan, groups, sessions)
 
     def rest(self) -> None:
         self.group.check()

@@ -4,7 +4,7 @@ each other what they have and which ranks they are, and give signs of life."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from attrs import evolve, frozen
@@ -17,8 +17,11 @@ from inferno.request.sampling_params import SamplingParams
 
 STEP, DRAFTS, CAPTURE, END = b"S", b"D", b"C", b"E"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
+CHANGE, CHANGED = b"H", b"h"
+"""Kinds of messages between two steps: what followers are to do with their weights (`Change`), and
+how each has fared (`Words`)."""
 WORDS = b"W"
-"""The kind of a follower's messages."""
+"""The kind of a follower's other messages."""
 MEET = b"M"
 """What ranks find each other by, to and from the first one (`meeting`)."""
 ARRIVAL, RANK = b"A", b"R"
@@ -38,6 +41,19 @@ class NextStep:
 
     step: Step
     drawn: list[Drawn]
+
+
+@frozen(kw_only=True)
+class Change:
+    """What a follower does with its weights, as rank 0 does (`weights.resident`)."""
+
+    action: Literal["check", "forget", "apply", "release", "restore", "run"]
+    path: str = ""
+    """Of weights that are checked, to be applied or forgotten next."""
+    temporary: bool = False
+    """Whether that file loses its name once all have opened it."""
+    load: bool = True
+    level: int = 1
 
 
 @frozen
@@ -104,6 +120,7 @@ encode = msgspec.msgpack.Encoder().encode
 decode_step: Any = msgspec.msgpack.Decoder(NextStep).decode
 decode_drafts: Any = msgspec.msgpack.Decoder(dict[int, list[int]]).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
+decode_change: Any = msgspec.msgpack.Decoder(Change).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode
 decode_meet: Any = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 decode_arrival: Any = msgspec.msgpack.Decoder(Arrival).decode
