@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import EngineDeadError
+from inferno.images.mediums import Medium
 from inferno.images.pixels import Picture
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
@@ -182,7 +183,7 @@ class FakeClient:
     ) -> list[SessionView]:
         return []
 
-    async def see(self, data: bytes, param: str) -> Picture:
+    async def see(self, data: bytes, param: str, medium: Medium) -> Picture:
         raise AssertionError("the models of these tests read text")
 
     def dies(self) -> None:

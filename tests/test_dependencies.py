@@ -41,10 +41,11 @@ OTHERS = {"cli": CLI, "server": SERVER, "testing": TESTING | {"litestar"}}
 NOT_DECLARED = {
     "server": {"opentelemetry"},
     "testing": {"gguf", "PIL"},
-    **dict.fromkeys(("configs", "contracts", "images", "llm"), {"PIL"}),
+    **dict.fromkeys(("configs", "contracts", "llm"), {"PIL"}),
+    "images": {"PIL", "soundfile", "soxr"},
 }
-"""Imported where it is installed: traces and Pillow are extras, GGUF a plugin that brings the
-library. Outside of the images' own room, Pillow is imported for types only."""
+"""Imported where it is installed: traces, Pillow and what reads audio are extras, GGUF a plugin
+that brings the library. Outside of the images' own room, Pillow is imported for types only."""
 NOT_IMPORTED = {"inferno-index", "uvloop"}
 """A plugin, found by its entry point; uvicorn's loop, which it takes where it is installed."""
 MODULES = {"pyzmq": "zmq", "markdown-it-py": "markdown_it"}

@@ -25,7 +25,7 @@ LOCK = ROOT / "deploy" / "requirements.lock"
 HEAD = f"""\
 # Written by tools/lock.py: `pip install --require-hashes -r {LOCK.relative_to(ROOT)}`, after torch.
 """
-EXTRAS = {"images", "otel"}
+EXTRAS = {"audio", "images", "otel"}
 """Of inferno itself: those that the container has."""
 BY_BUILD = {"torch", "triton"}
 """Not locked, nor is what only they need."""

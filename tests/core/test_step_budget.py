@@ -144,18 +144,17 @@ def image_at(start: int, count: int) -> ImagePart:
 
 def whole_images(max_tokens: int = 512) -> StepBudget:
     budget = StepBudget(max_tokens)
-    budget.sees(
-        ImageUse(
-            encoder="encoder",
-            num_parameters=1,
-            nbytes=4,
-            most_tokens=64,
-            side=1,
-            cache_bytes=0,
-            distribution="test",
-            whole=True,
-        )
+    use = ImageUse(
+        encoder="encoder",
+        num_parameters=1,
+        nbytes=4,
+        most_tokens=64,
+        side=1,
+        cache_bytes=0,
+        distribution="test",
+        whole=True,
     )
+    budget.sees([use])
     return budget
 
 

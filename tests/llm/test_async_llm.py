@@ -237,7 +237,7 @@ class FakeCheckpoint:
 
 
 FAKE = Opened(
-    plan=cast(Plan, SimpleNamespace(model_id="fake", images=None, engines=None)),
+    plan=cast(Plan, SimpleNamespace(model_id="fake", media=(), engines=None)),
     parts=cast(Any, None),
     config=cast(Any, None),
     checkpoint=cast(Any, FakeCheckpoint()),

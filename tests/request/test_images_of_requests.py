@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.errors import RequestError
 from inferno.request.requests import ImagePart, Request, overlapping
@@ -16,6 +16,7 @@ class Limits:
     max_model_len: int = 100
     whole_prompts: bool = False
     images: object = "an encoder"
+    audio: object = None
 
 
 def image(start: int, count: int = 4, digest: bytes = bytes(16)) -> ImagePart:
@@ -49,6 +50,10 @@ def test_places_that_are_wrong_are_refused(images: tuple[ImagePart, ...]) -> Non
 def test_a_model_of_text_takes_none() -> None:
     with pytest.raises(RequestError, match="sees no images"):
         validate_request(request(image(0)), Limits(images=None))
+    heard = evolve(image(0), medium="audio")
+    with pytest.raises(RequestError, match="hears no audio"):
+        validate_request(request(heard), Limits())
+    validate_request(request(heard), Limits(images=None, audio="an encoder"))
 
 
 def test_images_at_positions_are_those_that_overlap_them() -> None:

@@ -11,9 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from inferno.errors import RequestError
 from inferno.images.limits import ImageLimits
+from inferno.images.mediums import AUDIO
 from inferno.server.chat import fetching
 from inferno.server.chat.fetching import ImageFetcher, is_public, public_address
 
@@ -97,6 +99,19 @@ def test_an_allowed_host_is_asked(web: list[tuple[str, str]]) -> None:
     assert fetch("http://images.example/image?a=1#part") == b"bytes"
     assert fetch("http://A.Example.org./image") == b"bytes"
     assert web[0] == ("images.example", "/image?a=1")
+
+
+def test_audio_is_fetched_by_the_same_rules(web: list[tuple[str, str]]) -> None:
+    async def fetched(url: str, limits: ImageLimits) -> bytes:
+        return await ImageFetcher(limits).fetched(url, "messages[0].content[0]", AUDIO)
+
+    assert asyncio.run(fetched("http://images.example/image", ALLOWED)) == b"bytes"
+    with pytest.raises(RequestError, match="audio is not fetched from other.example") as caught:
+        asyncio.run(fetched("http://other.example/image", ALLOWED))
+    assert caught.value.code == "invalid_audio" and "audio/wav" in caught.value.remedy
+    with pytest.raises(RequestError, match="the limit is"):
+        small = evolve(ALLOWED, max_audio_bytes=4)
+        asyncio.run(fetched("http://images.example/image", small))
 
 
 def test_what_was_closed_may_fetch_again(web: list[tuple[str, str]]) -> None:

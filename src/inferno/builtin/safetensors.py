@@ -164,7 +164,8 @@ class SafetensorsCheckpoint:
             tokenizer_config=tokenizer_config,
             chat_template=self._chat_template(tokenizer_config),
             generation_config=_read_json(self.folder / "generation_config.json") or {},
-            image_processor=_image_processor(self.folder),
+            image_processor=_processor(self.folder, "image_processor"),
+            audio_processor=_processor(self.folder, "feature_extractor"),
             modules=_modules(self.folder),
             **_prompts(self.folder),
             max_seq_length=_max_seq_length(self.folder),
@@ -182,10 +183,11 @@ class SafetensorsCheckpoint:
         return tokenizer_config.get("chat_template")
 
 
-def _image_processor(folder: Path) -> Mapping[str, Any]:
-    """Return how images are prepared, from the older file or the newer one."""
+def _processor(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return how images or audio are prepared, from the older file, which has both, or the newer
+    one, which has them under a name each."""
     whole = _read_json(folder / "processor_config.json") or {}
-    inner = whole.get("image_processor")
+    inner = whole.get(name)
     return _read_json(folder / "preprocessor_config.json") or (
         inner if isinstance(inner, dict) else {}
     )

@@ -1,4 +1,4 @@
-"""The options of images, and what `inferno explain` says of their encoder."""
+"""The options of images and audio, and what `inferno explain` says of their encoders."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ IMAGE_OPTIONS = [
         help="Most tokens of an image; larger images are scaled down. [default: 4096]",
     ),
     _engine(
+        "--max-audio-seconds",
+        type=int,
+        help="Longest audio, if the model hears so much. [default: 600]",
+    ),
+    _engine(
         "--image-cache-size",
         metavar="SIZE",
-        help="Limit of the embeddings, and of the pixels, that are kept for images that come "
-        "again. [default: 256MiB]",
+        help="Limit of the embeddings, and of the pixels, that are kept for images and audio that "
+        "come again. [default: 256MiB]",
     ),
 ]
 
@@ -47,20 +52,27 @@ IMAGE_LIMITS = [
         "--allow-image-urls",
         multiple=True,
         metavar="HOST",
-        help="Host that images may be fetched from; *.example.org for any below it, * for any. "
+        help="Host that images and audio may be fetched from; *.example.org for any below it, * "
+        "for any. "
         "Never from addresses inside of a network. May be repeated. [default: none]",
     ),
     _limits(
         "--max-images",
         type=click.IntRange(1),
         default=16,
-        help="Most images of a request.",
+        help="Most images of a request, audio counted too.",
     ),
     _limits(
         "--max-image-bytes",
         type=click.IntRange(1),
         default=20 * 2**20,
         help="Largest image, as it is sent or fetched.",
+    ),
+    _limits(
+        "--max-audio-bytes",
+        type=click.IntRange(1),
+        default=20 * 2**20,
+        help="Largest audio file, as it is sent or fetched.",
     ),
 ]
 
@@ -80,3 +92,19 @@ def image_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         yield "", f"of {use.file}", ""
     yield "", f"a token for {use.side} x {use.side} pixels, at most {use.most_tokens} an image", ""
     yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of images that come again", ""
+
+
+def audio_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
+    """The encoder, what it takes, how many tokens audio has, and how long it may be."""
+    if (use := plan.audio) is None:
+        return
+    working = next((item.nbytes for item in plan.memory if item.name == "audio encoder"), 0)
+    yield (
+        "audio",
+        f"{use.encoder}: {use.num_parameters / 1e6:,.1f}M parameters, "
+        f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes",
+        origin,
+    )
+    seconds, tokens = use.chunk
+    yield "", f"{tokens} tokens for {seconds:g} s, at most {use.most_seconds:g} s", ""
+    yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of audio that comes again", ""

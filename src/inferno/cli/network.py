@@ -115,7 +115,8 @@ class Network:
         hosts = values.pop("allowed_hosts")
         named: dict[str, Any] = {"allowed_hosts": hosts} if hosts else {}
         images = values.pop("allow_image_urls"), values.pop("max_image_bytes")
-        named["images"] = ImageLimits(*images, values.pop("max_images"))
+        most = values.pop("max_images"), values.pop("max_audio_bytes")
+        named["images"] = ImageLimits(*images, *most)
         return cls(
             {name: values.pop(name) for name in server},
             {name: values.pop(name) for name in app} | named,

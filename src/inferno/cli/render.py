@@ -13,7 +13,7 @@ from inferno import __version__, host
 from inferno.cli import tiers
 from inferno.cli.adapters import adapter_rows
 from inferno.cli.attended import attention_rows, backends
-from inferno.cli.images import image_rows
+from inferno.cli.images import audio_rows, image_rows
 from inferno.cli.lines import width_of, wrapped
 from inferno.cli.sandbox import sandbox_rows
 from inferno.cli.shares import host_rows, rank_rows
@@ -55,6 +55,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         ),
         *_speculation_rows(plan),
         *image_rows(plan, _origin(plan, "architecture")),
+        *audio_rows(plan, _origin(plan, "architecture")),
         *adapter_rows(plan, _origin),
         ("cache", cached, _origin(plan, "cache policy")),
         *sandbox_rows(plan, _origin(plan, "sandbox")),
@@ -122,6 +123,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_state_rows(plan),
         *_speculation_rows(plan),
         *image_rows(plan, _origin(plan, "architecture")),
+        *audio_rows(plan, _origin(plan, "architecture")),
         *adapter_rows(plan, _origin),
         *_capture_rows(plan),
         *_step_rows(plan),

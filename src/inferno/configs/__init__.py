@@ -1,5 +1,5 @@
 """Reading `config.json`: the strict reader, rotary settings, patterns of paths, the configs that
-most decoders share, and those of encoders of images. Imports no torch."""
+most decoders share, and those of encoders of images and audio. Imports no torch."""
 
 from inferno.configs.decoder import (
     CONV,
@@ -19,6 +19,15 @@ from inferno.configs.mamba import (
     check_mamba2_heads,
     mamba2_state,
     time_step_limit,
+)
+from inferno.configs.mel import (
+    HEARING,
+    HearsMel,
+    MelConfig,
+    MelProcessor,
+    grid_tokens,
+    heard,
+    heard_by,
 )
 from inferno.configs.patterns import PatternError, begins_with
 from inferno.configs.processors import given_looks, grid_processor, transformers_processor
@@ -44,8 +53,12 @@ __all__ = [
     "ENCODER",
     "DecoderConfig",
     "FULL",
+    "HEARING",
+    "HearsMel",
     "MTPConfig",
     "MambaConfig",
+    "MelConfig",
+    "MelProcessor",
     "NO_LIMITS",
     "PatternError",
     "RopeConfig",
@@ -62,6 +75,9 @@ __all__ = [
     "check_positive",
     "given_looks",
     "grid_processor",
+    "grid_tokens",
+    "heard",
+    "heard_by",
     "mamba2_state",
     "numbered_layers",
     "read_config",

@@ -1,5 +1,5 @@
 """Reading `preprocessor_config.json`: transformers' own processors of images, which need Pillow and
-no torch."""
+no torch, and of audio, which need neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOKS = ("image_mean", "image_std", "rescale_factor", "resample")
 
 
 def transformers_processor(module: str, name: str) -> Any:
-    """Return a class of transformers that prepares images by Pillow: `module` is below
+    """Return a class of transformers that prepares images by Pillow, or audio: `module` is below
     `transformers.models`. Raises UnsupportedError where transformers or Pillow is missing."""
     try:
         return getattr(importlib.import_module(f"transformers.models.{module}"), name)

@@ -112,6 +112,8 @@ from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout
 from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.media import (
+    AudioModelConfig,
+    AudioProcessor,
     Grid,
     ImageLayoutConfig,
     ImageModelConfig,
@@ -177,6 +179,7 @@ from inferno.contracts.text_parts import (
     SeeingPart,
     TextPart,
     encoder_of,
+    media_of,
     text_config,
     text_part,
 )
@@ -269,6 +272,8 @@ __all__ = [
     "ImageLayoutConfig",
     "ImageSpanConfig",
     "ImageTextConfig",
+    "AudioModelConfig",
+    "AudioProcessor",
     "ImageModelConfig",
     "ImageProcessor",
     "IndexSpec",
@@ -383,6 +388,7 @@ __all__ = [
     "divides_heads",
     "expert_of",
     "encoder_of",
+    "media_of",
     "encoders_beside",
     "expert_rows",
     "fp8_layout",

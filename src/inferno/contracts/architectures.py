@@ -12,7 +12,7 @@ from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
 from inferno.contracts.encoder_files import EncoderDialect
-from inferno.contracts.media import ImageProcessor
+from inferno.contracts.media import AudioProcessor, ImageProcessor
 from inferno.contracts.ranks import Divided
 from inferno.contracts.states import StateSpec
 
@@ -170,6 +170,12 @@ class Architecture:
     is an `ImageModelConfig`: with the checkpoint's `preprocessor_config.json`, and so that no image
     takes more than `most` positions. Called in a process that needs no torch; imports Pillow. None:
     the model reads text only."""
+    audio: Callable[[Any, Mapping[str, Any]], AudioProcessor] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """audio(config, fields) -> what prepares audio for a model that hears it, whose config is an
+    `AudioModelConfig`, with the checkpoint's `preprocessor_config.json`. Called in a process that
+    needs no torch. None: the model hears none."""
     encoders: Mapping[str, EncoderDialect] = field(factory=dict)
     """Checkpoint format -> how its files hold the encoder of images apart from the text model, for
     an architecture with `images`. The text model's own dialect is that of the architecture that

@@ -43,6 +43,8 @@ class TextAssets:
     """`generation_config.json`: default sampling and `eos_token_id`."""
     image_processor: Mapping[str, Any] = field(factory=dict)
     """`preprocessor_config.json`: how images are scaled and cut."""
+    audio_processor: Mapping[str, Any] = field(factory=dict)
+    """The same: how spectrograms are made."""
     modules: tuple[Mapping[str, Any], ...] = ()
     """The entries of sentence-transformers' `modules.json`, which embedding models and rerankers
     have, each with its own configuration under `config`; one with tensors of its own has under

@@ -1,7 +1,9 @@
-"""Images in prompts: what an architecture says that sees them. Imports no torch, and no Pillow.
+"""Images and audio in prompts: what an architecture says that reads them. Imports no torch, and no
+Pillow.
 
 A prompt has a place for each image: consecutive positions whose embeddings an encoder computes of
 the image's pixels. The encoder is a module of the model (`nn.ImageEncoder`) and is loaded with it.
+Audio is the same, of the frames of a spectrogram (`nn.AudioEncoder`).
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Grid = tuple[int, int, int]
-"""Frames, rows and columns of the patches that an image is cut into. A picture has one frame."""
+"""Frames, rows and columns of the patches that an image is cut into. A picture has one frame. Of
+audio: the chunks that its encoder hears one by one, the frames that are sent of each, and how many
+of all these are audio, not silence that fills a chunk."""
 
 
 @frozen(eq=False)
 class Pixels:
-    """What an encoder reads of an image."""
+    """What an encoder reads of an image, or of audio."""
 
     values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-    """(patches, numbers of a patch), in the order that the encoder expects."""
+    """(patches, numbers of a patch), in the order that the encoder expects; of audio (frames, mel
+    bins), chunk by chunk."""
     grid: Grid
 
 
@@ -97,4 +102,54 @@ class ImageTextConfig(Protocol):
     @property
     def image_text(self) -> tuple[str, str]:
         """What a template writes, and the text with the token that is encoded instead."""
+        ...
+
+
+class AudioProcessor(Protocol):
+    """Makes a spectrogram as in training."""
+
+    def __call__(self, samples: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Pixels:
+        """Return what the encoder reads of one channel of `AudioModelConfig.audio_rate` samples a
+        second. Raises ValueError for what the model cannot hear: it is too short."""
+        ...
+
+
+@runtime_checkable
+class AudioModelConfig(Protocol):
+    """What the config of a model that hears audio has besides `ModelConfig`."""
+
+    @property
+    def audio_token_id(self) -> int:
+        """The token that stands for audio in a rendered conversation, and, repeated, at its
+        positions."""
+        ...
+
+    @property
+    def audio_encoder(self) -> str:
+        """The path of the encoder's module."""
+        ...
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples a second."""
+        ...
+
+    @property
+    def audio_chunk(self) -> tuple[float, int]:
+        """Seconds that the encoder hears at once, and the positions that they take."""
+        ...
+
+    @property
+    def audio_seconds(self) -> float:
+        """The longest audio that the model hears; `math.inf`: the context is the limit."""
+        ...
+
+    @property
+    def audio_widths(self) -> int:
+        """Numbers that the encoder has at once for a chunk, in the compute dtype: what its memory
+        is planned by."""
+        ...
+
+    def audio_tokens(self, grid: Grid) -> int:
+        """Return how many positions audio takes; 0 if it is too short."""
         ...

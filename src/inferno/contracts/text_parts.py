@@ -56,12 +56,17 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def encoder_of(config: Mapping[str, Any]) -> str:
-    """Return what a model has beside its text part: "an image encoder"."""
+def media_of(config: Mapping[str, Any]) -> list[str]:
+    """Return what a model has encoders for: image, audio."""
     inside = (config[name] for name in _INSIDE if isinstance(config.get(name), Mapping))
     fields = {**config, **next(inside, {})}
     kinds = {"image": "vision_config", "audio": "audio_config"}
-    found = [kind for kind, name in kinds.items() if isinstance(fields.get(name), Mapping)]
+    return [kind for kind, name in kinds.items() if isinstance(fields.get(name), Mapping)]
+
+
+def encoder_of(config: Mapping[str, Any]) -> str:
+    """Return what a model has beside its text part: "an image encoder"."""
+    found = media_of(config)
     return f"an {' and an '.join(found)} encoder" if found else "parts beside its text part"
 
 
@@ -112,7 +117,7 @@ class TextPart(RenamedView):
 
 @frozen(eq=False)
 class SeeingPart(TextPart):
-    """The same with the modules of its image encoder."""
+    """The same with the modules of an encoder, of images or of audio."""
 
     modules: Mapping[str, tuple[str, ...]] = field(kw_only=True)
     """The path of each module of the encoder, and where checkpoints keep it."""
@@ -125,7 +130,7 @@ class SeeingPart(TextPart):
             place = next((each for each in places if _holds(stored, each)), None)
             if place is None:
                 raise CheckpointError(
-                    f"the checkpoint has no image encoder: there is nothing under {places[0]}",
+                    f"the checkpoint has no such encoder: there is nothing under {places[0]}",
                     "Check that all files of the model are here.",
                 )
             # What follows counts: the decoder itself may be kept under the first part of a path.

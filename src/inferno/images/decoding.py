@@ -11,6 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from inferno.errors import RequestError, UnsupportedError
+from inferno.images.mediums import IMAGE, Medium
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,45 +23,50 @@ MOST_BYTES = 20 * 2**20
 """Of an image as it is sent, unless the server is told otherwise."""
 _LONGEST_SIDE = 65_500
 _DATA = re.compile(r"(?ai)data:(?P<type>[\w.+-]*/?[\w.+-]*)(?P<more>(;[^,;]*)*),")
-_KINDS = "a PNG, JPEG, WebP, GIF or BMP file of one frame"
 
 
-def refused(cause: str, param: str, remedy: str = f"Send {_KINDS}.") -> RequestError:
-    """Return the error of an image that cannot be used."""
-    return RequestError(cause, remedy, param=param, code="invalid_image")
+def refused(
+    cause: str, param: str, remedy: str | None = None, medium: Medium = IMAGE
+) -> RequestError:
+    """Return the error of an image that cannot be used, or of another medium."""
+    remedy = f"Send {medium.files}." if remedy is None else remedy
+    return RequestError(cause, remedy, param=param, code=medium.code)
 
 
-def data_of(url: str, param: str, most_bytes: int = MOST_BYTES) -> bytes:
+def data_of(url: str, param: str, most_bytes: int = MOST_BYTES, medium: Medium = IMAGE) -> bytes:
     """Return what is in a `data:` URL. Raises RequestError."""
-    head = _DATA.match(url[:200])
+    head, remedy = _DATA.match(url[:200]), f"Write {medium.example}."
     if head is None:
-        raise refused(f"{param} is no valid data: URL", param, "Write data:image/png;base64,...")
+        raise refused(f"{param} is no valid data: URL", param, remedy, medium)
     kind, more = head["type"].lower(), head["more"].lower()
-    if not kind.startswith("image/"):
+    if not kind.startswith(f"{medium.name}/"):
         shown = kind[:40] or "no media type"
-        raise refused(f"{param} has {shown}, which is no image", param)
+        raise refused(f"{param} has {shown}, which is no {medium.name}", param, medium=medium)
     if not more.endswith(";base64"):
-        raise refused(f"{param} is not in base64", param, "Write data:image/png;base64,...")
-    return decoded_base64(url[head.end() :], param, most_bytes)
+        raise refused(f"{param} is not in base64", param, remedy, medium)
+    return decoded_base64(url[head.end() :], param, most_bytes, medium)
 
 
-def decoded_base64(text: str, param: str, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the bytes of an image in base64. Raises RequestError."""
-    check_size(len(text) * 3 // 4 - 2, param, most_bytes)
+def decoded_base64(
+    text: str, param: str, most_bytes: int = MOST_BYTES, medium: Medium = IMAGE
+) -> bytes:
+    """Return the bytes of a file in base64. Raises RequestError."""
+    check_size(len(text) * 3 // 4 - 2, param, most_bytes, medium)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         cause = f"{param} is not valid base64"
-        raise refused(cause, param, "Encode the file's bytes in base64.") from error
+        raise refused(cause, param, "Encode the file's bytes in base64.", medium) from error
 
 
-def check_size(nbytes: int, param: str, most_bytes: int) -> None:
+def check_size(nbytes: int, param: str, most_bytes: int, medium: Medium = IMAGE) -> None:
     """Raise RequestError for too many bytes."""
     if nbytes > most_bytes:
         raise refused(
             f"{param} has {nbytes >> 20} MiB, the limit is {most_bytes / 2**20:g} MiB",
             param,
             "Send a smaller file.",
+            medium,
         )
 
 

@@ -1,4 +1,4 @@
-"""What a server accepts of images."""
+"""What a server accepts of images and audio."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from attrs import field, frozen
 
 from inferno.images.decoding import MOST_BYTES
+from inferno.images.mediums import AUDIO, Medium
 
 
 def _names(hosts: Iterable[str]) -> tuple[str, ...]:
@@ -15,7 +16,7 @@ def _names(hosts: Iterable[str]) -> tuple[str, ...]:
 
 @frozen
 class ImageLimits:
-    """Where images may come from, and how large and how many they may be."""
+    """Where images and audio may come from, and how large and how many they may be."""
 
     hosts: tuple[str, ...] = field(default=(), converter=_names)
     """Hosts that images are fetched from; `*.example.org` is any below it, `*` any at all. None:
@@ -23,7 +24,13 @@ class ImageLimits:
     max_bytes: int = MOST_BYTES
     """Of an image as it is sent or fetched."""
     max_images: int = 16
-    """Of a request."""
+    """Of a request, audio counted too."""
+    max_audio_bytes: int = MOST_BYTES
+    """Of an audio file as it is sent or fetched."""
+
+    def most_bytes(self, medium: Medium) -> int:
+        """Return the limit of a file."""
+        return self.max_audio_bytes if medium is AUDIO else self.max_bytes
 
     def allows(self, host: str) -> bool:
         """Whether images may be fetched from a host."""

@@ -1,5 +1,5 @@
-"""Prepared images on their way to the encoder: files in shared memory, which the engine's processes
-map. They are kept for a while, for an image that comes again. Imports neither torch nor Pillow."""
+"""Prepared images and audio on their way to the encoder: files in shared memory, which the engine's
+processes map. They are kept for a while, for what comes again. Imports neither torch nor Pillow."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ _NAME = re.compile(rf"{re.escape(_PREFIX)}(\d+)")
 
 @frozen(eq=False, weakref_slot=True)
 class Picture:
-    """A prepared image. Its file is there while this is referred to."""
+    """A prepared image, or prepared audio. Its file is there while this is referred to."""
 
     digest: bytes
     grid: Grid
     count: int
     """Positions that it takes."""
     path: str
+    medium: str = "image"
+    """Or audio."""
 
     def at(self, start: int, layout: Sequence[int | None] | None = None) -> Iterator[ImagePart]:
         """Return its parts of a prompt: one, or one for each run of positions of its `layout`
         (`contracts.ImageLayoutConfig`)."""
         if layout is None:
-            yield ImagePart(start, self.count, self.digest, self.grid, self.path)
+            yield ImagePart(
+                start, self.count, self.digest, self.grid, self.path, medium=self.medium
+            )
             return
         first = 0
         for is_text, run in groupby(layout, lambda token: token is not None):
             count = sum(1 for _ in run)
             if not is_text:
-                yield ImagePart(start, count, self.digest, self.grid, self.path, first)
+                yield ImagePart(start, count, self.digest, self.grid, self.path, first, self.medium)
                 first += count
             start += count
 
 
 @frozen
 class Prepared:
-    """What is known of an image once its pixels are in a file."""
+    """What is known of an image once its pixels are in a file, or of audio with its frames."""
 
     digest: bytes
     grid: Grid
     count: int
     nbytes: int
+    medium: str = "image"
 
 
 @define(eq=False)
@@ -112,7 +117,8 @@ class PixelFiles:
         if not self._users[digest]:
             self._idle_bytes -= known.nbytes
         self._users[digest] += 1
-        picture = Picture(digest, known.grid, known.count, str(self.path_of(digest)))
+        path = str(self.path_of(digest))
+        picture = Picture(digest, known.grid, known.count, path, known.medium)
         weakref.finalize(picture, self._release, digest).atexit = False
         return picture
 

@@ -1,13 +1,16 @@
-"""What steps need of images: their embeddings, computed once and kept, and tokens' positions.
+"""What steps need of images and audio: their embeddings, computed once and kept, and tokens'
+positions.
 
-Suffixes: T tokens of the step, N tokens of it that are given, M tokens of an image, P patches,
-W numbers of a patch, D hidden, R rows, 3 the temporal, the vertical and the horizontal position.
+Suffixes: T tokens of the step, N tokens of it that are given, M tokens of an image, P patches, or
+frames of audio, W numbers of one, D hidden, R rows, 3 the temporal, the vertical and the
+horizontal position.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +19,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.nn import ImageEncoder, ImageInputs
+from inferno.nn import ImageInputs, MediaEncoder
 from inferno.plan import Plan
 from inferno.request.requests import ImagePart, Request, overlapping
 
@@ -44,7 +47,7 @@ class Arrays(Protocol):
 
 @define(eq=False)
 class Embeddings:
-    """Of the images that were computed last, by digest, up to so many bytes."""
+    """Of the images and audio that were computed last, by digest, up to so many bytes."""
 
     max_bytes: int
     nbytes: int = 0
@@ -64,10 +67,11 @@ class Embeddings:
 
 @define(eq=False)
 class Seeing:
-    """Computes images and writes what layers read of them. A part of steps
+    """Computes images and audio, and writes what layers read of them. A part of steps
     (`core.runner.StepPart`). Text costs one addition for each token's position."""
 
-    encoder: ImageEncoder
+    encoders: Mapping[str, MediaEncoder]
+    """By medium."""
     inputs: ImageInputs
     num_rows: int
     num_tokens: int
@@ -77,7 +81,7 @@ class Seeing:
     device: str
     embeddings: Embeddings
     computed: int = 0
-    """How many images the encoder has computed."""
+    """How many images and pieces of audio the encoders have computed."""
     images: dict[int, tuple[ImagePart, ...]] = field(factory=dict)
     """Of rows whose prompts have any."""
     _positions: dict[int, Array] = field(factory=dict)
@@ -94,16 +98,17 @@ class Seeing:
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan) -> list[Seeing]:
-        """Return the part of a model that sees images; none for others."""
-        encoders = [module for module in model.modules() if isinstance(module, ImageEncoder)]
-        if plan.images is None or not encoders:
+        """Return the part of a model that sees images or hears audio; none for others."""
+        found = (module for module in model.modules() if isinstance(module, MediaEncoder))
+        encoders = {module.medium: module for module in found}
+        if not plan.media or not encoders:
             return []
         [inputs] = [module for module in model.modules() if isinstance(module, ImageInputs)]
         captured = max(plan.capture.sizes, default=0) if plan.capture is not None else 0
         most = max(plan.max_num_batched_tokens, captured)
-        kept = Embeddings(plan.images.cache_bytes)
+        kept = Embeddings(sum(use.cache_bytes for use in plan.media))
         sizes, device = (plan.max_num_seqs, most, inputs.width), plan.device.torch_name
-        return [cls(encoders[0], inputs, *sizes, device, kept)]
+        return [cls(encoders, inputs, *sizes, device, kept)]
 
     def admit(self, new: Admitted) -> None:
         row, images = new.row, new.request.images
@@ -160,12 +165,13 @@ class Seeing:
         """Return an image's embeddings, (M, D), which are computed unless they are kept."""
         if (kept := self.embeddings.get(image.digest)) is not None:
             return kept
-        if (pixels_PW := read_pixels(image, self.encoder.patches(image.grid))) is None:
+        encoder = self.encoders[image.medium]
+        if (pixels_PW := read_pixels(image, encoder.patches(image.grid))) is None:
             # The request fails, if anybody still wants it, and what it has cached is forgotten: its
             # numbers are not finite.
-            log.warning("the pixels of an image are gone")
+            log.warning("the file of an image or of audio is gone")
             return torch.full((image.first + image.count, 1), torch.nan, device=self.device)
-        known: Tensor = self.encoder(pixels_PW.to(self.device), image.grid)
+        known: Tensor = encoder(pixels_PW.to(self.device), image.grid)
         self.computed += 1
         self.embeddings.keep(image.digest, known)
         return known

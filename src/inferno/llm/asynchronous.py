@@ -15,12 +15,13 @@ from attrs import evolve
 
 from inferno.contracts import RequestField
 from inferno.errors import GrammarError, RequestError
+from inferno.images.mediums import IMAGE, Medium
 from inferno.images.pixels import Picture
 from inferno.llm.adapters import reading
 from inferno.llm.client import Client, Tokens
 from inferno.llm.controls import Controls
 from inferno.llm.grammars import refused_grammar
-from inferno.llm.images import no_images, read_elsewhere
+from inferno.llm.images import Source, check_read, read_elsewhere
 from inferno.llm.outputs import OutputBuilder, ParentRequest, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
@@ -353,13 +354,12 @@ class AsyncLLM(Controls):
             except GrammarError as error:
                 raise refused_grammar(spec, error) from error
 
-    async def see(self, data: bytes, param: str = "image") -> Picture:
-        """Decode and prepare an image's file, in a separate process within limits of time and
-        memory: it may stand for the image in a conversation. Raises RequestError for one that
+    async def see(self, data: bytes, param: str = "image", medium: Medium = IMAGE) -> Picture:
+        """Decode and prepare an image's file, or one of audio, in a separate process within limits
+        of time and memory: it may stand for it in a conversation. Raises RequestError for one that
         cannot be used."""
-        if self._preprocessor.images is None:
-            raise no_images(self.model_id, param)
-        return await self._client.see(data, param)
+        check_read([Source(data, param, medium)], self._preprocessor.images, self.model_id)
+        return await self._client.see(data, param, medium)
 
     async def _run(
         self, request_id: str, builders: Sequence[OutputBuilder]

@@ -1,4 +1,5 @@
-"""Images in prompts and conversations: found, read, and put at their places among the tokens."""
+"""Images and audio in prompts and conversations: found, read, and put at their places among the
+tokens."""
 
 from __future__ import annotations
 
@@ -8,30 +9,32 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from inferno.contracts import ImageLayoutConfig, ImageTextConfig
 from inferno.errors import RequestError
 from inferno.images.decoding import check_pixels, check_size, data_of, decoded, pillow, upright
+from inferno.images.mediums import AUDIO, IMAGE, MEDIUMS, Medium
 from inferno.images.pixels import Picture, PixelFiles
-from inferno.images.preparing import Preparer, reads_text
-from inferno.llm.prompts import IMAGES, Prompt, images_beside, unwrapped
+from inferno.images.preparing import Prepares, lacks, preparers
+from inferno.llm.audio import audio_file, audio_of, opened_audio
+from inferno.llm.prompts import MEDIA, Prompt, media_beside, unwrapped
 from inferno.plan import Opened
 from inferno.request.requests import ImagePart
-from inferno.text.messages import is_image
+from inferno.text.messages import is_medium
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_PARTS = ("image", "image_url", "input_image", "image_pil")
-"""Types of a message's parts that are images."""
+MEDIUM_OF = {kind: medium for medium in (IMAGE, AUDIO) for kind in medium.parts}
+"""Types of a message's parts that are no text."""
 MOST_IMAGES = 64
 """Of a prompt."""
 _LOCAL_BYTES = 2**30
 
 
 class SeeingTokens(tuple[int, ...]):
-    """The token ids of a prompt with images."""
+    """The token ids of a prompt with images or audio."""
 
     pictures: tuple[Picture, ...]
     """In order. Their files are there while this is referred to."""
@@ -40,25 +43,23 @@ class SeeingTokens(tuple[int, ...]):
     @classmethod
     def of(cls, ids: Sequence[int], config: Any, pictures: Sequence[Picture], param: str) -> Any:
         """Expand each image token (`ImageModelConfig.image_token_id`) of a prompt to the positions
-        of an image, in order. Raises RequestError unless there are as many tokens as images."""
-        token = config.image_token_id
-        if (places := list(ids).count(token)) != len(pictures):
-            raise RequestError(
-                f"the prompt has {places} places for {len(pictures)} images",
-                "A text may not contain the token that stands for an image, and a chat template "
-                "must write it once for each image.",
-                param=param,
-            )
-        found, parts, left = list[int](), list[ImagePart](), iter(pictures)
+        of an image, in order, and those of audio. Raises RequestError unless there are as many
+        tokens as images."""
+        known = ((getattr(config, f"{name}_token_id", None), name) for name in MEDIUMS)
+        tokens = {token: name for token, name in known if token is not None}
+        left = {name: [each for each in pictures if each.medium == name] for name in MEDIUMS}
+        for token, name in tokens.items():
+            _check_places(list(ids).count(token), len(left[name]), MEDIUMS[name], param)
+        found, parts = list[int](), list[ImagePart]()
         for id in ids:
-            if id != token:
+            if id not in tokens:
                 found.append(id)
                 continue
-            picture, layout = next(left), None
-            if isinstance(config, ImageLayoutConfig):
+            picture, layout = left[tokens[id]].pop(0), None
+            if picture.medium == IMAGE.name and isinstance(config, ImageLayoutConfig):
                 layout = config.image_layout(picture.grid)
             parts += picture.at(len(found), layout)
-            found += (token if each is None else each for each in layout or [None] * picture.count)
+            found += (id if each is None else each for each in layout or [None] * picture.count)
         made = cls(found)
         made.pictures, made.images = tuple(pictures), tuple(parts)
         return made
@@ -83,27 +84,42 @@ def written(text: str, images: PromptImages | None) -> str:
     return text.replace(*config.image_text) if isinstance(config, ImageTextConfig) else text
 
 
+def _check_places(places: int, count: int, medium: Medium, param: str) -> None:
+    if places == count:
+        return
+    plural = "images" if medium is IMAGE else "pieces of audio"
+    raise RequestError(
+        f"the prompt has {places} places for {count} {plural}",
+        f"A text may not contain the token that stands for {medium.noun}, and a chat template "
+        f"must write it once for each.",
+        param=param,
+    )
+
+
 def pictures_beside(
     prompt: Prompt, images: PromptImages | None
 ) -> tuple[str | Sequence[int], list[Picture]]:
-    """Return what is encoded of a prompt, or its ids, and read the images of a vLLM prompt object.
-    Raises RequestError."""
-    sources = images_beside(prompt)
-    if sources and images is None:
-        raise no_images("this model", IMAGES)
+    """Return what is encoded of a prompt, or its ids, and read the images and the audio of a vLLM
+    prompt object. Raises RequestError."""
+    sources = [
+        Source(value, MEDIA, MEDIUMS[name])
+        for name, values in media_beside(prompt).items()
+        for value in values
+    ]
+    check_read(sources, images, "this model")
     plain = unwrapped(prompt) if isinstance(prompt, Mapping) else prompt
     if images is None or not sources:
         return plain, []
     plain = written(plain, images) if isinstance(plain, str) else plain
-    return plain, [images.read(each, IMAGES) for each in sources]
+    return plain, [images.read(each) for each in sources]
 
 
 def check_whole(token_ids: Sequence[int]) -> None:
     """Raise RequestError for a prompt that may not be truncated: a part of an image is none."""
     if images_of(token_ids):
         raise RequestError(
-            "a prompt with images cannot be truncated",
-            "Leave truncate_prompt_tokens out, or the images.",
+            "a prompt with images or audio cannot be truncated",
+            "Leave truncate_prompt_tokens out, or these.",
             param="truncate_prompt_tokens",
         )
 
@@ -113,12 +129,22 @@ def images_of(token_ids: Sequence[int]) -> tuple[ImagePart, ...]:
     return token_ids.images if isinstance(token_ids, SeeingTokens) else ()
 
 
+@frozen(eq=False)
+class Source:
+    """What a part of a message says that its image or audio is."""
+
+    value: Any
+    """An address, or what `LLM` takes besides."""
+    param: str
+    medium: Medium
+
+
 def separated(
     messages: Sequence[Mapping[str, Any]],
-) -> tuple[Sequence[Mapping[str, Any]], list[tuple[Any, str]]]:
-    """Return the messages with nothing but the type in their images' parts, and what the images
-    are, each with its param. Messages without any are returned as they are. Raises RequestError."""
-    found, plain = list[tuple[Any, str]](), list[Mapping[str, Any]]()
+) -> tuple[Sequence[Mapping[str, Any]], list[Source]]:
+    """Return the messages with nothing but the type in their parts of images and audio, and what
+    these are. Messages without any are returned as they are. Raises RequestError."""
+    found, plain = list[Source](), list[Mapping[str, Any]]()
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, str) or not isinstance(content, Sequence):
@@ -127,10 +153,11 @@ def separated(
         parts = list[Any]()
         for j, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in IMAGE_PARTS:
+            if isinstance(kind, str) and (medium := MEDIUM_OF.get(kind)) is not None:
                 param = str(part.get("param", f"messages[{i}].content[{j}]"))[:200]
-                found.append((source_of(part, param), param))
-                part = {"type": "image"}
+                value = (source_of if medium is IMAGE else audio_of)(part, param)
+                found.append(Source(value, param, medium))
+                part = {"type": medium.name}
             parts.append(part)
         plain.append({**message, "content": parts})
     if len(found) > MOST_IMAGES:
@@ -160,35 +187,43 @@ def source_of(part: Mapping[str, Any], param: str) -> Any:
 
 @define(eq=False)
 class PromptImages:
-    """How prompts for a model have images."""
+    """How prompts for a model have images, or audio."""
 
     opened: Opened
     files: PixelFiles | None = None
-    """Of images that this process reads itself: `LLM`'s, whose caller is trusted."""
-    _preparer: Preparer | None = field(default=None, init=False)
+    """Of what this process reads itself: `LLM`'s, whose caller is trusted."""
+    _preparers: dict[str, Prepares] = field(factory=dict, init=False)
 
     @classmethod
     def of(cls, opened: Opened) -> PromptImages | None:
         """None for a model that reads text only."""
-        if opened.plan.images is None:
-            return None
-        return cls(opened)
+        return cls(opened) if opened.plan.media else None
 
-    def read(self, source: Any, param: str) -> Picture:
-        """Read an image in this process: a `Picture` as it is, an image of Pillow, bytes, a path,
-        or a `data:` URL. Raises RequestError, UnsupportedError."""
-        if isinstance(source, Picture):
-            return source
-        image = opened_image(source, param)
-        if self._preparer is None or self.files is None:
-            self._preparer = Preparer.of(self.opened)
-            use = self.opened.plan.images
-            assert use is not None, "`of` looks"
-            self.files = PixelFiles(use.cache_bytes)
+    def takes(self, medium: Medium) -> bool:
+        """Whether the model reads it."""
+        plan = self.opened.plan
+        return (plan.images if medium is IMAGE else plan.audio) is not None
+
+    def read(self, source: Source) -> Picture:
+        """Read an image or audio in this process: a `Picture` as it is, an image of Pillow,
+        samples, bytes, a path, or a `data:` URL. Raises RequestError, UnsupportedError."""
+        value, param, plan = source.value, source.param, self.opened.plan
+        if isinstance(value, Picture):
+            return value
+        decoded: Any
+        if source.medium is IMAGE:
+            decoded = opened_image(value, param)
+        else:
+            assert plan.audio is not None, "`check_read` looks"
+            decoded = opened_audio(value, plan.audio, param)
+        if self.files is None:
+            self._preparers = preparers(self.opened)
+            self.files = PixelFiles(sum(use.cache_bytes for use in plan.media))
+        preparer = self._preparers[source.medium.name]
         for _ in range(3):
-            if (known := self.files.find(self._preparer.digest(image))) is not None:
+            if (known := self.files.find(preparer.digest(decoded))) is not None:
                 return known
-            prepared = self._preparer.prepare(image, self.files.folder, param)
+            prepared = preparer.prepare(decoded, self.files.folder, param)
             if (picture := self.files.adopt(prepared)) is not None:
                 return picture
         raise AssertionError("nobody removes a file that was just written three times")
@@ -197,28 +232,36 @@ class PromptImages:
 def read_all(
     messages: Sequence[Mapping[str, Any]], images: PromptImages | None, model: str
 ) -> tuple[Sequence[Mapping[str, Any]], list[Picture]]:
-    """Return the messages without what their images are, and these, read in this process. Raises
-    RequestError."""
+    """Return the messages without what their images and audio are, and these, read in this
+    process. Raises RequestError."""
     messages, sources = separated(messages)
-    if sources and images is None:
-        raise no_images(model, sources[0][1])
-    return messages, [images.read(source, param) for source, param in sources] if images else []
+    check_read(sources, images, model)
+    return messages, [images.read(source) for source in sources] if images else []
 
 
 async def read_elsewhere(
     messages: Sequence[Mapping[str, Any]],
     images: PromptImages | None,
-    see: Callable[[bytes, str], Awaitable[Picture]],
+    see: Callable[[bytes, str, Medium], Awaitable[Picture]],
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the messages with images that another process has read. Raises RequestError."""
+    """Return the messages with images and audio that another process has read. Raises
+    RequestError."""
     plain, sources = separated(messages)
-    if sources and images is None:
-        raise no_images("this model", sources[0][1])
+    check_read(sources, images, "this model")
+    if images is None:
+        return plain
+    use = images.opened.plan.audio
+
+    def file(source: Source) -> bytes:
+        if source.medium is IMAGE or use is None:
+            return file_of(source.value, source.param)
+        return audio_file(source.value, use, source.param)
+
     pictures = [
-        source
-        if isinstance(source, Picture)
-        else await see(await asyncio.to_thread(file_of, source, param), param)
-        for source, param in sources
+        each.value
+        if isinstance(each.value, Picture)
+        else await see(await asyncio.to_thread(file, each), each.param, each.medium)
+        for each in sources
     ]
     return with_pictures(plain, pictures)
 
@@ -226,13 +269,13 @@ async def read_elsewhere(
 def with_pictures(
     messages: Sequence[Mapping[str, Any]], pictures: Sequence[Picture]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return `separated` messages with these images."""
+    """Return `separated` messages with these images and audio."""
     if not pictures:
         return messages
     left = iter(pictures)
 
     def filled(part: Any) -> Any:
-        return {**part, "image": next(left)} if is_image(part) else part
+        return {**part, part["type"]: next(left)} if is_medium(part) else part
 
     return [
         {**message, "content": [filled(part) for part in content]}
@@ -242,11 +285,18 @@ def with_pictures(
     ]
 
 
-def no_images(model: str, param: str) -> RequestError:
-    """Return the error of an image for a model that reads text."""
-    remedy = "Send text only, or use a model that sees images."
-    cause, code = f"{param} is an image, and {reads_text(model)}", "unsupported_parameter"
-    return RequestError(cause, remedy, param=param, code=code)
+def check_read(sources: Sequence[Source], images: PromptImages | None, model: str) -> None:
+    """Raise RequestError for an image or audio of a model that reads none."""
+    for each in sources:
+        medium, param = each.medium, each.param
+        if images is None or not images.takes(medium):
+            does = "sees images" if medium is IMAGE else "hears audio"
+            raise RequestError(
+                f"{param} is {medium.noun}, and {lacks(model, medium, only_text=images is None)}",
+                f"Leave it out, or use a model that {does}.",
+                param=param,
+                code="unsupported_parameter",
+            )
 
 
 def opened_image(source: Any, param: str) -> Image:

@@ -15,7 +15,7 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}; the tokens of
 two texts have `SECOND` too: at which index the second begins."""
 SECOND = "second_text_at"
-IMAGES = "multi_modal_data"
+MEDIA = "multi_modal_data"
 
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -31,7 +31,7 @@ Sessions: TypeAlias = str | Sequence[str | None] | None
 def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
     an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND, IMAGES})
+    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND, MEDIA})
     found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if unknown or found is None:
         raise RequestError(
@@ -42,20 +42,25 @@ def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     return found
 
 
-def images_beside(prompt: Prompt) -> list[Any]:
-    """Return the images of a vLLM prompt object: its `multi_modal_data` has one, or a list, under
-    "image". Raises RequestError."""
-    given = prompt.get(IMAGES) if isinstance(prompt, Mapping) else None
+def media_beside(prompt: Prompt) -> dict[str, list[Any]]:
+    """Return the images and the audio of a vLLM prompt object: its `multi_modal_data` has one, or
+    a list, under "image", and under "audio", where a tuple is samples and their rate. Raises
+    RequestError."""
+    given = prompt.get(MEDIA) if isinstance(prompt, Mapping) else None
     if given is None:
-        return []
-    if not isinstance(given, Mapping) or set(given) != {"image"} or given["image"] is None:
+        return {}
+    known = isinstance(given, Mapping) and given and set(given) <= {"image", "audio"}
+    if not known or any(each is None for each in given.values()):
         raise RequestError(
-            f"{IMAGES} has no image, or something else",
-            'Give {"image": image} or {"image": [image, ...]}.',
+            f"{MEDIA} has no image and no audio, or something else",
+            'Give {"image": image} or {"image": [image, ...]}, and {"audio": ...} alike.',
             param="prompt",
         )
-    found = given["image"]
-    return list(found) if isinstance(found, list | tuple) else [found]
+    lists = {"image": list | tuple, "audio": list}
+    return {
+        name: list(found) if isinstance(found, lists[name]) else [found]
+        for name, found in given.items()
+    }
 
 
 def second_of(prompt: Prompt, length: int) -> int:

@@ -1,6 +1,7 @@
 """The building blocks of models: only those that at least two architectures use."""
 
 from inferno.nn.attention import Attention, ByStep
+from inferno.nn.audio import WhisperTower
 from inferno.nn.channel_delta import channel_gated_delta
 from inferno.nn.chunks import in_chunks
 from inferno.nn.conv import CausalConv, causal_conv
@@ -20,9 +21,11 @@ from inferno.nn.latent import LATENT_EPS, LatentAttention
 from inferno.nn.layer import Divisible, Finalize, Layer, Stack, divide, finalize
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.media import (
+    AudioEncoder,
     DeepstackLayer,
     ImageEncoder,
     ImageInputs,
+    MediaEncoder,
     MRope,
     SeeingDecoder,
     grid_inputs,
@@ -69,6 +72,7 @@ __all__ = [
     "Absent",
     "Activation",
     "Attention",
+    "AudioEncoder",
     "ByStep",
     "CausalConv",
     "CausalLM",
@@ -98,6 +102,7 @@ __all__ = [
     "MRope",
     "MTPLayer",
     "MTPLayers",
+    "MediaEncoder",
     "Mamba2Mixer",
     "MergedLinear",
     "MixtureOfExperts",
@@ -151,4 +156,5 @@ __all__ = [
     "sum_once",
     "turned",
     "unpacked_words",
+    "WhisperTower",
 ]

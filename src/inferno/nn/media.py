@@ -1,4 +1,5 @@
-"""What a decoder reads of images: embeddings at some positions, and positions in three dimensions.
+"""What a decoder reads of images and audio: embeddings at some positions, and positions in three
+dimensions.
 
 The runner writes both before each step (`images.Seeing`): the modules here have where.
 
@@ -39,9 +40,21 @@ class Span(Protocol):
     def grid(self) -> Grid: ...
 
 
-class ImageEncoder(Layer):
-    """Computes the embeddings of an image's positions. Adapters change none of its matrices, and
-    ranks hold it whole."""
+class MediaEncoder(Layer):
+    """Computes the embeddings of an image's positions, or of audio. Adapters change none of its
+    matrices, and ranks hold it whole."""
+
+    medium: ClassVar[str]
+
+    def patches(self, grid: Grid) -> int:
+        """Return P of an image or of audio."""
+        raise NotImplementedError
+
+
+class ImageEncoder(MediaEncoder):
+    """Computes the embeddings of an image's positions."""
+
+    medium: ClassVar[str] = "image"
 
     def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
         """Return (positions, D)."""
@@ -50,6 +63,19 @@ class ImageEncoder(Layer):
     def patches(self, grid: Grid) -> int:
         """Return P of an image."""
         return grid[0] * grid[1] * grid[2]
+
+
+class AudioEncoder(MediaEncoder):
+    """Computes the embeddings of the positions of audio."""
+
+    medium: ClassVar[str] = "audio"
+
+    def forward(self, frames_PW: Tensor, grid: Grid) -> Tensor:
+        """Return (positions, D) of frames of W mel bins, chunk by chunk."""
+        raise NotImplementedError
+
+    def patches(self, grid: Grid) -> int:
+        return grid[0] * grid[1]
 
 
 class ImageInputs(Layer):
@@ -158,7 +184,7 @@ class DeepstackLayer(DecoderLayer):
 
 
 class SeeingDecoder(Decoder):
-    """A decoder that is given the embeddings of images' positions."""
+    """A decoder that is given the embeddings of positions of images, or of audio."""
 
     def __init__(
         self, layers: Iterable[nn.Module], rope: nn.Module, *, inputs: ImageInputs, **more: Any

@@ -7,6 +7,7 @@ is one code path.
 
 from inferno.plan.adapter_use import AdapterRoom, AdapterTarget, AdapterUse
 from inferno.plan.adapters import MERGE_ADAPTER, find_adapter, names_in_model
+from inferno.plan.audio_use import AudioUse
 from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
@@ -57,6 +58,7 @@ __all__ = [
     "Gpu",
     "GrammarUse",
     "HostExpertsUse",
+    "AudioUse",
     "ImageUse",
     "InSitu",
     "InSituUse",

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from inferno.catalog import ANY
 from inferno.configs import RopeConfig
-from inferno.contracts import ModelConfig, encoder_of
+from inferno.contracts import ModelConfig, encoder_of, media_of
 from inferno.plan.encoders import NOTE, is_encoder
 from inferno.plan.stages import Given, ModelFacts
 from inferno.plan.stored import text_part_for
+
+_OFF = {
+    (): "images are",
+    ("image",): "images are",
+    ("audio",): "audio is",
+    ("image", "audio"): "images and audio are",
+}
 
 
 def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
@@ -15,12 +22,21 @@ def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
     offered = model.architecture.value
     notes = [offered.note] if offered.note else []
     notes += [*given.encoder.notes, *getattr(given.stored, "notes", ())]
+    whole = given.stored.config
+    media = media_of(whole)
     if (part := text_part_for(given.stored, offered)) is not None:
-        encoder = encoder_of(given.stored.config)
+        encoder, off = encoder_of(whole), _OFF[tuple(media)]
         notes.append(
-            f"text only: images are off. {model.name} has {encoder}, which is not loaded: "
+            f"text only: {off} off. {model.name} has {encoder}, which is not loaded: "
             f"{len(part.left_out)} of its {len(given.stored.tensors)} tensors are unused"
         )
+    else:
+        reads = {"image": offered.images, "audio": offered.audio}
+        notes += [
+            f"{_OFF[(kind,)]} off: {model.name} has an {kind} encoder, which is not loaded"
+            for kind in media
+            if reads[kind] is None
+        ]
     if is_encoder(model.config):
         notes.append(NOTE)
     if offered.name == ANY and (hint := given.catalog.hint("architecture", model.name)):

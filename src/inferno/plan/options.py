@@ -171,12 +171,14 @@ class Options:
     heads what those of `loras` change; all: these too."""
     max_image_tokens: int | None = None
     """The most tokens of an image: larger ones are scaled down. None: 4096."""
+    max_audio_seconds: int | None = None
+    """The longest audio, if the model hears so much. None: 600."""
     mmproj: str = "auto"
     """The file with the encoder of images, of a format that stores it apart from the text model: a
     reference. auto: one beside the model's file; none: images are off."""
     image_cache_size: str = "256MiB"
     """Limit of the embeddings that are kept of images, so that one that comes again, or goes on
-    after a preemption, need not be computed again; and of prepared pixels."""
+    after a preemption, need not be computed again; and of prepared pixels. Of audio as well."""
     chat_format: str = "auto"
     """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
     shows; none: all output is content."""
@@ -226,6 +228,7 @@ class Options:
             "max_loras",
             "max_lora_rank",
             "max_image_tokens",
+            "max_audio_seconds",
             "pd_min_tokens",
             "pd_min_uncached",
             "session_quota",

@@ -15,6 +15,7 @@ from inferno.catalog import Refusal
 from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.adapter_use import AdapterRoom
+from inferno.plan.audio_use import AudioUse
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.capture_use import CaptureUse
 from inferno.plan.engine_use import EnginesUse
@@ -242,7 +243,9 @@ class Plan:
     adapters: AdapterRoom | None = None
     """None: requests may name no adapter."""
     images: ImageUse | None = None
-    """How prompts' images are seen; None: the model reads text only."""
+    """How prompts' images are seen; None: the model sees none."""
+    audio: AudioUse | None = None
+    """How prompts' audio is heard; None: the model hears none."""
     chat_format: ChatFormatUse = ChatFormatUse()
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""
@@ -334,6 +337,11 @@ class Plan:
     def kv_bytes(self) -> int:
         """Bytes of the whole cache."""
         return sum(group.nbytes for group in self.groups)
+
+    @property
+    def media(self) -> tuple[ImageUse | AudioUse, ...]:
+        """What the model reads besides text."""
+        return tuple(use for use in (self.images, self.audio) if use is not None)
 
     def fitting(self, tokens: int) -> int:
         """Return how many sequences of this length fit into the cache at once, while each computes

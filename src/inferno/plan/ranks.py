@@ -93,6 +93,8 @@ def check_pipeline(options: Options, name: str, architecture: Architecture) -> N
     why = "its layers are not those of inferno.nn" if not architecture.divides else ""
     if architecture.images is not None:
         why = "it sees images, which the first stage would need"
+    elif architecture.audio is not None:
+        why = "it hears audio, which the first stage would need"
     if why:
         raise UnsupportedError(
             f"--pp {options.pp}: {name} cannot be computed in pipeline stages yet: {why}",

@@ -10,6 +10,7 @@ from inferno import host
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import FetchOptions
 from inferno.plan import stages
+from inferno.plan.audio import audio_memory, choose_audio
 from inferno.plan.composite import open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine
@@ -113,8 +114,10 @@ def _decide(given: stages.Given) -> Opened:
     drafting = drafts.value if drafts is not None else None
     dtype = compute.dtype.value
     images = choose_images(given, model, dtype)
+    audio = choose_audio(given, model, dtype)
     seen = image_memory(images.value, model.config, dtype)
-    cache = stages.choose_cache(given, model, compute, weights, attention, drafting, seen)
+    heard = audio_memory(audio.value, model.config, dtype)
+    cache = stages.choose_cache(given, model, compute, weights, attention, drafting, seen + heard)
     policy, environ = attention.policy.value.name, (given.machine or Machine()).environ
     store = choose_store(given.catalog, given.options, policy, environ)
     events = choose_sink(given.catalog, given.options, policy)
@@ -155,6 +158,7 @@ def _decide(given: stages.Given) -> Opened:
         engines=engines.value,
         adapters=weights.adapters.value,
         images=images.value,
+        audio=audio.value,
         chat_format=serving.chat_format.value,
         grammars=serving.grammars.value,
         vocab_size=model.config.vocab_size,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from attrs import define, field
 
+from inferno.plan.audio_use import AudioUse
 from inferno.plan.image_use import ImageUse
 from inferno.plan.step_cost import StepCost, Work
 from inferno.request.requests import EngineStats, ImagePart
@@ -61,10 +62,11 @@ class StepBudget:
     _limit: float = 0.0
     """Its limit in seconds; 0: none, because no stream waits."""
 
-    def sees(self, images: ImageUse | None) -> None:
-        """Bound the images of steps, too, if the model sees any."""
-        if images is not None:
-            self.max_images, self.whole_images = images.most_tokens, images.whole
+    def sees(self, media: Collection[ImageUse | AudioUse]) -> None:
+        """Bound the images of steps, too, if the model sees any, and audio."""
+        if media:
+            self.max_images = max(use.most_tokens for use in media)
+            self.whole_images = any(use.whole for use in media)
 
     def begin(self) -> int:
         """Begin to plan a step. Returns the most tokens that it may have."""

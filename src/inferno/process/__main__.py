@@ -93,7 +93,7 @@ def _confined(folder: str, scratch: str) -> Exception | None:
         with open(os.path.join(folder, PLAN), "rb") as file:
             plan = plan_from_json(file.read())
         assert plan.sandbox is not None, "`launch` sees to it"
-        reads = [folder] if plan.images is None else [folder, str(folder_of(os.getppid()))]
+        reads = [folder, str(folder_of(os.getppid()))] if plan.media else [folder]
         confine(plan, reads=reads, writes=[scratch, *plan.sandbox.writes])
     except Exception as error:
         return error

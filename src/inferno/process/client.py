@@ -12,6 +12,7 @@ from attrs import define, evolve, field
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import AsleepError, EngineDeadError, InfernoError
+from inferno.images.mediums import Medium
 from inferno.images.pixels import Picture, PixelFiles
 from inferno.plan import Plan
 from inferno.process import protocol
@@ -112,9 +113,10 @@ class EngineClient:
         )
         self._checker = GrammarChecker(plan)
         self._images: ImageReader | None = None
-        if sees and plan.images is not None:
+        if sees and plan.media:
             # Now: a confined engine process may read no folder that is made after its start.
-            self._images = ImageReader(plan, PixelFiles(plan.images.cache_bytes))
+            kept = sum(use.cache_bytes for use in plan.media)
+            self._images = ImageReader(plan, PixelFiles(kept))
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
@@ -240,12 +242,12 @@ class EngineClient:
             raise uncompiled(spec.kind, hint)
         await self._checker.check(spec)
 
-    async def see(self, data: bytes, param: str) -> Picture:
-        """Decode and prepare an image's file, in another process than the engine's. Raises
-        RequestError for one that cannot be used, ImagesBusyError."""
+    async def see(self, data: bytes, param: str, medium: Medium) -> Picture:
+        """Decode and prepare a file of an image or audio, in another process than the engine's.
+        Raises RequestError for one that cannot be used, ImagesBusyError."""
         self._check_caller()
         assert self._images is not None, "only a model that sees images is given any"
-        return await self._images.read(data, param)
+        return await self._images.read(data, param, medium)
 
     def submit(
         self,

@@ -1,5 +1,5 @@
-"""Decodes and prepares images before their requests are admitted, in a process of its own
-(`BoundedProcess`): decoders are native code, and images come from strangers."""
+"""Decodes and prepares images and audio before their requests are admitted, in a process of its own
+(`BoundedProcess`): decoders are native code, and files come from strangers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ import msgspec
 from attrs import frozen
 
 from inferno.errors import ImagesBusyError, InfernoError, RequestError
-from inferno.images.decoding import decoded, refused
+from inferno.images.decoding import refused
+from inferno.images.mediums import IMAGE, Medium
 from inferno.images.pixels import Picture, PixelFiles, Prepared
 from inferno.plan import Plan, plan_from_json
 from inferno.process.bounded import BoundedProcess, begin, serve
 
 SECONDS = 10.0
-"""Processor time for one image: the largest that is read takes two."""
+"""Processor time for one image or piece of audio: the largest image that is read takes two."""
 MEMORY = 2 * 2**30
 """Bytes that the process may allocate: the largest image that is read takes half."""
 _REMEMBERED = 1024
-"""Files whose images are known."""
+"""Files that are known."""
 
 
 @frozen
 class Asked:
-    """An image's file."""
+    """A file."""
 
     data: bytes
     param: str
+    medium: str
 
 
 @frozen
 class Answer:
-    """The prepared image, or why there is none."""
+    """What was prepared, or why nothing was."""
 
     prepared: Prepared | None = None
     cause: str = ""
@@ -50,8 +52,8 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class ImageReader(BoundedProcess):
-    """Reads images for a plan, one at a time. A file that was read before is not read again while
-    its pixels are kept."""
+    """Reads images and audio for a plan, one file at a time. One that was read before is not read
+    again while its pixels are kept."""
 
     module, does, noun = "inferno.process.image_reader", "reads images", "images"
     busy = ImagesBusyError
@@ -64,19 +66,23 @@ class ImageReader(BoundedProcess):
         self._files, self._arguments = files, (str(files.folder),)
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         """By the digest of a file's bytes, the image's."""
+        self._medium = IMAGE
+        """What is read now."""
 
-    async def read(self, data: bytes, param: str) -> Picture:
-        """Return an image, prepared. Raises RequestError for one that cannot be used, and
+    async def read(self, data: bytes, param: str, medium: Medium = IMAGE) -> Picture:
+        """Return an image or audio, prepared. Raises RequestError for what cannot be used, and
         ImagesBusyError if that cannot be told now."""
-        key = blake2b(data, digest_size=16).digest()
+        key = blake2b(data, digest_size=16, person=medium.name.encode()).digest()
         for _ in range(3):
             if key in self._known and (found := self._files.find(self._known[key])) is not None:
                 self._known.move_to_end(key)
                 return found
             async with self._turn():
-                answer = _decode_answer(await self._ask(_encode(Asked(data, param))))
+                self._medium = medium
+                asked = _encode(Asked(data, param, medium.name))
+                answer = _decode_answer(await self._ask(asked))
             if answer.prepared is None:
-                raise refused(answer.cause, param, answer.remedy)
+                raise refused(answer.cause, param, answer.remedy, medium)
             if (picture := self._files.adopt(answer.prepared)) is not None:
                 self._known[key] = picture.digest
                 if len(self._known) > _REMEMBERED:
@@ -90,33 +96,35 @@ class ImageReader(BoundedProcess):
 
     def exceeded(self, limit: str, cause: BaseException) -> NoReturn:
         how = f"more than {self._seconds:g} s" if limit == "time" else "too much memory"
-        remedy = "Send a smaller image."
+        medium = self._medium
         raise RequestError(
-            f"an image takes {how} to decode", remedy, code="invalid_image"
+            f"{medium.noun} takes {how} to decode", "Send a smaller file.", code=medium.code
         ) from cause
 
 
 def main() -> None:
-    """Answer each image's file with what it is once it is prepared."""
+    """Answer each file with what it is once it is prepared."""
     from inferno.process.confined import confine
 
     begin()
     plan, folder = plan_from_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[3])
     confine(plan, writes=[str(folder)])  # before anything of the model is read
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # processors would import it
-    from inferno.images.preparing import Preparer
+    from inferno.images.preparing import preparers
     from inferno.plan import reopen
 
     with reopen(plan) as opened:
-        preparer = Preparer.of(opened)
+        prepares = preparers(opened)
 
     def answer(body: bytes) -> bytes:
         asked: Asked = _decode_asked(body)
         try:
-            image = decoded(asked.data, asked.param)
-            return _encode(Answer(preparer.prepare(image, folder, asked.param)))
+            preparer = prepares[asked.medium]
+            decoded = preparer.read(asked.data, asked.param)
+            return _encode(Answer(preparer.prepare(decoded, folder, asked.param)))
         except MemoryError:
-            return _encode(Answer(None, f"{asked.param} takes too much memory", "Scale it down."))
+            remedy = "Send a smaller file."
+            return _encode(Answer(None, f"{asked.param} takes too much memory", remedy))
         except InfernoError as error:
             return _encode(Answer(None, error.cause, error.remedy))
 

@@ -68,7 +68,7 @@ class AdapterRef:
 
 @frozen
 class ImagePart:
-    """Positions of a prompt that an encoder's embeddings of an image are at."""
+    """Positions of a prompt that an encoder's embeddings of an image are at, or of audio."""
 
     start: int
     count: int
@@ -81,6 +81,8 @@ class ImagePart:
     first: int = 0
     """Which of the image's embeddings is at `start`: an image that has tokens of text between its
     rows is a part for each."""
+    medium: str = "image"
+    """Or audio: which encoder computes it, of frames of a spectrogram instead of pixels."""
 
     @property
     def stop(self) -> int:
@@ -129,7 +131,7 @@ class Request:
     adapter: AdapterRef | None = None
     """What it is computed with besides the model."""
     images: tuple[ImagePart, ...] = ()
-    """Where it has images, in order."""
+    """Where it has images and audio, in order."""
     session: SessionHint | None = None
     """Whose blocks are kept, where anything keeps sessions. It decides nothing that is computed."""
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -27,6 +27,11 @@ class Limits(Protocol):
         """None: the model sees none."""
         ...
 
+    @property
+    def audio(self) -> object | None:
+        """None: the model hears none."""
+        ...
+
 
 def validate_request(request: Request, limits: Limits) -> None:
     """Raise RequestError unless the model does what is asked, the prompt fits the context, and
@@ -72,12 +77,14 @@ def validate_request(request: Request, limits: Limits) -> None:
 
 
 def _check_images(request: Request, limits: Limits) -> None:
-    """Raise RequestError for images of a model that sees none, and for places that are not one
-    after the other within the prompt."""
+    """Raise RequestError for images of a model that sees none, audio of one that hears none, and
+    for places that are not one after the other within the prompt."""
     end, remedy = 0, "Make requests by `Preprocessor.prepare`."
-    if request.images and limits.images is None:
-        raise RequestError("this model sees no images", "Send text only.", param="prompt")
     for image in request.images:
+        if image.medium == "image" and limits.images is None:
+            raise RequestError("this model sees no images", "Send text only.", param="prompt")
+        if image.medium == "audio" and limits.audio is None:
+            raise RequestError("this model hears no audio", "Send text only.", param="prompt")
         patches = image.grid[0] * image.grid[1] * image.grid[2]
         inside = end <= image.start and image.stop <= len(request.token_ids)
         if not inside or image.count < 1 or patches < 1 or len(image.digest) != 16:

@@ -20,6 +20,7 @@ from inferno.core.kvcache import KVCache
 from inferno.testing.alike import alike, in_turn
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
+from inferno.testing.audio import AudioTests, sound
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.block_store import StoreTests
 from inferno.testing.cache_policy import CachePolicyTests
@@ -114,6 +115,7 @@ __all__ = [
     "HostExpertTests",
     "FakeRunner",
     "GrammarProviderTests",
+    "AudioTests",
     "ImageTests",
     "KVCache",
     "KernelProviderTests",
@@ -158,6 +160,7 @@ __all__ = [
     "plan_of",
     "proposals",
     "picture_file",
+    "sound",
     "ragged_prompts",
     "random_tensors",
     "randomize",

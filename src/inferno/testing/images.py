@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,9 +70,11 @@ class Asked:
 
 
 class SeeingToy:
-    """A toy model that sees images, and transformers' answers, for `ImageTests` and
+    """A toy model that sees images, and transformers' answers, for `ImageTests`, `AudioTests` and
     `EncoderFileTests`, which say what to set."""
 
+    head: ClassVar[str] = "AutoModelForImageTextToText"
+    """transformers' class that makes the reference."""
     config: ClassVar[Mapping[str, Any]]
     sizes: ClassVar[Sequence[tuple[int, int]]] = ((112, 112), (84, 168), (56, 64))
     """Pixels of the images, width and height."""
@@ -88,7 +90,7 @@ class SeeingToy:
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> Any:
-        model = transformers_model(cls.config, "AutoModelForImageTextToText")
+        model = transformers_model(cls.config, cls.head)
         like_trained(model)
         return model
 
@@ -120,16 +122,26 @@ class SeeingToy:
     @classmethod
     def pictures(cls, checkpoint: Path) -> Any:
         """The prepared images, and a second one of the first one's size."""
+        files = PixelFiles(2**30)
         with cls().opened(checkpoint) as opened:
-            preparer, files = Preparer.of(opened), PixelFiles(2**30)
-            sizes, found = [*cls.sizes, cls.sizes[0]], []
-            for seed, size in enumerate(sizes):
-                image = decoded(picture_file(seed, size))
-                picture = files.adopt(preparer.prepare(image, files.folder))
-                assert picture is not None, "it was just written"
-                found.append((image, picture))
-        yield found
+            yield list(cls.prepared(opened, files))
         files.close()
+
+    @classmethod
+    def prepared(cls, opened: Opened, files: PixelFiles) -> Iterator[tuple[Any, Picture]]:
+        """Draw and prepare images. Yields what the reference is given, too."""
+        preparer = Preparer.of(opened)
+        for seed, size in enumerate([*cls.sizes, cls.sizes[0]]):
+            image = decoded(picture_file(seed, size))
+            picture = files.adopt(preparer.prepare(image, files.folder))
+            assert picture is not None, "it was just written"
+            yield image, picture
+
+    @classmethod
+    def placeholder(cls, config: Any) -> int:
+        """Return the token that stands for an image."""
+        token: int = config.image_token_id
+        return token
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -138,7 +150,7 @@ class SeeingToy:
         near the end, and text alone."""
         with cls().opened(checkpoint) as opened:
             config: Any = opened.config
-        token, drawn = config.image_token_id, random.Random(3)
+        token, drawn = cls.placeholder(config), random.Random(3)
         found = []
         one, two, three, other = pictures
 

@@ -48,7 +48,8 @@ class PipelineTests(RankTests):
         """The most stages to test, one for each of at most 4 layers; 0: the family has none."""
         architecture: Architecture = catalog.architecture(cls.config["architectures"][0]).item
         config = architecture.config(cls.config)
-        if not architecture.divides or architecture.images is not None:
+        reads = architecture.images, architecture.audio
+        if not architecture.divides or any(reads):
             return 0
         if getattr(config, "spec_layers", None) == ():
             return 0

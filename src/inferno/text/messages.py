@@ -180,9 +180,10 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         content = plain.get("content")
         if isinstance(content, Sequence) and not isinstance(content, str):
             # Most templates take strings only. Parts are joined by line breaks, as in vLLM and
-            # llama.cpp. Beside an image they stay apart: the template writes its place.
-            if any(map(is_image, content)):
-                plain["content"] = [p if is_image(p) else _parts(_part(p))[0] for p in content]
+            # llama.cpp. Beside an image or audio they stay apart: the template writes
+            # its place.
+            if any(map(is_medium, content)):
+                plain["content"] = [p if is_medium(p) else _parts(_part(p))[0] for p in content]
             else:
                 plain["content"] = "\n".join(_part(p) for p in content)
         elif content is None:
@@ -261,9 +262,9 @@ def _with_parts(message: Message) -> Message:
     return {**message, "content": _parts(content)} if isinstance(content, str) else message
 
 
-def is_image(part: Any) -> bool:
-    """Whether a part stands for an image, which has been read."""
-    return isinstance(part, Mapping) and dict(part) == {"type": "image"}
+def is_medium(part: Any) -> bool:
+    """Whether a part stands for an image or audio, which has been read."""
+    return isinstance(part, Mapping) and dict(part) in ({"type": "image"}, {"type": "audio"})
 
 
 def _part(part: Any) -> str:

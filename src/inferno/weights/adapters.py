@@ -20,9 +20,9 @@ from inferno.errors import CheckpointError, RequestError
 from inferno.nn import (
     Embedding,
     Experts,
-    ImageEncoder,
     Linear,
     LMHead,
+    MediaEncoder,
     MergedLinear,
     TiedLMHead,
     Weight,
@@ -205,7 +205,7 @@ class _Attaching:
     places: Places = field(factory=Places)
 
     def run(self, model: nn.Module) -> Places:
-        seeing = {m for e in model.modules() if isinstance(e, ImageEncoder) for m in e.modules()}
+        seeing = {m for e in model.modules() if isinstance(e, MediaEncoder) for m in e.modules()}
         modules = [(path, each) for path, each in model.named_modules() if each not in seeing]
         score = getattr(model, "score", None)
         tied = {id(each.embedding) for _, each in modules if isinstance(each, TiedLMHead)}

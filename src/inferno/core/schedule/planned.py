@@ -37,5 +37,5 @@ def scheduler_of(
         queue=queue,
         adapter_slots=0 if plan.adapters is None else plan.adapters.slots,
     )
-    scheduler.budget.sees(plan.images)
+    scheduler.budget.sees(plan.media)
     return scheduler

@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import AsleepError, EngineDeadError, InfernoError
+from inferno.images.mediums import Medium
 from inferno.images.pixels import Picture
 from inferno.plan import Plan, plan_of_engine
 from inferno.process.client import EngineClient, TokenStream
@@ -192,8 +193,8 @@ class EnginesClient:
     async def check(self, spec: GrammarSpec) -> None:
         await self._engines[0].check(spec)
 
-    async def see(self, data: bytes, param: str) -> Picture:
-        return await self._engines[0].see(data, param)
+    async def see(self, data: bytes, param: str, medium: Medium) -> Picture:
+        return await self._engines[0].see(data, param, medium)
 
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
         """Send a request to an engine. Raises EngineDeadError if none takes any, AsleepError."""

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from inferno.errors import RequestError
 from inferno.server.chat.conversation import Conversation, prepare
-from inferno.server.chat.images import is_image_part
+from inferno.server.chat.images import is_medium_part
 from inferno.server.fields.schema import ChatRequest, GenerationRequest
 from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.parsing import Parsed, read
@@ -107,7 +107,7 @@ def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 
 def _merged(run: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    if any(map(is_image_part, (part for each in run for part in _listed(each["content"])))):
+    if any(map(is_medium_part, (part for each in run for part in _listed(each["content"])))):
         return {**run[-1], "content": [part for each in run for part in _listed(each["content"])]}
     text = "\n\n".join(joined(message["content"] or "") for message in run)
     return {**run[-1], "content": text}
@@ -135,6 +135,11 @@ def base64_image(data: Any, param: str) -> dict[str, Any]:
         remedy = "Give the file's bytes in base64."
         raise RequestError(f"{param} is not a string", remedy, param=param)
     return image_part(f"data:image/png;base64,{data}", param)  # what it is, its bytes say
+
+
+def audio_part(given: Any, param: str) -> dict[str, Any]:
+    """Make a chat message's part of audio, as `input_audio` has it."""
+    return {"type": "input_audio", "input_audio": given, "param": param}
 
 
 def function_tool(

@@ -111,7 +111,8 @@ _REFUSED = (
 CHAT = (
     *honoured(
         messages="Roles system, developer, user, assistant, tool; content is text, parts "
-        "`text` and, for models that see them, `image_url`, or null. "
+        "`text` and, for models that read them, `image_url`, `input_audio` and `audio_url`, or "
+        "null. "
         "`reasoning` and `reasoning_content` are accepted in the history.",
     ),
     *_GENERATION,

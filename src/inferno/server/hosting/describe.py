@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from inferno.images.mediums import AUDIO, IMAGE, Medium
 from inferno.plan import SandboxUse
 from inferno.server.hosting.served_model import ServedModel
 
@@ -19,6 +20,7 @@ Capability = Literal[
     "embeddings",
     "rerank",
     "vision",
+    "audio",
 ]
 
 
@@ -78,6 +80,9 @@ class Description:
         )
 
 
+_READS: tuple[tuple[Medium, Capability], ...] = ((IMAGE, "vision"), (AUDIO, "audio"))
+
+
 def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     """Return what the model can do."""
     preprocessor, pooling = model.preprocessor, model.preprocessor.pooling
@@ -88,7 +93,7 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     if generates and preprocessor.template.exists and model.tokenizer is not None:
         names.append("chat")
         if preprocessor.images is not None:
-            names.append("vision")
+            names += [kind for medium, kind in _READS if preprocessor.images.takes(medium)]
         if model.output_format is not None and model.output_format.has_tools:
             names.append("tools")
         if model.output_format is not None and model.output_format.reasoning is not None:

@@ -16,7 +16,7 @@ from inferno.errors import RequestError
 from inferno.images.limits import DEFAULT_LIMITS
 from inferno.llm.images import seeing
 from inferno.server.chat.fetching import ImageFetcher
-from inferno.server.chat.images import is_image_part, read_images
+from inferno.server.chat.images import is_medium_part, read_images
 from inferno.server.chat.rendered import Rendered
 from inferno.server.chat.thinking import Thinking
 from inferno.server.fields.schema import ChatRequest, Message, TokenizeRequest
@@ -82,7 +82,7 @@ class ServedModel:
         """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
         self.images = images or ImageFetcher(DEFAULT_LIMITS)
-        """What is accepted of images, if the model sees any."""
+        """What is accepted of images and audio, if the model reads any."""
 
     @property
     def num_rows(self) -> int:
@@ -197,14 +197,14 @@ def _message(message: Message, i: int) -> dict[str, Any]:
         )
     plain = {name: value for name, value in asdict(message).items() if value is not None}
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if is_image_part(part):
+        if is_medium_part(part):
             continue
         if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(
             part.get("text"), str
         ):
             raise RequestError(
                 f"messages[{i}].content[{j}] has unsupported type {str(part.get('type'))[:40]!r}",
-                "Send parts of the type text or image_url.",
+                "Send parts of the type text, image_url or input_audio.",
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from inferno.errors import RequestError
-from inferno.server.chat.translate import function_call, image_part, joined, text_of
+from inferno.server.chat.translate import audio_part, function_call, image_part, joined, text_of
 from inferno.server.http.errors import shorten
 
 Item: TypeAlias = dict[str, Any]
@@ -51,7 +51,7 @@ _WITHOUT_EFFECT = (
 _MAY_BE_EMPTY = ("arguments", "input")
 _MAX_ID, _MAX_ITEMS = 128, 10_000
 _TEXT = ("input_text", "output_text", "text")
-_IMAGE = "input_image"
+_IMAGE, _AUDIO = "input_image", "input_audio"
 _SEALED = "inferno1:"
 """Begins `encrypted_content`, which is the reasoning in base64: clients send back what they cannot
 read, and some send nothing else."""
@@ -174,6 +174,8 @@ def _said(content: Sequence[Item]) -> list[Item]:
     return [
         image_part(part.get("image_url"), part["param"], part.get("detail"))
         if part["type"] == _IMAGE
+        else audio_part(part["input_audio"], part["param"])
+        if part["type"] == _AUDIO
         else {"type": "text", "text": str(part["text"])}
         for part in content
     ]
@@ -265,6 +267,11 @@ def _part(part: Any, param: str, kinds: Sequence[str], images: bool) -> Item:
         if not isinstance(part.get("image_url"), str):
             cause = f"{param} has no image_url"
             raise RequestError(cause, "Give it a data: URL: files are not kept.", param=param)
+        return {**part, "param": param}
+    if images and isinstance(part, dict) and part.get("type") == _AUDIO:
+        if not isinstance(part.get("input_audio"), dict):
+            remedy = 'Give it {"data": "...", "format": "wav"}, in base64.'
+            raise RequestError(f"{param} has no input_audio", remedy, param=param)
         return {**part, "param": param}
     # The text first: it checks that the part is an object.
     return {"text": text_of(part, param, kinds), **part}

@@ -20,10 +20,10 @@ _SHARED = "Shared prefixes are found by content."
 
 RESPONSES = (
     *honoured(
-        input="A string, or items: `message` (text, `input_image`), `reasoning`, `function_call`, "
-        "`function_call_output`, `custom_tool_call`, `custom_tool_call_output`, `item_reference`. "
-        "Items of OpenAI's own tools are listed in `x_inferno.ignored`; audio and files get a "
-        "400.",
+        input="A string, or items: `message` (text, `input_image`, `input_audio`), `reasoning`, "
+        "`function_call`, `function_call_output`, `custom_tool_call`, `custom_tool_call_output`, "
+        "`item_reference`. "
+        "Items of OpenAI's own tools are listed in `x_inferno.ignored`; files get a 400.",
         model="A served name; the served model when left out.",
         instructions="A system message before all others; not carried over to the next response.",
         tools="Function tools, as in chat. Tools of other types (`namespace`, `web_search`, "

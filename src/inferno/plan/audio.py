@@ -1,0 +1,58 @@
+"""Audio: how long it may be, and the memory that it takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inferno import host
+from inferno.contracts import DTYPE_BYTES, AudioModelConfig
+from inferno.errors import UnsupportedError
+from inferno.plan.audio_use import AudioUse
+from inferno.plan.decided import Decided
+from inferno.plan.plan import MemoryItem
+from inferno.plan.stages import Given, ModelFacts
+
+MOST_SECONDS = 600
+"""Of audio, unless the user says otherwise."""
+
+
+def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUse | None]:
+    """Return how a model hears audio; None if it hears none. Raises UnsupportedError."""
+    options, config, offered = given.options, model.config, model.architecture.value
+    if offered.audio is None:
+        return Decided(None)
+    if not isinstance(config, AudioModelConfig):
+        raise UnsupportedError(
+            f"{offered.name}: its config lacks attributes of contracts.AudioModelConfig",
+            "Upgrade the plugin.",
+        )
+    within = f"{config.audio_encoder}."
+    stored = model.checkpoint.tensors.items()
+    count = sum(math.prod(info.shape) for name, info in stored if name.startswith(within))
+    [(_, offer)] = model.architecture.offers
+    seconds, tokens = config.audio_chunk
+    most = min(options.max_audio_seconds or MOST_SECONDS, config.audio_seconds)
+    return Decided(
+        AudioUse(
+            encoder=config.audio_encoder,
+            num_parameters=count,
+            nbytes=count * DTYPE_BYTES[dtype],
+            rate=config.audio_rate,
+            most_seconds=float(most),
+            chunk=(seconds, tokens),
+            most_tokens=math.ceil(most / seconds) * tokens,
+            cache_bytes=host.parse_size(options.image_cache_size, "--image-cache-size"),
+            distribution=offer.distribution,
+        )
+    )
+
+
+def audio_memory(use: AudioUse | None, config: Any, dtype: str) -> tuple[MemoryItem, ...]:
+    """Return the memory of the encoder, its weights left out."""
+    if use is None:
+        return ()
+    inside = config.audio_widths * DTYPE_BYTES[dtype]
+    why = f"{use.chunk[0]:g} s, which it hears at once"
+    kept = "embeddings of audio that comes again"
+    return (MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, kept))
