@@ -1,10 +1,11 @@
-"""Qwen2 and Qwen2.5, Qwen2.5-VL, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch
-until a model is built."""
+"""Qwen2 and Qwen2.5, Qwen2.5-VL, Qwen2-Audio, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports
+no torch until a model is built."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
+from inferno_qwen2.audio_config import TEMPLATE
 from inferno_qwen2.gguf import QWEN2, QWEN2_5_VL
 
 CAUSAL = Architecture(
@@ -52,7 +53,33 @@ SEEING = Architecture(
     ),
 )
 
+HEARING = Architecture(
+    name="Qwen2AudioForConditionalGeneration",
+    config="inferno_qwen2.audio_config:Qwen2AudioConfig.from_json",
+    build="inferno_qwen2.audio:Qwen2AudioForConditionalGeneration",
+    adapt="inferno.configs:heard",
+    audio="inferno_qwen2.audio_config:processor",
+    divides=DECODER,
+    unquantized=("hearing.*",),
+    stop_tokens=CAUSAL.stop_tokens,
+    chat_template=TEMPLATE,
+    checkpoints=("Qwen/Qwen2-Audio-7B-Instruct", "Qwen/Qwen2-Audio-7B"),
+)
+
+OMNI = Architecture(
+    name="Qwen2_5OmniThinkerForConditionalGeneration",
+    aliases=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
+    config="inferno_qwen2.omni_config:Qwen25OmniConfig.from_json",
+    build="inferno_qwen2.omni:Qwen25OmniThinker",
+    adapt="inferno_qwen2.omni_config:hearing",
+    audio="inferno_qwen2.omni_config:processor",
+    divides=DECODER,
+    unquantized=("hearing.*",),
+    stop_tokens=CAUSAL.stop_tokens,
+    checkpoints=("Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen2.5-Omni-7B"),
+)
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL), SEEING]
+    return [CAUSAL, classifier_of(CAUSAL), SEEING, HEARING, OMNI]

@@ -16,19 +16,17 @@ from torch import Tensor, nn
 from inferno.contracts import Grid
 from inferno.nn import (
     CausalLM,
-    DecoderLayer,
-    GatedMLP,
     ImageEncoder,
     Layer,
     Linear,
     PatchEmbed,
     RMSNorm,
     SeeingDecoder,
-    SelfAttention,
     VisionAttention,
     grid_inputs,
     patch_angles,
 )
+from inferno_qwen2.model import layers
 from inferno_qwen2.vision_config import Qwen25VLConfig, WindowedVisionConfig
 
 EPS = 1e-6
@@ -37,18 +35,7 @@ EPS = 1e-6
 
 class Qwen25VLForConditionalGeneration(CausalLM):
     def __init__(self, config: Qwen25VLConfig) -> None:
-        layers = (
-            DecoderLayer(
-                SelfAttention(
-                    layer_id, config.attention_spec(layer_id), config.hidden_size, bias=True
-                ),
-                GatedMLP(config.hidden_size, config.intermediate_size),
-                hidden_size=config.hidden_size,
-                eps=config.rms_norm_eps,
-            )
-            for layer_id in range(config.num_hidden_layers)
-        )
-        decoder = SeeingDecoder.seeing(config, layers, grid_inputs(config))
+        decoder = SeeingDecoder.seeing(config, layers(config), grid_inputs(config))
         super().__init__(decoder, tied=config.tie_word_embeddings)
         self.visual = VisionTower(config.vision)
 

@@ -1,0 +1,123 @@
+"""The thinker of Qwen2.5-Omni, audio included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inferno.errors import CheckpointError
+from inferno.testing import TINY_TEXT, AudioTests
+from inferno_qwen2.omni_config import Qwen25OmniConfig
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
+    "model_type": "qwen2_5_omni_thinker",
+    "text_config": {
+        **TINY_TEXT,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 3, 3],
+            "rope_theta": 10_000.0,
+        },
+    },
+    "audio_config": {
+        "model_type": "qwen2_5_omni_audio_encoder",
+        "num_mel_bins": 16,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "d_model": 32,
+        "output_dim": 64,
+        "n_window": 20,
+    },
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "intermediate_size": 48,
+    },
+    "audio_token_index": 150,
+    "image_token_index": 151,
+    "video_token_index": 152,
+    "vision_start_token_id": 153,
+    "vision_end_token_id": 154,
+    "audio_start_token_id": 153,
+    "audio_end_token_id": 154,
+}
+"""A window has 40 frames: pieces of audio of the kit have several, the last of them shorter."""
+
+
+class TestQwen25Omni(AudioTests):
+    """The thinker of Qwen2.5-Omni with its audio: windows, the last of them shorter."""
+
+    config = CONFIG
+    head = "AutoModelForMultimodalLM"
+    off = ("images are off",)
+
+    def inputs_of(self, images: Sequence[Any], ids: Sequence[int] = ()) -> dict[str, Any]:
+        from transformers import WhisperFeatureExtractor
+
+        found = WhisperFeatureExtractor(feature_size=16, chunk_length=3)(
+            list(images),
+            sampling_rate=16_000,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        mask = found["attention_mask"]
+        return {"input_features": found["input_features"], "feature_attention_mask": mask}
+
+    def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
+        found = reference.get_audio_features(**self.inputs_of([samples_N]))
+        embeddings: Tensor = found.pooler_output
+        return embeddings
+
+
+class TestWhole(TestQwen25Omni):
+    """Qwen2.5-Omni as published: the thinker beside what speaks."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("whole")
+        reference.save_pretrained(path)
+        thinker = json.loads((path / "config.json").read_text())
+        whole = {
+            "architectures": ["Qwen2_5OmniModel"],
+            "model_type": "qwen2_5_omni",
+            "thinker_config": thinker,
+            "talker_config": {"hidden_size": 16},
+        }
+        (path / "config.json").write_text(json.dumps(whole))
+        stored = {f"thinker.{name}": tensor for name, tensor in reference.state_dict().items()}
+        stored["thinker.audio_tower.audio_bos_eos_token.weight"] = torch.zeros(2, 64)
+        stored["talker.model.norm.weight"] = torch.ones(16)
+        kept = {_published(name): tensor.clone() for name, tensor in stored.items()}
+        save_file(kept, path / "model.safetensors")
+        return path
+
+
+def _published(name: str) -> str:
+    """Where published checkpoints have a tensor: the decoder under `model`, encoders beside it."""
+    return (
+        name.replace("thinker.model.language_model.", "thinker.model.")
+        .replace("thinker.model.audio_tower.", "thinker.audio_tower.")
+        .replace("thinker.model.visual.", "thinker.visual.")
+    )
+
+
+@pytest.mark.parametrize("changed", [{"output_dim": 32}, {"n_window": 15}])
+def test_embeddings_are_as_wide_as_the_decoder_and_windows_have_whole_tokens(
+    changed: Mapping[str, int],
+) -> None:
+    audio = {**CONFIG["audio_config"], **changed}
+    with pytest.raises(CheckpointError, match="audio_config: output_dim"):
+        Qwen25OmniConfig.from_json({**CONFIG["text_config"], "audio_config": audio})
