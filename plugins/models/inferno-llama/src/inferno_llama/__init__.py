@@ -1,10 +1,11 @@
-"""The Llama family (Llama 2 and 3, Yi, DeepSeek-R1-Distill-Llama) for inferno. Imports no torch
-until a model is built."""
+"""The Llama family (Llama 2 and 3, Yi, DeepSeek-R1-Distill-Llama, Voxtral) for inferno. Imports no
+torch until a model is built."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of
+from inferno_llama.audio_config import TEMPLATE
 from inferno_llama.gguf import LLAMA
 
 CAUSAL = Architecture(
@@ -29,7 +30,19 @@ CAUSAL = Architecture(
     ),
 )
 
+HEARING = Architecture(
+    name="VoxtralForConditionalGeneration",
+    config="inferno_llama.audio_config:VoxtralConfig.from_json",
+    build="inferno_llama.audio:VoxtralForConditionalGeneration",
+    adapt="inferno.configs:heard",
+    audio="inferno_llama.audio_config:processor",
+    divides=DECODER,
+    unquantized=("hearing.*",),
+    chat_template=TEMPLATE,
+    checkpoints=("mistralai/Voxtral-Mini-3B-2507", "mistralai/Voxtral-Small-24B-2507"),
+)
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL)]
+    return [CAUSAL, classifier_of(CAUSAL), HEARING]
