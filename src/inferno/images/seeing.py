@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from attrs import define, field
 from torch import Tensor, nn
 
@@ -118,8 +119,10 @@ class Seeing:
         if images:
             self.images[row] = images
             if self.inputs.positions is not None:
-                # Of the prompt's beginning up to the last image, and one token more.
-                known_3T = self.inputs.positions(images, length := images[-1].stop + 1)
+                # Of the prompt's beginning up to the last image, and one token more. Positions of
+                # audio are as those of text.
+                seen = [each for each in images if each.medium == "image"]
+                known_3T = self.inputs.positions(seen, length := images[-1].stop + 1)
                 self._positions[row] = known_3T
                 self._delta_R[row] = known_3T[0, -1] + 1 - length
 
@@ -155,8 +158,7 @@ class Seeing:
                     at.append(
                         np.stack([mine_N[inside], place_N, np.full_like(place_N, image.stop)])
                     )
-                    known_MD = self._embeddings_of(image)[index_N.to(self.device)]
-                    rows.append(known_MD.expand(-1, self.width))
+                    rows.append(self._embeddings_of(image)[index_N.to(self.device)])
         if at:
             self.inputs.spans = torch.from_numpy(np.concatenate(at, 1))
             self.inputs.given = self.inputs.spans[0].to(self.device), torch.cat(rows)
@@ -170,8 +172,11 @@ class Seeing:
             # The request fails, if anybody still wants it, and what it has cached is forgotten: its
             # numbers are not finite.
             log.warning("the file of an image or of audio is gone")
-            return torch.full((image.first + image.count, 1), torch.nan, device=self.device)
+            shape = image.first + image.count, self.width
+            return torch.full(shape, torch.nan, device=self.device)
         known: Tensor = encoder(pixels_PW.to(self.device), image.grid)
+        # Audio has no features for layers.
+        known = F.pad(known, (0, self.width - known.shape[1]))
         self.computed += 1
         self.embeddings.keep(image.digest, known)
         return known

@@ -1,7 +1,7 @@
 """The building blocks of models: only those that at least two architectures use."""
 
 from inferno.nn.attention import Attention, ByStep
-from inferno.nn.audio import WhisperTower
+from inferno.nn.audio import WhisperLayer, WhisperTower, sines
 from inferno.nn.channel_delta import channel_gated_delta
 from inferno.nn.chunks import in_chunks
 from inferno.nn.conv import CausalConv, causal_conv
@@ -151,10 +151,12 @@ __all__ = [
     "patch_angles",
     "patch_places",
     "present",
+    "sines",
     "ssd",
     "stacked_inside",
     "sum_once",
     "turned",
     "unpacked_words",
+    "WhisperLayer",
     "WhisperTower",
 ]

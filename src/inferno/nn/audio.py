@@ -75,9 +75,9 @@ class Convolution(nn.Module):
 
 
 class WhisperLayer(nn.Module):
-    def __init__(self, config: MelConfig) -> None:
+    def __init__(self, config: MelConfig, *, key_bias: bool = False) -> None:
         super().__init__()
-        self.self_attn = WhisperAttention(config)
+        self.self_attn = WhisperAttention(config, key_bias=key_bias)
         self.self_attn_layer_norm = LayerNorm(config.d_model, EPS)
         self.final_layer_norm = LayerNorm(config.d_model, EPS)
         self.mlp = VisionMLP(config.d_model, config.encoder_ffn_dim, approximate="none")
@@ -92,13 +92,13 @@ class WhisperLayer(nn.Module):
 
 
 class WhisperAttention(nn.Module):
-    """Among all positions, in both directions. Keys have no bias."""
+    """Among all positions, in both directions."""
 
-    def __init__(self, config: MelConfig) -> None:
+    def __init__(self, config: MelConfig, *, key_bias: bool) -> None:
         super().__init__()
         self.num_heads, width = config.encoder_attention_heads, config.d_model
         self.q = Linear(width, width, bias=True)
-        self.k = Linear(width, width, bias=False)
+        self.k = Linear(width, width, bias=key_bias)
         self.v = Linear(width, width, bias=True)
         self.out = Linear(width, width, bias=True)
 

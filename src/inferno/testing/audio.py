@@ -58,19 +58,14 @@ class AudioTests(ImageTests):
             assert picture is not None, "it was just written"
             yield samples_N, picture
 
-    @classmethod
-    def placeholder(cls, config: Any) -> int:
-        token: int = config.audio_token_id
-        return token
-
     def embeddings(self, reference: Any, samples_N: Samples) -> Tensor:
         """Return transformers' embeddings of audio, (M, D), in the reference's dtype."""
         raise NotImplementedError
 
     def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
         with self.opened(checkpoint) as opened:
-            plan = opened.plan
-        assert plan.images is None and plan.audio is not None
+            plan, sees = opened.plan, opened.parts.architecture.images is not None
+        assert (plan.images is not None) == sees and plan.audio is not None
         assert plan.audio.num_parameters > 0 and plan.audio.rate == 16_000
         assert {"audio encoder", "audio"} <= {item.name for item in plan.memory}
         off = [note.partition(":")[0] for note in plan.notes if "not loaded" in note]

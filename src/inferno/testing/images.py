@@ -79,6 +79,8 @@ class SeeingToy:
     sizes: ClassVar[Sequence[tuple[int, int]]] = ((112, 112), (84, 168), (56, 64))
     """Pixels of the images, width and height."""
 
+    opening: ClassVar[Mapping[str, Sequence[int]]] = {}
+    """By medium, the tokens before an image or audio that the reference looks for."""
     span: ClassVar[int] = 0
     """Positions of an image, if all have as many (`contracts.ImageSpanConfig`)."""
 
@@ -137,12 +139,6 @@ class SeeingToy:
             assert picture is not None, "it was just written"
             yield image, picture
 
-    @classmethod
-    def placeholder(cls, config: Any) -> int:
-        """Return the token that stands for an image."""
-        token: int = config.image_token_id
-        return token
-
     @pytest.fixture(scope="class")
     @classmethod
     def asked(cls, reference: Any, checkpoint: Path, pictures: Any) -> list[Asked]:
@@ -150,7 +146,7 @@ class SeeingToy:
         near the end, and text alone."""
         with cls().opened(checkpoint) as opened:
             config: Any = opened.config
-        token, drawn = cls.placeholder(config), random.Random(3)
+        drawn = random.Random(3)
         found = []
         one, two, three, other = pictures
 
@@ -168,7 +164,13 @@ class SeeingToy:
         )
         for layout in layouts:
             seen = [part for part in layout if isinstance(part, tuple)]
-            ids = [token if isinstance(part, tuple) else part for part in layout]
+            ids = list[int]()
+            for part in layout:
+                if isinstance(part, tuple):
+                    medium = part[1].medium
+                    ids += [*cls.opening.get(medium, ()), getattr(config, f"{medium}_token_id")]
+                else:
+                    ids.append(part)
             placed = SeeingTokens.of(ids, config, [picture for _, picture in seen], "test")
             wanted = cls()._wanted(reference, placed, [image for image, _ in seen])
             found.append(Asked(placed, wanted))

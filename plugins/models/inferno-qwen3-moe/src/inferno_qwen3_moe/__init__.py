@@ -1,5 +1,5 @@
-"""Qwen3's mixtures of experts, Qwen3-VL's too, for inferno. Imports no torch until a model is
-built."""
+"""Qwen3's mixtures of experts, Qwen3-VL's and Qwen3-Omni's too, for inferno. Imports no torch until
+a model is built."""
 
 from __future__ import annotations
 
@@ -46,7 +46,25 @@ SEEING = Architecture(
     ),
 )
 
+THINKER = Architecture(
+    name="Qwen3OmniMoeThinkerForConditionalGeneration",
+    aliases=("Qwen3OmniMoeForConditionalGeneration",),
+    config="inferno_qwen3_moe.omni_config:Qwen3OmniMoeConfig.from_json",
+    build="inferno_qwen3_moe.omni:Qwen3OmniMoeThinker",
+    adapt="inferno_qwen3_moe.omni_config:thinking",
+    images="inferno_qwen3_moe.images:processor",
+    audio="inferno_qwen3_moe.omni_config:hears",
+    divides=DECODER,
+    unquantized=("*.gate", "visual.*", "hearing.*"),
+    stop_tokens=CAUSAL.stop_tokens,
+    checkpoints=(
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+        "Qwen/Qwen3-Omni-30B-A3B-Thinking",
+        "Qwen/Qwen3-Omni-30B-A3B-Captioner",
+    ),
+)
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, SEEING]
+    return [CAUSAL, SEEING, THINKER]
