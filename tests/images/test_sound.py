@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from inferno.errors import RequestError
-from inferno.images.sound import decoded, given_samples, wav_of
+from inferno.images.sound import Samples, decoded, given_samples, wav_of
 from inferno.testing import sound
 
 soundfile: Any = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 RATE = 16_000
-TONE = np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE).astype(np.float32) / 2
+TONE: Samples = (np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE) / 2).astype(np.float32)
 
 
 def file_of(

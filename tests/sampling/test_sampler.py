@@ -37,6 +37,7 @@ class Limits:
     max_model_len: int = 10
     whole_prompts: bool = False
     images: object = None
+    audio: object = None
 
 
 def make_request(

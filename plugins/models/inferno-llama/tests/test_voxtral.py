@@ -39,7 +39,7 @@ def features_of(samples: Any) -> Tensor:
     found = WhisperFeatureExtractor(feature_size=16)(
         samples,
         sampling_rate=16_000,
-        padding=True,
+        padding="longest",
         truncation=False,
         pad_to_multiple_of=CHUNK,
         return_tensors="pt",
