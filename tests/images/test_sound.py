@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.hearing_model import write_hearing_model
 
 from inferno.errors import RequestError
+from inferno.images.mediums import AUDIO
+from inferno.images.pixels import PixelFiles
 from inferno.images.sound import Samples, decoded, given_samples, wav_of
+from inferno.plan import Options, resolve
+from inferno.process.image_reader import ImageReader
 from inferno.testing import sound
 
 soundfile: Any = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 RATE = 16_000
+MOST_BYTES = 400_000_000
+"""That the process may ever have had, of audio of two seconds."""
 TONE: Samples = (np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE) / 2).astype(np.float32)
 
 
@@ -178,3 +187,32 @@ def test_some_damaged_files() -> None:
 @pytest.mark.slow
 def test_thousands_of_damaged_files() -> None:
     assert min(outcomes(damaged(10_000, 2)).values()) > 1000
+
+
+@pytest.mark.slow
+def test_the_reader_survives_them_in_bounded_memory(tmp_path: Path) -> None:
+    pytest.importorskip("inferno_qwen2", reason="needs inferno-qwen2")
+    write_hearing_model(tmp_path)
+    plan = resolve(str(tmp_path), Options(device="cpu", dtype="float32", memory="2GiB"))
+    long = file_of(np.zeros(8_000 * 3, np.float32), 8_000)
+
+    async def run() -> tuple[int, int, str]:
+        reader, found = ImageReader(plan, PixelFiles(2**20)), [0, 0]
+        process = await reader._started()
+        for data in [long, *damaged(1500, seed=3)]:
+            try:
+                picture = await reader.read(data, "audio", AUDIO)
+                assert picture.medium == "audio" and picture.count > 0
+                found[0] += 1
+            except RequestError as error:
+                assert error.code == "invalid_audio"
+                found[1] += 1
+        assert reader._process is process and reader.kills == 0, "none of them ended it"
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        await reader.close()
+        return found[0], found[1], status
+
+    read, refused, status = asyncio.run(run())
+    assert read > 100 and refused > 100
+    [peak] = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+    assert int(peak) * 1024 < MOST_BYTES

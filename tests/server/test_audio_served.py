@@ -210,7 +210,7 @@ def test_the_plan_and_the_list_of_models_say_that_it_hears(http: Any, checkpoint
     assert plan_json_again(plan) == plan
     [whole, length, kept] = audio_rows(plan, "by this test")
     assert whole[0] == "audio" and whole[1].startswith("hearing: 0.0M parameters")
-    assert length[1] == "50 tokens for 2 s, at most 2 s" and "256 MiB" in kept[1]
+    assert length[1] == "50 tokens for 2 s, at most 2 s" and "256.0 MiB" in kept[1]
     plan = resolve(str(checkpoint), Options(**OPTIONS, max_audio_seconds=1))
     assert plan.audio is not None and plan.audio.most_seconds == 1.0
 
