@@ -215,6 +215,14 @@ def test_the_plan_and_the_list_of_models_say_that_it_hears(http: Any, checkpoint
     assert plan.audio is not None and plan.audio.most_seconds == 1.0
 
 
+def test_without_the_plugin_the_plan_says_that_audio_is_off(checkpoint: Path) -> None:
+    pytest.importorskip("inferno_transformers", reason="needs inferno-transformers")
+    plan = resolve(str(checkpoint), Options(**OPTIONS, disable=("inferno-qwen2",)))
+    [note] = [note for note in plan.notes if note.startswith("text only")]
+    assert note.startswith("text only: audio is off. Qwen2AudioForConditionalGeneration has an")
+    assert plan.audio is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"tp": 2}, {"sandbox": True}, {"speculative": "ngram"}])
 def test_ranks_sandboxes_and_drafts_hear_the_same(

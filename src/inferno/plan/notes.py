@@ -35,7 +35,7 @@ def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
         notes += [
             f"{_OFF[(kind,)]} off: {model.name} has an {kind} encoder, which is not loaded"
             for kind in media
-            if reads[kind] is None
+            if reads[kind] is None and any(reads.values())  # else the architecture's note says it
         ]
     if is_encoder(model.config):
         notes.append(NOTE)

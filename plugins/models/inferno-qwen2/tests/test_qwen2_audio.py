@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inferno.testing import TINY_TEXT, AudioTests
+from inferno_qwen2.audio_config import Qwen2AudioConfig
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2AudioForConditionalGeneration"],
@@ -55,3 +56,20 @@ class TestQwen2Audio(AudioTests):
         found = model.audio_tower(given["input_features"], attention_mask=mask.expand(1, 1, 50, 50))
         embeddings: Tensor = model.multi_modal_projector(found.last_hidden_state)
         return embeddings[0, :count]
+
+
+def test_a_text_model_that_says_little_is_read_as_transformers_reads_it() -> None:
+    from transformers import Qwen2Config
+
+    said: dict[str, Any] = {
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000,
+        "vocab_size": 156_032,
+    }
+    found, theirs = Qwen2AudioConfig.from_json(said), Qwen2Config(**said)
+    names = (*said.keys() - {"rope_theta"}, "hidden_size", "num_hidden_layers")
+    for name in (*names, "num_attention_heads", "num_key_value_heads"):
+        assert getattr(found, name) == getattr(theirs, name), name
+    assert found.hearing.seconds == 30 and found.audio_chunk == (30, 750)
