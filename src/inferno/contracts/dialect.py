@@ -133,6 +133,10 @@ class Dialect:
     strip_after: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Tokenizers, by their name in files, whose added tokens also match the whitespace after them,
     which files do not say -> those that do not: {"llama": ("<s>", "<unk>")}."""
+    mark: str = ""
+    """A tensor that its files have, and those of other architectures under the same name have not:
+    "cls.output.weight" for a classifier's, whose encoder alone has other files. Empty: it reads
+    those with no other architecture's mark."""
     priority: int = 0
     """If two architectures claim one name, the one with the higher priority reads the file."""
 

@@ -29,7 +29,7 @@ from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.command import CommandTests
 from inferno.testing.communicators import CommunicatorTests
 from inferno.testing.converting import convert
-from inferno.testing.encoder import EncoderTests, embedded
+from inferno.testing.encoder import EncoderTests
 from inferno.testing.encoder_file import DeepEncoderFileTests, EncoderFileTests
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
@@ -44,6 +44,7 @@ from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.link_store import LinkTests
 from inferno.testing.mtp import MTPTests, proposals
 from inferno.testing.pipelines import PipelineTests
+from inferno.testing.pooled import embedded
 from inferno.testing.quant_scheme import QuantSchemeTests, stored_matrix
 from inferno.testing.quant_twins import (
     TOY_MOE_SIZES,

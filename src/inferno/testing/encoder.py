@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, find_architecture
-from inferno.constraints import Drafts
-from inferno.core.launches import Ticket
 from inferno.core.types import Step
 from inferno.errors import OptionError, RequestError
 from inferno.nn import Attention, TokenTypes
-from inferno.request.requests import Pooling, Reduction, Request
+from inferno.request.requests import Pooling, Request
+from inferno.testing.encoder_gguf import EncoderGguf
+from inferno.testing.pooled import embedded
 from inferno.testing.reference import assert_torch_free, transformers_model
-from inferno.testing.tiny import Toy, assert_close, installed, load_toy, plan_of, ragged_prompts
+from inferno.testing.tiny import Toy, assert_close, load_toy, plan_of, ragged_prompts
 
 _CHANNEL = 5
 """The hidden channel whose values are massive in weights like trained ones."""
@@ -37,18 +37,13 @@ _RUNS = (("float32", 4.0), ("bfloat16", 1.5))
 in it: the one channel that is massive decides each alone."""
 
 
-class EncoderTests:
+class EncoderTests(EncoderGguf):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes, a
     context of at least 160 tokens. The reference is transformers' model of that config."""
 
     config: ClassVar[dict[str, Any]]
     trained: ClassVar[bool] = True
     """Whether weights can be made like trained ones by the names of the parameters."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return installed()
 
     @classmethod
     def classifies(cls) -> bool:
@@ -205,37 +200,6 @@ class EncoderTests:
         architecture = find_architecture(catalog, self.config).item
         specs = [m.spec for m in toy.model.modules() if isinstance(m, Attention)]
         assert specs == list(architecture.config(self.config).cache_specs())
-
-
-def embedded(
-    toy: Toy,
-    prompts: Sequence[Sequence[int]],
-    how: Reduction,
-    *,
-    seconds: Sequence[int] = (),
-    steps: list[Step] | None = None,
-) -> Tensor:
-    """Return each prompt's vector, (P, D), all computed at once; `seconds` as in `Request`. Appends
-    the steps to `steps`."""
-    engine = toy.engine()
-    launch = engine._runner.launch
-
-    def recorded(step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
-        if steps is not None:
-            steps.append(step)
-        return launch(step, cut)
-
-    engine._runner.launch = recorded  # type: ignore[method-assign]
-    for i, prompt in enumerate(prompts):
-        second = seconds[i] if seconds else 0
-        engine.submit(Request(id=str(i), token_ids=tuple(prompt), pooling=how, second=second))
-    found: dict[str, tuple[float, ...]] = {}
-    while engine.busy:
-        for output in engine.step():
-            assert output.embedding is not None, output.error
-            found[output.request_id] = output.embedding
-        engine.check()
-    return torch.tensor([found[str(i)] for i in range(len(prompts))])
 
 
 def like_trained_encoder(model: nn.Module, seed: int = 0) -> None:

@@ -64,7 +64,7 @@ class GgufTwins(Installed):
         if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        own, tensors = recast(dialect, self.config, _tensors(toy, catalog))
+        own, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
         config = {**known, **own, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
@@ -108,7 +108,7 @@ class GgufTwins(Installed):
         if not self.in_gguf or dialect is None or not attrs.has(type(read)):
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        own, tensors = recast(dialect, self.config, _tensors(toy, catalog))
+        own, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
         fields = {**known, **own, **self.gguf_fields}
         write_gguf(tmp_path / "toy.gguf", dialect, fields, tensors, "F16")
         _, opened = catalog.open(tmp_path / "toy.gguf")
@@ -191,7 +191,7 @@ def tiny_tokenizer() -> bytes:
     return json.dumps(document).encode()
 
 
-def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
+def checkpoint_tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
     """What the model reads of its checkpoint."""
     with reopen(toy.plan, catalog) as opened:
         checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)

@@ -136,6 +136,7 @@ class TestNomicBert(EncoderTests):
     """nomic-embed-text-v1.5."""
 
     config = NOMIC
+    gguf_unsaid = frozenset({"fused_qkv"})
 
 
 class TestNomicBertThatClassifies(EncoderTests):

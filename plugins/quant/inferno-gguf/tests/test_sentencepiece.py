@@ -239,3 +239,30 @@ def test_added_tokens_strip_what_follows_where_the_dialect_says_so(
     ours = tokenizers.Tokenizer.from_buffer(document)
     found = ours.encode("<|user|>\nH<|end|>\n<|user|><s> H", add_special_tokens=False).ids
     assert [pieces[i] for i in found] == tokens
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["said", "older file"])
+def test_a_unigram_of_xlm_roberta_has_tokens_around_and_between_texts(
+    said: bool, tmp_path: Path
+) -> None:
+    """Ids 0 to 3 are <s>, <pad>, </s> and <unk>; two </s> are between the texts of a pair."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "<mask>"]
+    control, normal = TokenType.CONTROL, TokenType.NORMAL
+    types = [control, control, control, TokenType.UNKNOWN, *[normal] * 4, control]
+    ids = {"bos": 0, "padding": 1, "eos": 2, "unknown": 3, "seperator": 2, "cls": 0, "mask": 8}
+    path = write(
+        tmp_path / "model.gguf",
+        "t5",
+        tokens,
+        types,
+        "bert",
+        scores=[0.0] * 4 + [-2.0, -1.0, -1.5, -0.5, 0.0],
+        add_bos_token=True,
+        add_eos_token=True,
+        **({"add_sep_token": True} if said else {}),
+        **{f"{name}_token_id": i for name, i in ids.items()},
+    )
+    ours = backend(path)
+    assert ours.encode("a b").ids == [0, 7, 4, 6, 2]
+    assert ours.encode("a", "b").ids == [0, 7, 2, 2, 4, 6, 2]
+    assert read_text(GgufFile.open(path)).tokenizer_config["mask_token"] == "<mask>"

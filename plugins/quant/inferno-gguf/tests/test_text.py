@@ -98,8 +98,8 @@ def test_a_model_without_a_tokenizer_still_runs_on_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model": "bert"}, "type 'bert'.*"),
-        ({"model": "rwkv"}, "type 'rwkv'"),
+        ({"model": "rwkv"}, "type 'rwkv'.*"),
+        ({"model": "plamo2"}, "type 'plamo2'"),
         ({"tokens": ["a", "a", "b", "c", "d"]}, "5 tokens, 4 of them different"),
         ({"types": [1, 1]}, "with 2 types"),
         ({"merges": ["ab"]}, "not a pair"),

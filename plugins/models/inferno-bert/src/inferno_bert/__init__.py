@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, Dialect
+from inferno_bert.gguf import BERT, BERT_HEAD, MODERN, MODERN_HEAD, NOMIC
 
 _TABLES = ("*.position_embeddings", "*.token_type_embeddings")
 
@@ -16,6 +17,7 @@ def _encoder(
     aliases: tuple[str, ...] = (),
     model_types: tuple[str, ...] = (),
     checkpoints: tuple[str, ...] = (),
+    gguf: Dialect | None = None,
 ) -> Architecture:
     """Declare a class, `XModel` or `XForSequenceClassification`. `config` is its config class."""
     classifies = name.endswith("ForSequenceClassification")
@@ -28,6 +30,7 @@ def _encoder(
         build=f"inferno_bert.{module}:{'Classifier' if classifies else 'Encoder'}",
         adapt=f"inferno_bert.stored:{gated}{'classifier' if classifies else 'encoder'}",
         unquantized=_TABLES,
+        dialects={} if gguf is None else {"gguf": gguf},
         checkpoints=checkpoints,
     )
 
@@ -41,6 +44,7 @@ def inferno_architectures() -> list[Architecture]:
             "bert",
             aliases=("BertForMaskedLM", "BertForPreTraining"),
             model_types=("bert",),
+            gguf=BERT,
             checkpoints=(
                 "sentence-transformers/all-MiniLM-L6-v2",
                 "BAAI/bge-small-en-v1.5",
@@ -57,6 +61,7 @@ def inferno_architectures() -> list[Architecture]:
             "config:BertConfig",
             "bert",
             checkpoints=("cross-encoder/ms-marco-MiniLM-L6-v2",),
+            gguf=BERT_HEAD,
         ),
         _encoder(
             "XLMRobertaModel",
@@ -79,6 +84,7 @@ def inferno_architectures() -> list[Architecture]:
             "modernbert",
             aliases=("ModernBertForMaskedLM",),
             model_types=("modernbert",),
+            gguf=MODERN,
             checkpoints=("Alibaba-NLP/gte-modernbert-base", "nomic-ai/modernbert-embed-base"),
         ),
         _encoder(
@@ -86,12 +92,14 @@ def inferno_architectures() -> list[Architecture]:
             "modernbert_config:ModernBertConfig",
             "modernbert",
             checkpoints=("Alibaba-NLP/gte-reranker-modernbert-base",),
+            gguf=MODERN_HEAD,
         ),
         _encoder(
             "NomicBertModel",
             "gated_config:NomicConfig",
             "gated",
             model_types=("nomic_bert",),
+            gguf=NOMIC,
             checkpoints=("nomic-ai/nomic-embed-text-v1.5",),
         ),
         _encoder("NomicBertForSequenceClassification", "gated_config:NomicConfig", "gated"),

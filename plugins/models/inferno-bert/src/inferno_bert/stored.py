@@ -39,7 +39,9 @@ _HEADS = (
     ("classifier.", "score.out_proj."),
 )
 """A classifier's head, by its names in different classes."""
-HEAD = "score.out_proj.weight"
+HEAD = "score.out_proj."
+POOLER = "score.dense."
+TYPES = "embeddings.token_type_embeddings."
 
 
 @frozen(eq=False)
@@ -70,12 +72,20 @@ class Encoder(RenamedView):
     @property
     def config(self) -> Mapping[str, Any]:
         found = {**self.checkpoint.config}
+        if types := self.rows_of(TYPES):
+            found.setdefault("type_vocab_size", types)  # GGUF files do not say it
         if self.gated:
             found["fused_qkv"] = any(".qkv_proj." in name for name in self.names)
             found["fused_mlp"] = any(".up_gate_proj." in name for name in self.names)
         if self.classifies:
-            found["num_labels"] = self.tensors[HEAD].shape[0]
+            found["num_labels"] = self.rows_of(HEAD)
         return found
+
+    def rows_of(self, module: str) -> int:
+        """Return the rows of a module's matrix, dense or packed; 0 if it is not stored."""
+        stored = self.checkpoint.tensors
+        shapes = [stored[old].shape for new, old in self.names.items() if new.startswith(module)]
+        return next((shape[0] for shape in shapes if len(shape) == 2), 0)
 
 
 def encoder(checkpoint: Checkpoint) -> Checkpoint:
@@ -96,10 +106,16 @@ def gated_classifier(checkpoint: Checkpoint) -> Checkpoint:
 def classifier(checkpoint: Checkpoint, *, gated: bool = False) -> Checkpoint:
     """View a model with a head for labels. Raises CheckpointError if it stores none."""
     found = Encoder(checkpoint, classifies=True, gated=gated)
-    if len(found.tensors[HEAD].shape if HEAD in found.tensors else ()) != 2:
+    if not found.rows_of(HEAD):
         raise CheckpointError(
             "the checkpoint stores no head for labels: classifier.weight or "
             "classifier.out_proj.weight",
             "Its config.json names a classifier; check that it belongs to these weights.",
+        )
+    if not found.rows_of(POOLER):
+        raise CheckpointError(
+            "the checkpoint stores no layer before the head for labels, which was trained to read "
+            "it: GGUF files of BERT from llama.cpp's converter leave it out",
+            "Serve the original, or its file of `inferno convert`.",
         )
     return found

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
+import attrs
+
 from inferno.configs import FULL, SLIDING, typed_layers
 from inferno.contracts import Dialect, RowSplit
 
@@ -56,7 +58,7 @@ GEMMA2 = Dialect(
     added=dict.fromkeys(_NORMS_2, 1.0),
     config=_gemma2,
 )
-GEMMA3 = Dialect(
+_GEMMA3 = Dialect(
     architecture="gemma3",
     constants={"model_type": "gemma3_text"},
     fields={
@@ -69,6 +71,20 @@ GEMMA3 = Dialect(
     added=dict.fromkeys(_NORMS_3, 1.0),
     config=_gemma3,
 )
+"""What decoders and encoders share."""
+
+
+def _is_encoder(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("use_bidirectional_attention"))
+
+
+EMBEDDING = attrs.evolve(
+    _GEMMA3,
+    architecture="gemma-embedding",
+    constants={**_GEMMA3.constants, "use_bidirectional_attention": True},
+    writes=_is_encoder,
+)
+GEMMA3 = attrs.evolve(_GEMMA3, variants=(EMBEDDING,))
 
 _NEVER = 1e29
 """Pairs whose divisor is larger do not turn."""

@@ -47,7 +47,9 @@ def check(
                     stream.write(tensor.numpy().tobytes())
                 stream.truncate(nbytes)  # takes no room
             checkpoint = GgufCheckpoint.open(path, [source.architecture])
-            model = source.architecture.config(checkpoint.config)
+            adapt = source.architecture.adapt
+            adapted = checkpoint if adapt is None else adapt(checkpoint)
+            model = source.architecture.config(adapted.config)
             found = {module_pattern(name) for name in checkpoint.tensors}
             written = checkpoint.text().tokenizer_json
             checkpoint.close()

@@ -44,7 +44,7 @@ class GgufCheckpoint:
     @classmethod
     def open(cls, path: Path, architectures: Sequence[Architecture] = ()) -> GgufCheckpoint:
         files = open_files(path)
-        architecture, dialect = _architecture(files[0], architectures)
+        architecture, dialect = _architecture(files, architectures)
         config = make_config(architecture, dialect, files)
         stored = StoredTensors.of(files, config)
         found = translate(stored, dialect, config)
@@ -107,14 +107,18 @@ class GgufCheckpoint:
 
 
 def _architecture(
-    file: GgufFile, architectures: Sequence[Architecture]
+    files: Sequence[GgufFile], architectures: Sequence[Architecture]
 ) -> tuple[Architecture, Dialect]:
-    """Find the architecture of the file and its dialect; of several, that of highest priority."""
+    """Find the architecture of the file and its dialect; of several, the one whose `mark` is
+    stored, else that of highest priority."""
+    file = files[0]
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
     known = [(a, a.dialects["gguf"]) for a in architectures if "gguf" in a.dialects]
     found = [(a, named) for a, dialect in known if (named := dialect.named(name)) is not None]
+    marked = [each for each in found if any(each[1].mark in f.tensors for f in files)]
+    found = marked or [each for each in found if not each[1].mark]
     first = max((dialect.priority for _, dialect in found), default=0)
     found = [(a, dialect) for a, dialect in found if dialect.priority == first]
     if len(found) == 1:

@@ -57,6 +57,21 @@ def model_metadata(
     return {f"{dialect.architecture}.{key}": value for key, value in found.items()}
 
 
+def encoder_metadata(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any]:
+    """Return what files say of a model that attends to later tokens, and of its head for labels;
+    nothing of others."""
+    if not any(getattr(spec, "bidirectional", False) for spec in source.model.cache_specs()):
+        return {}
+    found: dict[str, Any] = {f"{dialect.architecture}.attention.causal": False}
+    if types := getattr(source.model, "type_vocab_size", 0):
+        found["tokenizer.ggml.token_type_count"] = types
+    if count := getattr(source.model, "num_labels", 0):
+        names = source.config.get("id2label") or {}
+        labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(count)]
+        found[f"{dialect.architecture}.classifier.output_labels"] = labels
+    return found
+
+
 def rope_tensors(source: DenseCheckpoint, fields: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the divisors of the rotary frequencies that files store as tensors."""
     import torch

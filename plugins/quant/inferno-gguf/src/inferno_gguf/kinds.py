@@ -9,8 +9,9 @@ from inferno_gguf.ggml import BY_NAME, PACKABLE
 from inferno_gguf.mixes import MIXES, choose
 
 PLAIN = ("f32", "f16", "bf16")
-KEPT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
-"""Matrices that llama.cpp keeps in float32: routers, and the taps of convolutions."""
+KEPT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "position_embd", "token_types")
+"""Matrices that llama.cpp keeps in float32: routers, the taps of convolutions, and the tables of
+encoders that are not tokens."""
 
 FILE_TYPES: Mapping[str, int] = {
     "f32": 0,

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from attrs import define
 
 from inferno.contracts import TensorInfo, TextAssets
 from inferno.errors import CheckpointError
+from inferno_gguf import sentence
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
 
 if TYPE_CHECKING:
@@ -50,7 +52,22 @@ class StoredTensors:
         """Read the text files' content. `strip_after` is the dialect's."""
         from inferno_gguf.text import read_text
 
-        return read_text(self.files[0], strip_after)
+        found = read_text(self.files[0], strip_after)
+        layers = {name: self[name].shape for name in sentence.DENSE if name in self._places}
+        if not layers:
+            return found
+        modules = sentence.with_dense(found.modules, layers, self.dense)
+        return attrs.evolve(found, modules=modules)
+
+    def dense(self, name: str) -> Tensor:
+        """Read a matrix, dequantized."""
+        import torch
+
+        from inferno_gguf.unpacked import dequantize
+
+        values = self.in_host_order(name, self.read(name))
+        kind = self[name].type
+        return values if kind.dtype else dequantize(kind.name, values, torch.float32)
 
     def read(self, name: str) -> Tensor:
         """Read a view of the mapped file, in its byte order. Each tensor has its own map, so

@@ -10,8 +10,10 @@ import msgspec
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError
+from inferno_gguf import sentence
 from inferno_gguf.reader import DAMAGED, GgufFile, Metadata
-from inferno_gguf.tokenizer import Vocabulary, tokenizer_json
+from inferno_gguf.tokenizer import tokenizer_json
+from inferno_gguf.tokens import Vocabulary
 
 TEMPLATE = "tokenizer.chat_template"
 
@@ -23,9 +25,6 @@ SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """Recommended sampling, `general.sampling.*` -> generation_config.json."""
-
-_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
-"""`pooling_type` -> sentence-transformers' name; 0 is none, 4 a reranker's head."""
 
 ENDS = frozenset(
     {
@@ -70,21 +69,7 @@ def read_text(
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),
-        modules=_modules(metadata),
-    )
-
-
-def _modules(metadata: Metadata) -> tuple[Mapping[str, Any], ...]:
-    """The modules of an embedding model, as sentence-transformers names them. llama.cpp normalizes
-    every embedding."""
-    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    mode = _POOLING.get(kind) if isinstance(kind, int) else None
-    if mode is None:
-        return ()
-    return (
-        {"type": "Transformer", "config": {}},
-        {"type": "Pooling", "config": {"pooling_mode": mode}},
-        {"type": "Normalize", "config": {}},
+        modules=sentence.modules(metadata),
     )
 
 

@@ -7,7 +7,8 @@ A file stores tokens, their types, scores or merges, and the name of the algorit
 - llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each way to
   make a piece of two others is a merge, best score first: the order of a plain BPE's list;
 - gemma4: the same tokens, but with stored merges;
-- t5: SentencePiece's unigram model, the best path by scores.
+- t5: SentencePiece's unigram model, the best path by scores;
+- bert: WordPiece (`wordpiece`).
 """
 
 from __future__ import annotations
@@ -15,143 +16,27 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
-
-from attrs import field, frozen
+from typing import Any
 
 from inferno.errors import CheckpointError
-from inferno_gguf import charsmap
+from inferno_gguf import charsmap, wordpiece
 from inferno_gguf.pretokenizers import DEFAULT, FALLBACK, PRETOKENIZERS, PreTokenizer
-from inferno_gguf.reader import DAMAGED, GgufFile
+from inferno_gguf.reader import DAMAGED
+from inferno_gguf.tokens import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    values_of,
+)
 
 log = logging.getLogger("inferno.gguf")
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Token types, by ggml's ids."""
 _ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
-
-SPACE = "▁"
-"""SentencePiece's character for a space."""
-
-SPECIAL = {
-    "bos": "bos",
-    "eos": "eos",
-    "eot": "eot",
-    "eom": "eom",
-    "unk": "unknown",
-    "pad": "padding",
-    "sep": "seperator",
-}
-"""Special tokens -> how the keys of their ids spell them."""
-DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "llama": {"bos": 1, "eos": 2, "unk": 0},
-    "t5": {"eos": 1, "unk": 2, "pad": 0},
-}
-"""Ids that files leave out, by tokenizer."""
-
-
-@frozen
-class Vocabulary:
-    """The tokenizer's metadata, checked."""
-
-    file: GgufFile
-    model: str
-    tokens: list[str]
-    types: list[int]
-    special: Mapping[str, int]
-    """Ids by name: bos, eos, eot, eom, unk, pad, sep."""
-    _ids: dict[str, int] = field(factory=dict)
-
-    @classmethod
-    def read(cls, file: GgufFile) -> Self:
-        model = file.metadata["tokenizer.ggml.model"]
-        if model not in _MODELS:
-            raise CheckpointError(
-                f"{file.path.name}: tokenizers of type {model!r} are not supported",
-                f"Supported: {', '.join(_MODELS)}.",
-            )
-        tokens = _list(file, "tokens", str)
-        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
-        types = _list(file, "token_type", int) or [NORMAL] * len(tokens)
-        ids = {token: i for i, token in enumerate(tokens)}
-        if len(types) != len(tokens) or len(ids) != len(tokens):
-            raise CheckpointError(
-                f"{file.path.name}: {len(tokens)} tokens, {len(ids)} of them different, with "
-                f"{len(types)} types",
-                DAMAGED,
-            )
-        special = dict(DEFAULTS.get(model, {}))
-        for name, key in SPECIAL.items():
-            given = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-            if type(given) is int:
-                special[name] = given
-        special = {name: i for name, i in special.items() if 0 <= i < len(tokens)}
-        for name in ("bos", "eos", "eot", "eom"):  # some converters omit their types
-            if name in special and types[special[name]] == NORMAL:
-                types[special[name]] = CONTROL
-        return cls(file, model, tokens, types, special, ids)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.file.metadata.get(f"tokenizer.ggml.{key}", default)
-        return value if isinstance(value, bool) else default
-
-    def scores(self) -> list[float]:
-        found = _list(self.file, "scores", float)
-        if len(found) != len(self.tokens):
-            raise CheckpointError(
-                f"{self.file.path.name}: {len(found)} scores for {len(self.tokens)} tokens", DAMAGED
-            )
-        return found
-
-    def merges(self) -> list[str] | list[tuple[str, str]]:
-        """Pairs in order, most as "left right". A token may hold a space, but begins with none that
-        ends a pair."""
-        merges: list[str] = _list(self.file, "merges", str)
-        if all(merge.count(" ") == 1 for merge in merges):
-            return merges
-        cuts = [merge.find(" ", 1) for merge in merges]
-        if -1 in cuts:
-            raise CheckpointError(
-                f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is not a pair",
-                DAMAGED,
-            )
-        return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
-
-    def ids(self) -> dict[str, int]:
-        """Ids by token, without the fillers that converters invent for unused rows."""
-        found = dict(self._ids)
-        for i, kind in enumerate(self.types):
-            if kind == UNUSED and self.tokens[i] == f"[PAD{i}]":
-                del found[self.tokens[i]]
-        return found
-
-    def controls(self, names: Collection[str]) -> list[int]:
-        """Ids of the control tokens with one of these names."""
-        return [
-            i
-            for name in names
-            if (i := self._ids.get(name)) is not None and self.types[i] == CONTROL
-        ]
-
-    def special_names(self) -> dict[str, Any]:
-        """The entries of `tokenizer_config.json`."""
-        return {
-            f"{name}_token": self.tokens[self.special[name]]
-            for name in SPECIAL
-            if name in self.special
-        }
-
-
-def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
-    """An array of the tokenizer's metadata; empty where there is none."""
-    values = file.metadata.get(f"tokenizer.ggml.{key}", [])
-    if not isinstance(values, list) or (
-        values and type(values[0]) is not kind and (kind, type(values[0])) != (float, int)
-    ):
-        raise CheckpointError(
-            f"{file.path.name}: tokenizer.ggml.{key} is not a list of {kind.__name__}", DAMAGED
-        )
-    return values
 
 
 def tokenizer_json(
@@ -296,7 +181,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def _charsmap(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """SentencePiece's compiled normalization rules, if the file has them."""
-    values = _list(vocabulary.file, "precompiled_charsmap", int)
+    values = values_of(vocabulary.file, "precompiled_charsmap", int)
     if not values:
         return []
     blob = bytes(v & 255 for v in values)
@@ -343,6 +228,26 @@ def _spaces_read(*, prefix: bool) -> dict[str, Any]:
     }
 
 
+def _wordpiece(vocabulary: Vocabulary) -> dict[str, Any]:
+    tokens, special = vocabulary.tokens, vocabulary.special
+    if missing := {"cls", "sep", "unk"} - special.keys():
+        raise CheckpointError(
+            f"{vocabulary.file.path.name}: the tokenizer has no token for {', '.join(missing)}",
+            DAMAGED,
+        )
+    controls = [t for t, kind in zip(tokens, vocabulary.types, strict=True) if kind != NORMAL]
+    cased = wordpiece.is_cased(tokens, controls)
+    key = "normalizer.strip_accents"
+    strips = vocabulary.flag(key, False) if vocabulary.has(key) else None
+    return wordpiece.document(
+        vocabulary.ids(),
+        (tokens[special["cls"]], tokens[special["sep"]]),
+        tokens[special["unk"]],
+        lowercase=vocabulary.flag("normalizer.lowercase", not cased),
+        strip_accents=strips,
+    )
+
+
 def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
     """Add BOS before and EOS after a string as the file says, by default as usual for its
     kind."""
@@ -355,19 +260,26 @@ def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str
     if not names:
         return None
 
-    def template(*sequences: str) -> list[dict[str, Any]]:
-        steps: list[dict[str, Any]] = [{"Sequence": {"id": s, "type_id": 0}} for s in sequences]
-        before = [{"SpecialToken": {"id": names["bos"], "type_id": 0}}] if "bos" in names else []
-        behind = [{"SpecialToken": {"id": names["eos"], "type_id": 0}}] if "eos" in names else []
-        return [*before, *steps, *behind]
+    def special(name: str) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": names[name], "type_id": 0}}] if name in names else []
+
+    def text(sequence: str) -> list[dict[str, Any]]:
+        return [{"Sequence": {"id": sequence, "type_id": 0}}]
+
+    # Encoders have a token between two texts, and those of RoBERTa's kind a second one.
+    both = {"bos", "eos"} <= names.keys()
+    doubled = vocabulary.model == "t5" and not vocabulary.has("add_sep_token")
+    doubled = doubled or vocabulary.flag("add_sep_token", False)
+    doubled = doubled and vocabulary.file.metadata.get("tokenizer.ggml.pre") != "modern-bert"
+    between = [*special("eos"), *(special("eos") if doubled else [])] if both else []
 
     tokens = {
         t: {"id": t, "ids": [vocabulary.special[name]], "tokens": [t]} for name, t in names.items()
     }
     return {
         "type": "TemplateProcessing",
-        "single": template("A"),
-        "pair": template("A", "B"),
+        "single": [*special("bos"), *text("A"), *special("eos")],
+        "pair": [*special("bos"), *text("A"), *between, *text("B"), *special("eos")],
         "special_tokens": tokens,
     }
 
@@ -377,4 +289,5 @@ _MODELS = {
     "llama": _sentencepiece_bpe,
     "gemma4": _sentencepiece_bpe,
     "t5": _unigram,
+    "bert": _wordpiece,
 }

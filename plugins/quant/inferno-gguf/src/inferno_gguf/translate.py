@@ -14,6 +14,7 @@ from inferno.contracts import tensor_pattern as pattern
 from inferno.errors import CheckpointError
 from inferno_gguf.config import ROPE_TENSORS
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
+from inferno_gguf.sentence import DENSE
 from inferno_gguf.stored import StoredTensors
 
 _MEMBER = "{e}"
@@ -55,7 +56,7 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
     stacks = {stack for join in dialect.joins.values() for stack in join.stacks}
     for name in stored.tensors:
         module = pattern(name.rpartition(".")[0])
-        if name in ROPE_TENSORS or module in stacks:
+        if name in ROPE_TENSORS or name in DENSE or module in stacks:
             continue
         for path, part, rows in _targets(dialect, stored[name], config, file):
             ours = _named(path, part, name, rows.member)

@@ -15,9 +15,10 @@ import tokenizers
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, UnsupportedError
+from inferno_gguf import wordpiece
 from inferno_gguf.header import Typed
 from inferno_gguf.pretokenizers import PRETOKENIZERS
-from inferno_gguf.tokenizer import (
+from inferno_gguf.tokens import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -62,19 +63,26 @@ def vocabulary_metadata(assets: TextAssets, rows: int) -> dict[str, Any]:
     document = json.loads(assets.tokenizer_json)
     model = document.get("model", {})
     kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind != "BPE":
-        raise _refused(f"of type {kind}, and only BPE (byte-level or SentencePiece's) is written")
+    if kind not in ("BPE", "WordPiece"):
+        raise _refused(
+            f"of type {kind}, and BPE (byte-level or SentencePiece's) and WordPiece are written"
+        )
     tokens, types = _tokens(document, rows)
-    found: dict[str, Any] = {}
-    if model.get("byte_fallback"):
+    found: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
+    if kind == "WordPiece":
+        controls = {t for t, each in zip(tokens, types, strict=True) if each != NORMAL}
+        try:
+            found |= wordpiece.metadata(document, tokens, controls)
+        except ValueError as error:
+            raise _refused(f"WordPiece, {error}") from error
+    elif model.get("byte_fallback"):
         found |= _sentencepiece(document, tokens)
     else:
         found |= _byte_level(document)
-    found["tokenizer.ggml.tokens"] = tokens
     found["tokenizer.ggml.token_type"] = Typed("i32", types)
     found |= _special(assets, tokens, types)
     found |= _around(assets, found, tokens)
-    if document.get("normalizer") and not model.get("byte_fallback"):
+    if document.get("normalizer") and kind == "BPE" and not model.get("byte_fallback"):
         # Unicode normalization: inferno reads it from here, llama.cpp does without.
         found[WHOLE] = assets.tokenizer_json.decode()
     return found
@@ -196,13 +204,16 @@ def _special(assets: TextAssets, tokens: Sequence[str], types: Sequence[int]) ->
         if name == "eos":  # one that ends the turn and is not the end of a document
             others = [i for i in known if i != found.get("eos")]
             found |= {"eot": others[0]} if others else {}
+    for name, other in (("bos", "cls"), ("eos", "sep")):  # encoders' names of the same
+        if other in found:
+            found.setdefault(name, found[other])
     return {f"tokenizer.ggml.{SPECIAL[name]}_token_id": i for name, i in found.items()}
 
 
 def _around(assets: TextAssets, found: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     """Return whether BOS and EOS are put around a string."""
     assert assets.tokenizer_json is not None
-    ids = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json).encode("x").ids
+    ids = _loaded(assets.tokenizer_json).encode("x").ids
     bos, eos = (found.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     return {
         "tokenizer.ggml.add_bos_token": len(ids) > 1 and bos is not None and ids[0] == bos,
@@ -210,10 +221,18 @@ def _around(assets: TextAssets, found: Mapping[str, Any], tokens: Sequence[str])
     }
 
 
+def _loaded(document: bytes) -> tokenizers.Tokenizer:
+    """Return a tokenizer that gives a string's own tokens."""
+    found = tokenizers.Tokenizer.from_buffer(document)
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
 def check_alike(original: bytes, written: bytes) -> None:
     """Raise UnsupportedError unless the tokenizer that is read from a file cuts strings like the
     original, up to Unicode normalization."""
-    ours, theirs = (tokenizers.Tokenizer.from_buffer(text) for text in (written, original))
+    ours, theirs = _loaded(written), _loaded(original)
     normalized = theirs.normalizer is not None and ours.normalizer is None
     for string in STRINGS:
         given = theirs.normalizer.normalize_str(string) if normalized else string

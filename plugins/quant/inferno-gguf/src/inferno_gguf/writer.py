@@ -36,11 +36,12 @@ from inferno.errors import CheckpointError, UnsupportedError
 from inferno_gguf.agreement import OTHERWISE, check
 from inferno_gguf.checkpoint import GgufCheckpoint
 from inferno_gguf.defaults import DEFAULTS
-from inferno_gguf.fields import fields_of, model_metadata, rope_tensors
+from inferno_gguf.fields import encoder_metadata, fields_of, model_metadata, rope_tensors
 from inferno_gguf.ggml import BY_NAME
 from inferno_gguf.header import StoredTensor, Typed, header
 from inferno_gguf.kinds import FILE_TYPES, kinds_of
 from inferno_gguf.recast import originals, recast
+from inferno_gguf.sentence import pooling_metadata
 from inferno_gguf.vocabulary import template_metadata, vocabulary_metadata
 
 if TYPE_CHECKING:
@@ -113,11 +114,14 @@ def _metadata(
         "general.quantization_version": 2,
     }
     found |= model_metadata(source, dialect, fields)
+    found |= encoder_metadata(source, dialect)
     if (held := _original(source)) is not None:
         metadata = held.metadata
         kept = {key: metadata[key] for key in metadata if key.startswith("tokenizer.")}
         return found | {key: _retyped(key, value) for key, value in kept.items()}
     assets = source.text()
+    prefix = dialect.architecture
+    found |= {f"{prefix}.{key}": value for key, value in pooling_metadata(assets).items()}
     return found | vocabulary_metadata(assets, source.model.vocab_size) | template_metadata(assets)
 
 
