@@ -115,6 +115,10 @@ class Dialect:
     matrices: Mapping[str, str] = field(factory=dict)
     """Vectors that files store as matrices, by their full name in the file -> the field of
     `config.json` with the number of rows: {"blk.{n}.ssm_norm.weight": "n_groups"}."""
+    axes: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    """Tensors, by their full name in the file, whose axes of length 1 differ from file to file ->
+    the lengths of the model's axes, with 0 for that of the file's last axis and -1 for what is
+    left: {"blk.{n}.ssm_conv1d_q.weight": (-1, 1, 0)}."""
     decays: frozenset[str] = frozenset()
     """Tensors, by their full name in the file, whose values v are stored as -exp(v):
     {"blk.{n}.ssm_a"}."""

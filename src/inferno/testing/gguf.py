@@ -188,6 +188,7 @@ def check_names(dialect: Dialect) -> Iterator[str]:
         *dialect.squeezed,
         *dialect.matrices,
         *dialect.decays,
+        *dialect.axes,
     ):
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
+from inferno_kimi_linear.gguf import KIMI_LINEAR
 
 
 def _varies(config: object) -> str:
@@ -29,6 +30,7 @@ def inferno_architectures() -> list[Architecture]:
                 "w2": "from inner",
                 **dict.fromkeys(("b_proj", "f_b_proj", "g_b_proj"), "state heads"),
             },
+            dialects={"gguf": KIMI_LINEAR},
             stop_tokens=("<|im_end|>",),
             varies=_varies,
             checkpoints=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 from attrs import define, field, frozen
 
 from inferno.contracts import DTYPE_BYTES, Dialect, RowJoin, RowRange, TensorInfo
@@ -74,6 +75,8 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
             if pattern(name) in dialect.matrices:
                 info = TensorInfo(info.dtype, (math.prod(info.shape),), info.nbytes)
                 found.infos[ours] = info
+            if (axes := dialect.axes.get(pattern(name))) is not None and info.shape:
+                found.infos[ours] = attrs.evolve(info, shape=_along(axes, info.shape))
             axis = dialect.squeezed.get(module) if name.endswith(".weight") else None
             if axis is not None and axis <= len(info.shape) <= 2:
                 shape = (*info.shape[:axis], 1, *info.shape[axis:])
@@ -81,6 +84,13 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
     for path, join in dialect.joins.items():
         _join(found, stored, path, join)
     return found
+
+
+def _along(axes: tuple[int, ...], stored: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the lengths of the model's axes (`Dialect.axes`)."""
+    known = [stored[-1] if length == 0 else length for length in axes]
+    rest = math.prod(stored) // max(1, math.prod(length for length in known if length > 0))
+    return tuple(rest if length < 0 else length for length in known)
 
 
 def _named(path: str, part: str, stored: str, member: int | None) -> str:
