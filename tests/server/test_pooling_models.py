@@ -119,6 +119,7 @@ def test_the_python_api_scores_alike(tmp_path: Path, kind: str) -> None:
         answer = http.post("/v1/score", json={"text_1": "which?", "text_2": TEXTS}).json()
     with opened_in_this_process(tmp_path) as llm:
         scores = llm.score("which?", TEXTS)
+        assert asyncio.run(_scored(tmp_path, TEXTS)) == pytest.approx(scores, abs=1e-5)
         assert scores == pytest.approx([each["score"] for each in answer["data"]], abs=1e-5)
         assert llm.score(["which?"] * 2, TEXTS[:2]) == pytest.approx(scores[:2], abs=1e-5)
         with pytest.raises(RequestError, match="2 strings, text_2 3"):
@@ -128,6 +129,13 @@ def test_the_python_api_scores_alike(tmp_path: Path, kind: str) -> None:
         if kind != "judge":
             with pytest.raises(RequestError, match="instruction"):
                 llm.score("which?", TEXTS, instruction="Judge.")
+
+
+async def _scored(folder: Path, texts: list[str]) -> list[float]:
+    async with opened_llm(folder) as llm:
+        with pytest.raises(RequestError, match="2 strings, text_2 3"):
+            await llm.score(["a", "b"], texts)
+        return await llm.score("which?", texts)
 
 
 def _add_words(folder: Path) -> None:

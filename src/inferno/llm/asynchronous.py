@@ -18,6 +18,7 @@ from inferno.errors import GrammarError, RequestError
 from inferno.images.mediums import IMAGE, Medium
 from inferno.images.pixels import Picture
 from inferno.llm.adapters import reading
+from inferno.llm.async_pooling import AsyncPooling
 from inferno.llm.client import Client, Tokens
 from inferno.llm.controls import Controls
 from inferno.llm.grammars import refused_grammar
@@ -28,14 +29,12 @@ from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import AdapterUse, Opened, Plan
 from inferno.process.health import EngineView, Health
 from inferno.process.launch import EngineProcess
-from inferno.request.requests import EngineStats, Pooling, Reduction
+from inferno.request.requests import EngineStats, Reduction
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint, SessionView, hint_of, short_name
 
-_ONE = SamplingParams(max_tokens=1)
 
-
-class AsyncLLM(Controls):
+class AsyncLLM(Controls, AsyncPooling):
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
     engine without a sign of life for `engine_timeout` seconds is replaced (default 45; 0: never).
@@ -262,28 +261,6 @@ class AsyncLLM(Controls):
         async with aclosing(self._run(parent.id, parent.builders)) as stream:
             deltas = [d async for some in stream for d in some]
         return parent.output(deltas)
-
-    async def embed(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-    ) -> list[list[float]]:
-        """Return an embedding of each prompt, like `LLM.embed`."""
-        recipe = self._preprocessor.pooling.recipe(
-            pooling=pooling, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name
-        )
-        prompts = recipe.prompted(prompts)
-        vectors: dict[int, Sequence[float]] = {}
-        stream = self.stream_all(prompts, _ONE, pooling=recipe.pooling)
-        async with aclosing(stream) as deltas:
-            async for some in deltas:
-                for delta in some:
-                    vectors[delta.index] = delta.embedding or ()
-        return recipe.finish([vectors[i] for i in range(len(prompts))])
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
