@@ -41,6 +41,7 @@ SMALL: dict[str, Any] = {
         ("Qwen3NextForCausalLM", "qwen3_next", {}, "state per sequence"),
         ("JambaForCausalLM", "jamba", {}, "state per sequence"),
         ("BloomForCausalLM", "bloom", {}, "ALiBi"),
+        ("RobertaForCausalLM", "roberta", {"is_decoder": True}, "leave out tokens of padding"),
         ("FalconForCausalLM", "falcon", {}, "its attention is its own"),
         ("CodeGenForCausalLM", "codegen", {"rotary_dim": 8}, "its attention is its own"),
         ("T5ForConditionalGeneration", "t5", {}, "no causal language model"),

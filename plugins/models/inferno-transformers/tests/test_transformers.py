@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoModelForCausalLM, BertConfig
 
 from inferno.errors import UnsupportedError
 from inferno.nn import Linear, LMHead
@@ -366,3 +367,29 @@ def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="nor does transformers"):
         HostedConfig.from_json(unknown)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("stored", [("bias",), ("decoder.bias",), ("bias", "decoder.bias")])
+def test_a_heads_bias_may_be_stored_under_either_of_its_names(
+    tmp_path: Path, stored: tuple[str, ...]
+) -> None:
+    """BERT as a decoder: its head has the bias itself, and its `decoder` computes with it."""
+    config = {"architectures": ["BertLMHeadModel"], "model_type": "bert", "is_decoder": True}
+    reference: Any = AutoModelForCausalLM.from_config(BertConfig(**{**TINY, **config}))
+    randomize(reference.eval())
+    bias = torch.randn(TINY["vocab_size"], generator=torch.Generator().manual_seed(0))
+    reference.cls.predictions.decoder.bias.data.copy_(bias)
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**reference.config.to_dict(), **config}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    others = {name: t for name, t in tensors.items() if not name.startswith("cls.predictions.bias")}
+    others.pop("cls.predictions.decoder.bias", None)
+    biases = {f"cls.predictions.{name}": bias.clone() for name in stored}
+    save_file({**others, **biases}, tmp_path / "model.safetensors")
+    toy = load_toy(tmp_path, only=("inferno-transformers",))
+    prompts = [[5, 6, 7], [9] * 20]
+    for prompt, outcome in zip(prompts, generate(toy, prompts, 4), strict=True):
+        ids = torch.tensor([[*prompt, *outcome.token_ids]])
+        with torch.inference_mode():
+            expected = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(outcome.logits_NV, expected, rtol=1e-4, atol=1e-4)

@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from inferno.contracts import DTYPE_BYTES, Checkpoint, CheckpointView, TensorInfo, with_tied_head
+from inferno.contracts import (
+    DTYPE_BYTES,
+    Checkpoint,
+    CheckpointView,
+    RenamedView,
+    TensorInfo,
+    with_tied_head,
+)
 from inferno.errors import CheckpointError
 from inferno_transformers.config import HostedConfig, ask
+from inferno_transformers.refusals import HEAD_BIAS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +31,7 @@ def adapt(checkpoint: Checkpoint) -> Checkpoint:
     UnsupportedError for a model that cannot be hosted."""
     checkpoint = with_tied_head(checkpoint)
     config = HostedConfig.from_json(checkpoint.config)
+    checkpoint = _with_bias_of_head(checkpoint, config.parameters)
     if checkpoint.tensors.keys() <= config.parameters:
         return checkpoint
     question = {"config": dict(checkpoint.config), "names": sorted(checkpoint.tensors)}
@@ -30,6 +39,19 @@ def adapt(checkpoint: Checkpoint) -> Checkpoint:
     return Adapted(
         checkpoint,
         {name: Recipe(sources, operations) for name, (sources, operations) in told.items()},
+    )
+
+
+def _with_bias_of_head(checkpoint: Checkpoint, parameters: Collection[str]) -> Checkpoint:
+    """View a head's bias under the name that is computed with, where the model has it twice
+    (`HEAD_BIAS`) and checkpoints store one."""
+    names = {name: name for name in checkpoint.tensors}
+    for name in checkpoint.tensors:
+        other = f"{name.removesuffix('.bias')}{HEAD_BIAS}"
+        if name.endswith(".bias") and {name, other} <= set(parameters):
+            names.setdefault(other, names.pop(name))
+    return (
+        checkpoint if names.keys() == checkpoint.tensors.keys() else RenamedView(checkpoint, names)
     )
 
 

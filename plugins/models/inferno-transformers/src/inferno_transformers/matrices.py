@@ -7,7 +7,7 @@ Suffixes: T tokens, O output features.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from inferno.contracts import Divided, Shard
 from inferno.errors import UnsupportedError
 from inferno.nn import Embedding, Linear, LMHead, TiedLMHead
-from inferno_transformers.refusals import REMEDY
+from inferno_transformers.refusals import HEAD_BIAS, REMEDY
 
 
 def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
@@ -45,9 +45,20 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
                 if hosted is not None:
                     model.set_submodule(path, hosted)
     for names in shared.values():
+        if sorted(names) == _tied_biases(names):
+            tied.append(names[0])
+            owner = model.get_submodule(names[0].rpartition(".")[0])
+            owner.bias = None  # what its code computes with is the decoder's
         if len(set(names) - set(tied)) > 1:
             raise UnsupportedError(f"{type(model).__name__} ties {' and '.join(names)}", REMEDY)
     return tuple(tied)
+
+
+def _tied_biases(names: Sequence[str]) -> list[str]:
+    """Return the two names of a bias that BERT's heads have once more (`HEAD_BIAS`), if these could
+    be them."""
+    path = min(names, key=len).removesuffix(".bias")
+    return [f"{path}.bias", f"{path}{HEAD_BIAS}"]
 
 
 def divides(model: nn.Module) -> dict[str, Divided]:

@@ -52,6 +52,10 @@ class Skeleton:
     """Names of parameters that stay float32 in any compute type."""
 
 
+_FROM_PADDING = "create_position_ids_from_input_ids"
+"""What embeddings have that count positions as RoBERTa does."""
+
+
 def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     """Build the model of a config.json; modules at the paths `plain` keep torch's own matrices.
     Raises CheckpointError for a config that transformers cannot read, UnsupportedError if it is not
@@ -68,6 +72,9 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
             )
         except Exception as error:  # inconsistent sizes raise anything
             raise _broken(fields, error) from error
+    if any(hasattr(module, _FROM_PADDING) for module in model.modules()):
+        cause = "its positions leave out tokens of padding that a text itself writes"
+        raise UnsupportedError(f"{called(fields)} {CANNOT}: {cause}", REMEDY)
     parameters = frozenset(model.state_dict())
     if large := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise UnsupportedError(f"its table {large[0]} has more than {LARGEST_TABLE} values", REMEDY)
