@@ -29,7 +29,14 @@ from inferno.contracts import (
 
 _NOT_QUANTIZED = ("ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types")
 """Matrices that llama.cpp leaves in float32."""
-_NEWER = frozenset({"hidden_activation", "classifier.pooling_type", "cls.norm"})
+_NEWER = frozenset(
+    {
+        "hidden_activation",
+        "classifier.pooling_type",
+        "attention.recurrent_layers",
+        *(f"blk.{{n}}.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm")),
+    }
+)
 """Names of llama.cpp that gguf-py 0.19 does not have yet."""
 
 
@@ -174,7 +181,7 @@ def check_names(dialect: Dialect) -> Iterator[str]:
     if dialect.architecture not in known:
         yield f"architecture {dialect.architecture}"
         return
-    tensors = {
+    tensors = _NEWER | {
         gguf.TENSOR_NAMES[t].format(bid="{n}")
         for t in gguf.MODEL_TENSORS[known[dialect.architecture]]
     }

@@ -9,6 +9,7 @@ from torch import Tensor
 from inferno.configs import FULL
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests, MTPTests
+from inferno_qwen3_next.checkpoint import predicting
 from inferno_qwen3_next.config import LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
@@ -85,6 +86,9 @@ class TestQwen3Next(ArchitectureTests):
     """Qwen3-Next-80B-A3B: three linear layers, one of attention; experts in every layer."""
 
     rerouted = True
+    gguf_kernels = False  # rounding sends prompts to other experts
+    gguf_fields = {"inner_size": 256}
+    gguf_unsaid = frozenset({"num_nextn_predict_layers"})
     config = TINY
     trained = {"num_experts_per_tok": 8}  # all: a token that goes to others is another model
 
@@ -94,6 +98,7 @@ class TestDenseLayers(ArchitectureTests):
     convolution, attention first."""
 
     rerouted = True
+    in_gguf = False  # files say of no layer that it has no experts
     config = {
         **TINY,
         "attention_bias": True,
@@ -113,6 +118,7 @@ class TestQwen35(ArchitectureTests):
     inputs."""
 
     rerouted = True  # a head near 0 is normed: rounding turns some around, in the reference too
+    in_gguf = False  # inferno reads such files, and writes none
     config = {
         **TEXT,
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -126,6 +132,7 @@ class TestQwen35Moe(ArchitectureTests):
     """Qwen3.5-35B-A3B's language model."""
 
     rerouted = True
+    in_gguf = False  # inferno reads such files, and writes none
     config = {
         **TEXT,
         "architectures": ["Qwen3_5MoeForCausalLM"],
@@ -189,6 +196,10 @@ class TestMTP(MTPTests):
         "num_nextn_predict_layers": 1,
     }
 
+    # Files store them as layers after the last one (below); inferno writes none.
+    test_a_gguf_file_gives_the_same_drafts: Any = None
+    test_a_converted_gguf_file_keeps_the_layers_that_it_can_name: Any = None
+
     @classmethod
     def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Under `mtp`, without copies of the model's, and norms less the 1 that is added."""
@@ -224,6 +235,20 @@ class TestMTPOfQwen35(TestMTP):
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False,
     }
+
+
+def test_layers_of_multi_token_prediction_follow_the_others_in_gguf_files() -> None:
+    named = {
+        "model.layers.1.input_layernorm.weight": "model.layers.1.input_layernorm.weight",
+        "model.layers.2.input_layernorm.weight": "mtp.layers.0.input_layernorm.weight",
+        "model.layers.3.self_attn.q_proj.q8_0": "mtp.layers.1.self_attn.q_proj.q8_0",
+        "model.layers.2.fc.weight": "mtp.fc.weight",
+        "model.layers.2.norm.weight": "mtp.norm.weight",
+        "model.layers.2.pre_fc_norm_hidden.weight": "mtp.pre_fc_norm_hidden.weight",
+        "model.norm.weight": "model.norm.weight",
+    }
+    assert {name: predicting(name, 2) for name in named} == named
+    assert predicting("model.layers.2.fc.weight", None) == "model.layers.2.fc.weight"
 
 
 def test_how_many_layers_of_multi_token_prediction_there_are() -> None:

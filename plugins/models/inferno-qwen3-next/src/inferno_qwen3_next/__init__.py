@@ -6,6 +6,7 @@ from functools import partial
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
+from inferno_qwen3_next.gguf import QWEN3_NEXT, QWEN35, QWEN35_MOE
 
 _Architecture = partial(
     Architecture,
@@ -37,6 +38,7 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen3NextForCausalLM",
             model_types=("qwen3_next",),
             config="inferno_qwen3_next.config:qwen3_next",
+            dialects={"gguf": QWEN3_NEXT},
             checkpoints=(
                 "Qwen/Qwen3-Next-80B-A3B-Instruct",
                 "Qwen/Qwen3-Next-80B-A3B-Thinking",
@@ -47,11 +49,13 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen3_5ForCausalLM",
             model_types=("qwen3_5_text",),
             config="inferno_qwen3_next.config:qwen3_5",
+            dialects={"gguf": QWEN35},
         ),
         _Architecture(
             name="Qwen3_5MoeForCausalLM",
             model_types=("qwen3_5_moe_text",),
             config="inferno_qwen3_next.config:qwen3_5_moe",
+            dialects={"gguf": QWEN35_MOE},
         ),
         _Seeing(
             name="Qwen3_5ForConditionalGeneration",

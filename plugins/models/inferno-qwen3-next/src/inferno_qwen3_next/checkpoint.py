@@ -16,13 +16,28 @@ from inferno.contracts import Checkpoint, RowRange, RowsView, SeeingPart, expert
 
 _VISION = re.compile(r"(model\.)?visual\.")
 _LANGUAGE = re.compile(r"^(model\.language_model|language_model\.model)\.")
+_NUMBERED = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_SHARED = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Raises CheckpointError for a tensor that cannot be a stack of experts."""
     names = (name for name in checkpoint.tensors if not _VISION.match(name))
-    return _split(checkpoint, {name: _LANGUAGE.sub("model.", name) for name in names})
+    layers = checkpoint.config.get("num_hidden_layers")
+    return _split(
+        checkpoint, {name: predicting(_LANGUAGE.sub("model.", name), layers) for name in names}
+    )
+
+
+def predicting(name: str, layers: object) -> str:
+    """Return the name of a tensor of multi-token prediction, which GGUF files store as layers after
+    the last one; what these share is in the first of them."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None or not isinstance(layers, int) or int(found[1]) < layers:
+        return name
+    is_shared = found[2].partition(".")[0] in _SHARED
+    return f"mtp.{found[2]}" if is_shared else f"mtp.layers.{int(found[1]) - layers}.{found[2]}"
 
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:

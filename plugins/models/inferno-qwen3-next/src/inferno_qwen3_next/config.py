@@ -49,6 +49,12 @@ class Qwen3NextConfig(DecoderConfig):
     separate_projections: bool = False
     """Whether a linear layer's inputs have matrices of their own, as in Qwen3.5, or are stored key
     head by key head."""
+    grouped_ba: bool = False
+    """Of separate projections: whether what beta and decay are made of is one matrix, stored key
+    head by key head, as in GGUF files of Qwen3-Next."""
+    tiled_heads: bool = False
+    """Whether value heads are stored by their number in their key head first, as in GGUF files of
+    Qwen3.5: the first of each key head, then the second of each."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:

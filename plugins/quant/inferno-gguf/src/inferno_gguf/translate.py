@@ -78,7 +78,9 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
             if (axes := dialect.axes.get(pattern(name))) is not None and info.shape:
                 found.infos[ours] = attrs.evolve(info, shape=_along(axes, info.shape))
             axis = dialect.squeezed.get(module) if name.endswith(".weight") else None
-            if axis is not None and axis <= len(info.shape) <= 2:
+            # Newer converters keep the one row of a matrix: then nothing is left out.
+            given = axis == 0 and info.shape[:1] == (1,) and len(info.shape) == 2
+            if axis is not None and axis <= len(info.shape) <= 2 and not given:
                 shape = (*info.shape[:axis], 1, *info.shape[axis:])
                 found.infos[ours] = TensorInfo(info.dtype, shape, info.nbytes)
     for path, join in dialect.joins.items():
