@@ -127,7 +127,8 @@ class SeeingPart(TextPart):
     def _with_encoder(self) -> dict[str, str]:
         stored, found = self.checkpoint.tensors, TextPart._find(self)
         for path, places in self.modules.items():
-            place = next((each for each in places if _holds(stored, each)), None)
+            # `inferno convert` writes a quantized text model beside it under the model's own paths.
+            place = next((each for each in (*places, path) if _holds(stored, each)), None)
             if place is None:
                 raise CheckpointError(
                     f"the checkpoint has no such encoder: there is nothing under {places[0]}",

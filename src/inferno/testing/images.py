@@ -16,20 +16,24 @@ import pytest
 import torch
 
 from inferno.core.engine import Engine
+from inferno.errors import UnsupportedError
 from inferno.images.decoding import decoded
 from inferno.images.pixels import Picture, PixelFiles
 from inferno.images.preparing import Preparer
 from inferno.images.seeing import Seeing
 from inferno.llm.images import SeeingTokens, images_of
+from inferno.nn import ImageEncoder
 from inferno.plan import Opened, Options, open_model
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import alike
+from inferno.testing.converting import convert
 from inferno.testing.reference import transformers_model
 from inferno.testing.thread_ranks import load_shared
 from inferno.testing.tiny import installed, torch_only
 from inferno.testing.trained_weights import like_trained
+from inferno.weights.loading import load_model
 
 LENGTH = 12
 """Tokens of an answer."""
@@ -276,6 +280,29 @@ class ImageTests(SeeingToy):
         finally:
             engine.close()
 
+    @alike
+    @pytest.mark.parametrize("to", ["fp8", "gptq-int4"])
+    def test_a_quantized_copy_has_the_same_encoder(
+        self, to: str, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """Of the text model matrices are quantized, where they fit; the encoder stays as it is."""
+        if not any(o.item.name == to for o in installed().of("inferno_writers")):
+            pytest.skip(f"no plugin writes {to}")
+        try:
+            convert(str(checkpoint), to, tmp_path / to)
+        except UnsupportedError as error:
+            assert "no matrix can be quantized" in error.cause, error
+            pytest.skip("its matrices are too small")
+        models = []
+        for path in (checkpoint, tmp_path / to):
+            with self.opened(path) as opened:
+                assert opened.plan.images is not None
+                models.append(load_model(opened))
+        before, after = map(_encoders, models)
+        assert before and before.keys() == after.keys()
+        for name, tensor in before.items():
+            assert torch.equal(tensor, after[name]), name
+
     def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
         with self.opened(checkpoint, max_image_tokens=30) as opened:
             plan = opened.plan
@@ -283,6 +310,16 @@ class ImageTests(SeeingToy):
         assert plan.images.num_parameters > 0
         assert {"image encoder", "images"} <= {item.name for item in plan.memory}
         assert not any("images are off" in note for note in plan.notes)
+
+
+def _encoders(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a loaded model's encoders of images, by name."""
+    encoders = [e for e in model.named_modules() if isinstance(e[1], ImageEncoder)]
+    return {
+        f"{path}.{name}": tensor
+        for path, encoder in encoders
+        for name, tensor in (*encoder.named_parameters(), *encoder.named_buffers())
+    }
 
 
 def seeing_of(engine: Engine) -> Seeing:

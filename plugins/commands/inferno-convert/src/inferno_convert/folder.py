@@ -121,7 +121,10 @@ class Folder:
 
     def config(self, encoding: Encoding | None) -> dict[str, Any]:
         """Return `config.json`."""
-        config = {**self.view.config}
+        # A model that sees images has parts, which only its whole config tells apart.
+        sees = self.source.architecture.images is not None
+        config = {**(self.source.checkpoint.config if sees else self.view.config)}
+        config.pop("quantization_config", None)
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[key] = self.dtype
         if encoding is not None:
@@ -253,20 +256,24 @@ def linear_modules(source: Source) -> list[str]:
 
 
 def source_heads(source: Source) -> list[str]:
-    """Return the paths of the linear layers that quantization does not apply to, tied heads among
-    them: other libraries have modules for them."""
+    """Return the paths of the linear layers that quantization does not apply to, tied heads and
+    encoders of images among them: other libraries have modules for them."""
     return [path for path, quantizable in _linears(source) if not quantizable]
 
 
 def _linears(source: Source) -> list[tuple[str, bool]]:
     import torch
 
-    from inferno.nn import Linear, TiedLMHead
+    from inferno.nn import ImageEncoder, Linear, TiedLMHead
 
     with torch.device("meta"):
         model = source.architecture.build(source.model)
+    seeing = {m for e in model.modules() if isinstance(e, ImageEncoder) for m in e.modules()}
     return [
-        (checkpoint_path(path), isinstance(module, Linear) and module.quantizable)
+        (
+            checkpoint_path(path),
+            isinstance(module, Linear) and module.quantizable and module not in seeing,
+        )
         for path, module in model.named_modules()
         if isinstance(module, Linear | TiedLMHead)
     ]

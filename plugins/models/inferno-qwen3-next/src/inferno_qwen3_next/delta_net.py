@@ -31,8 +31,8 @@ def beside(group: int, both: int, width: int, heads: int, own: Sequence[int]) ->
 
 def swapped(x_TH: Tensor, inner: int) -> Tensor:
     """Return heads, the second axis, that were stored (outer, inner) as (inner, outer)."""
-    parts = x_TH.unflatten(1, (-1, inner)).transpose(1, 2)
-    return parts.flatten(1, 2)
+    y_TH: Tensor = x_TH.unflatten(1, (-1, inner)).transpose(1, 2).flatten(1, 2)
+    return y_TH
 
 
 class GatedRMSNorm(RMSNorm):
@@ -63,7 +63,7 @@ class GatedDeltaNet(Layer):
             apart, beta = {"in_proj_qkvz": channels + values}, {"in_proj_ba": 2 * heads}
         elif self.grouped:
             beta = {"in_proj_ba": 2 * heads}
-        self.in_proj = MergedLinear(hidden, **apart, **beta)
+        self.in_proj = MergedLinear(hidden, bias=False, **apart, **beta)
         self.conv1d = CausalConv(channels, before + 1)
         self.dt_bias, self.A_log = (nn.Parameter(torch.empty(heads)) for _ in range(2))
         self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps)

@@ -79,7 +79,7 @@ class Vocabulary:
             given = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
             if type(given) is int:
                 special[name] = given
-        ends = ("bos", "eos", "eot", "eom")
+        ends: tuple[str, ...] = ("bos", "eos", "eot", "eom")
         if model == "bert":
             special.setdefault("cls", special.get("bos", 101))
             ends = ("unk", "sep", "pad", "cls", "mask")

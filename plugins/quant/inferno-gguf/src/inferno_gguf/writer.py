@@ -95,6 +95,12 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
 
 def _dialect(source: DenseCheckpoint) -> Dialect:
     own = source.architecture.dialects.get("gguf")
+    if own is None and source.architecture.images is not None:
+        raise UnsupportedError(
+            "GGUF files keep an encoder of images in a second file, which is not written",
+            "Convert to safetensors or to a scheme of it, which keep the encoder as it is; or "
+            "convert llama.cpp's GGUF file of the text model, beside which its encoder still fits.",
+        )
     if own is None:
         raise UnsupportedError(
             f"the plugin of {source.architecture.name} does not say how GGUF files name it",
