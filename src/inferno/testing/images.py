@@ -303,6 +303,13 @@ class ImageTests(SeeingToy):
         for name, tensor in before.items():
             assert torch.equal(tensor, after[name]), name
 
+    def test_it_is_not_written_as_one_file(self, checkpoint: Path, tmp_path: Path) -> None:
+        """GGUF files keep an encoder apart."""
+        if not any(o.item.name == "q8_0" for o in installed().of("inferno_writers")):
+            pytest.skip("no plugin writes GGUF files")
+        with pytest.raises(UnsupportedError, match="a second file, which is not written"):
+            convert(str(checkpoint), "q8_0", tmp_path / "model.gguf")
+
     def test_the_plan_says_how_images_are_seen(self, checkpoint: Path) -> None:
         with self.opened(checkpoint, max_image_tokens=30) as opened:
             plan = opened.plan
