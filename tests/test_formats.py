@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import attrs
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from inferno.catalog import load_catalog
 from inferno.contracts import Architecture
@@ -27,9 +32,17 @@ MODULES = sorted(
     and path.name != "__init__.py"
     and "inferno_transformers" not in path.parts
 )
-COMMON = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rope"}
-"""Fields of any decoder, of older or newer releases of transformers."""
+COMMON = {
+    "num_labels",
+    "partial_rotary_factor",
+    "rope",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+}
+"""Fields of any model, of older or newer releases of transformers."""
 PUBLISHED = {
+    "bert": {"position_embedding_type"},
     "deepseek": {
         "indexer_rope_interleave",
         "moe_layer_freq",
@@ -41,6 +54,12 @@ PUBLISHED = {
     "glm4_moe": {"scoring_func"},
     "granite_hybrid": {"position_embedding_type"},
     "hunyuan": {"mlp_bias", "use_cla", "use_qk_norm"},
+    "kimi_linear": {
+        "mla_use_nope",
+        "moe_layer_freq",
+        "moe_router_activation_func",
+        "num_nextn_predict_layers",
+    },
     "minimax": {
         "qk_norm_type",
         "rotary_dim",
@@ -52,13 +71,36 @@ PUBLISHED = {
     "phi": {"attention_bias", "mlp_bias", "lm_head_bias"},
 }
 """Fields of published config.json files that transformers' classes do not have."""
-DERIVED = {"granite_hybrid": {"mlp_bias", "split_mlp"}, "nemotron_h": {"dt_limit"}}
+DERIVED = {
+    "bert": {"attention_bias", "fused_mlp", "fused_qkv", "mlp_bias"},
+    "granite_hybrid": {"mlp_bias", "split_mlp"},
+    "nemotron_h": {"dt_limit"},
+    "qwen3_next": {
+        "decoder_sparse_step",
+        "grouped_ba",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_nextn_predict_layers",
+        "separate_projections",
+        "shared_expert_intermediate_size",
+        "tiled_heads",
+    },
+}
 """Fields that a config has of a sibling, of a model that another format recasts, or of a field of
 another name."""
 TEXT = {"Gemma3ForConditionalGeneration": "gemma3_text", "MinistralForCausalLM": "ministral"}
 
 
-TYPES = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()} | TEXT
+_MAPPINGS: tuple[Mapping[str, Any], ...] = (
+    MODEL_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+TYPES = {name: kind for each in _MAPPINGS for kind, name in each.items() if isinstance(name, str)}
+TYPES |= TEXT
 
 
 def architectures(*, dialects: bool = True) -> list[Architecture]:
@@ -105,7 +147,8 @@ def test_a_dialect_imports_configs_contracts_and_errors_only(path: Path) -> None
 @pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.name)
 def test_a_config_reads_fields_of_the_original_checkpoints(architecture: Architecture) -> None:
     assert isinstance(architecture.config, Lazy)
-    config = architecture.config.resolved().__self__  # type: ignore[attr-defined]  # its class
+    made: Any = architecture.config.resolved()
+    config = getattr(made, "__self__", None) or get_type_hints(made)["return"]  # its class
     family = config.__module__.partition(".")[0]
     shared = {
         field.name

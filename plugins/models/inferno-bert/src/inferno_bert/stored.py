@@ -73,7 +73,7 @@ class Encoder(RenamedView):
     def config(self) -> Mapping[str, Any]:
         found = {**self.checkpoint.config}
         if types := self.rows_of(TYPES):
-            found.setdefault("type_vocab_size", types)  # GGUF files do not say it
+            found.setdefault("type_vocab_size", types)  # not every format says it
         if self.gated:
             found["fused_qkv"] = any(".qkv_proj." in name for name in self.names)
             found["fused_mlp"] = any(".up_gate_proj." in name for name in self.names)
@@ -115,7 +115,7 @@ def classifier(checkpoint: Checkpoint, *, gated: bool = False) -> Checkpoint:
     if not found.rows_of(POOLER):
         raise CheckpointError(
             "the checkpoint stores no layer before the head for labels, which was trained to read "
-            "it: GGUF files of BERT from llama.cpp's converter leave it out",
+            "it: llama.cpp's converter leaves it out",
             "Serve the original, or its file of `inferno convert`.",
         )
     return found

@@ -31,7 +31,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def predicting(name: str, layers: object) -> str:
-    """Return the name of a tensor of multi-token prediction, which GGUF files store as layers after
+    """Return the name of a tensor of multi-token prediction, which some files store as layers after
     the last one; what these share is in the first of them."""
     found = _NUMBERED.fullmatch(name)
     if found is None or not isinstance(layers, int) or int(found[1]) < layers:

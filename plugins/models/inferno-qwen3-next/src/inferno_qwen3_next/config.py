@@ -51,9 +51,9 @@ class Qwen3NextConfig(DecoderConfig):
     head by key head."""
     grouped_ba: bool = False
     """Of separate projections: whether what beta and decay are made of is one matrix, stored key
-    head by key head, as in GGUF files of Qwen3-Next."""
+    head by key head, as llama.cpp stores Qwen3-Next."""
     tiled_heads: bool = False
-    """Whether value heads are stored by their number in their key head first, as in GGUF files of
+    """Whether value heads are stored by their number in their key head first, as llama.cpp stores
     Qwen3.5: the first of each key head, then the second of each."""
 
     @classmethod

@@ -77,7 +77,7 @@ class GatedDeltaNet(Layer):
             return
         if self.tiled:
             raise UnsupportedError(
-                "a GGUF file of Qwen3.5 orders value heads otherwise than ranks divide them",
+                "llama.cpp's files of Qwen3.5 order value heads otherwise than ranks divide them",
                 "Run it by one rank, or the original checkpoint by several.",
             )
         (start, stop), key_heads = shard.heads(self.state.spec)
