@@ -19,10 +19,15 @@ from inferno.server.responses.store import Store
 
 
 def exported(http: Any, **options: Any) -> dict[str, float]:
-    """The values of /metrics, by name without labels."""
+    """The values of /metrics, by name without labels, and by name with the kind."""
     text = http.get("/metrics", **options).text
-    found = re.findall(r"^(\w+)(?:\{[^}]*\})? ([-+.\w]+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    found = re.findall(r"^(\w+)(\{[^}]*\})? ([-+.\w]+)$", text, re.MULTILINE)
+    kinds = {f"{name} {kind}": value for name, labels, value in found for kind in kind_of(labels)}
+    return {name: float(value) for name, value in [*((n, v) for n, _, v in found), *kinds.items()]}
+
+
+def kind_of(labels: str) -> list[str]:
+    return re.findall(r'[{,]kind="(\w+)"', labels)
 
 
 def test_an_engine_s_health_is_exported(client: Any) -> None:
@@ -49,14 +54,28 @@ def test_the_store_and_wrong_keys_are_exported(client: Any, tmp_path: Path) -> N
     http = client(api_keys=Keys(["k"]), store=Store(tmp_path / "store.db"))
     right = {"headers": {"Authorization": "Bearer k"}}
     before = exported(http, **right)
-    assert before["inferno_store_used_bytes"] == 0 and before["inferno_store_free_bytes"] > 0
+    used = [f"inferno_store_used_bytes {kind}" for kind in ("responses", "files")]
+    assert [before[name] for name in used] == [0, 0] and before["inferno_store_free_bytes"] > 0
     assert http.post("/v1/responses", json={"input": "hi"}, **right).status_code == 200
     for _ in range(31):
         http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
     found = exported(http, **right)
-    assert found["inferno_store_used_bytes"] > 100
+    assert found[used[0]] > 100 and found[used[1]] == 0
     assert found["inferno_wrong_api_keys_total"] == 30
     assert found["inferno_refused_api_keys_total"] == 1
+
+
+def test_the_bytes_of_files_are_exported_until_they_are_deleted(
+    client: Any, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "store.db")
+    http, used = client(store=store), "inferno_store_used_bytes files"
+    sent = {"files": {"file": ("in.jsonl", b"x" * 5000)}, "data": {"purpose": "batch"}}
+    ids = [http.post("/v1/files", **sent).json()["id"] for _ in range(2)]
+    both = exported(http)[used]
+    assert both > 10_000
+    assert http.delete(f"/v1/files/{ids[0]}").status_code == 200
+    assert exported(http)[used] == both / 2
 
 
 def test_what_waits_is_exported_by_key_and_how_long(client: Any) -> None:

@@ -115,7 +115,7 @@ class ServedRecordTests:
         db.expire()
         assert db.response("me", "old") is None and db.response("me", "new") is not None
         assert db.files.find("file", "me", "file-old") is None and not db.files.parts("file-old")
-        assert db.used_bytes == db.room.counted()
+        assert db.used_bytes == db.room.counted() and db.files.used_bytes == 0
 
     def test_files_are_kept_in_parts_and_listed(self, served: Callable[..., Database]) -> None:
         db = served()
@@ -129,7 +129,9 @@ class ServedRecordTests:
         bodies, more = db.files.page("file", "me", None, 9, "desc", purpose="batch") or ([], True)
         assert [each["id"] for each in bodies] == ["file-3", "file-1"] and not more
         assert db.files.page("file", "you", "file-0", 3, "asc") is None
+        assert db.files.used_bytes == db.files.counted() > 5_000
         assert db.files.delete("file", "me", "file-3") and not db.files.parts("file-3")
+        assert db.files.used_bytes == db.files.counted() > 4_000
 
     def test_a_batch_is_leased_written_and_ended(self, served: Callable[..., Database]) -> None:
         db = served()
@@ -145,6 +147,7 @@ class ServedRecordTests:
         assert db.files.parts("file-out") == [b"0\n", b"1\n", b"2\n"]
         out = db.files.find("file", "me", "file-out")
         assert out is not None and out["bytes"] == 6
+        assert db.files.used_bytes == db.files.counted()
         assert not db.leases.is_held("batch_1") and db.files.claim([], []) == []
 
     def test_what_a_server_left_is_failed_by_the_next(

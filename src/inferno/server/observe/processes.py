@@ -100,6 +100,9 @@ class Kept(Protocol):
     @property
     def used_bytes(self) -> int: ...
 
+    @property
+    def file_bytes(self) -> int: ...
+
     def free_bytes(self) -> int | None: ...
 
 
@@ -115,11 +118,14 @@ class Stores(Collector):
             "Times that stored responses, conversations, files or batches could not be used.",
             value=self._store.errors,
         )
-        yield GaugeMetricFamily(
+        used = GaugeMetricFamily(
             "inferno_store_used_bytes",
-            "Bytes of stored responses and conversations.",
-            value=self._store.used_bytes,
+            "Bytes of responses with conversations, and of files with batches.",
+            labels=["kind"],
         )
+        used.add_metric(["responses"], self._store.used_bytes)
+        used.add_metric(["files"], self._store.file_bytes)
+        yield used
         if (free := self._store.free_bytes()) is not None:
             yield GaugeMetricFamily(
                 "inferno_store_free_bytes", "Free bytes of the store's disk.", value=free

@@ -49,8 +49,8 @@ class Database:
         self.seconds = seconds
         self.tables = tables
         self.leases = leases.Leases(tables, lease_seconds)
-        self.files = files.Files(tables, self.leases, seconds, max_bytes)
         try:
+            self.files = files.Files(tables, self.leases, seconds, max_bytes)
             self.room = room.Room(tables, max_bytes)
             with contextlib.suppress(StoreError):  # on a full disk, once there is room
                 self.room.transaction(self._enter)

@@ -105,6 +105,11 @@ class Store:
         """Bytes of responses and conversations."""
         return self._database.used_bytes
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of files and batches."""
+        return self._database.files.used_bytes
+
     def free_bytes(self) -> int | None:
         """Return the free bytes of the store's disk, if they are known."""
         return self._database.tables.free_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -65,30 +64,39 @@ class Files:
         self.quota_of = quota_of
         self._tables, self._leases = tables, leases
         self._seconds, self._max_bytes = seconds, max_bytes
+        self.used_bytes = self.counted()
+        """Of all of them: of a store that is shared, as of this server's last change."""
+
+    def counted(self) -> int:
+        """Return the bytes of all of them."""
+        return int(self._tables.one("SELECT COALESCE(SUM(bytes), 0) FROM files")[0])
 
     def create(
         self, kind: Kind, owner: str, body: Body, parts: Iterable[bytes] = (), *, ended: bool = True
     ) -> None:
         """Store a new object with its content. Raises RequestError if there is no room."""
         parts = list(parts)
-        self._tables.transaction(lambda: self._create(kind, owner, body, parts, ended))
+        self.used_bytes = self._tables.transaction(
+            lambda: self._create(kind, owner, body, parts, ended)
+        )
 
     def create_batch(self, owner: str, body: Body, most: int) -> None:
         """Store a batch that is to be run. Raises QueueFullError if `most` of the owner have not
         ended, RequestError if there is no room."""
 
-        def work() -> None:
+        def work() -> int:
             if sum(each.owner == owner for each in self.unfinished()) >= most:
                 raise QueueFullError(
                     f"{most} batches have not ended", "Wait for one of them, or cancel it."
                 )
-            self._create("batch", owner, body, (), False)
+            return self._create("batch", owner, body, (), False)
 
-        self._tables.transaction(work)
+        self.used_bytes = self._tables.transaction(work)
 
     def _create(
         self, kind: Kind, owner: str, body: Body, parts: Sequence[bytes], ended: bool
-    ) -> None:
+    ) -> int:
+        """Store it. Returns the bytes that are used then."""
         size = sum(map(len, parts)) + _OVERHEAD
         [count] = self._tables.one(
             "SELECT COUNT(*) FROM files WHERE owner = ? AND kind = ?", owner, kind
@@ -98,11 +106,12 @@ class Files:
             raise RequestError(
                 f"there are {count} objects of kind {kind}", "Delete some.", code="store_full"
             )
-        self._check_room(owner, size)
+        used_bytes = self._check_room(owner, size)
         values = (body["id"], kind, owner, time.time(), size, int(ended), _encode(body))
         self._tables.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
         rows = [(body["id"], i, part) for i, part in enumerate(parts)]
         self._tables.many("INSERT INTO parts VALUES (?, ?, ?)", rows)
+        return used_bytes
 
     def find(self, kind: Kind, owner: str, id: str) -> Body | None:
         """Return an object."""
@@ -119,10 +128,10 @@ class Files:
         """Add to a file's content, and replace the batch that writes it, at once. Raises
         RequestError if there is no room, LeaseLostError."""
 
-        def work() -> None:
+        def work() -> int:
             self._check_lease(batch["id"])
             [owner] = self._tables.one("SELECT owner FROM files WHERE id = ?", batch["id"])
-            self._check_room(owner, len(part))
+            used_bytes = self._check_room(owner, len(part))
             self._tables.run(
                 "INSERT INTO parts SELECT ?, COALESCE(MAX(position), -1) + 1, ? FROM parts "
                 "WHERE file = ?",
@@ -132,8 +141,9 @@ class Files:
             )
             self._tables.run("UPDATE files SET bytes = bytes + ? WHERE id = ?", len(part), file)
             self._replace(batch, ended=False)
+            return used_bytes
 
-        self._tables.transaction(work)
+        self.used_bytes = self._tables.transaction(work)
 
     def parts(self, id: str) -> list[bytes]:
         """Return a file's whole content."""
@@ -190,8 +200,14 @@ class Files:
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         """Delete an object and its content; return whether there was one."""
         query = "DELETE FROM files WHERE id = ? AND owner = ? AND kind = ?"
-        work = partial(self._tables.run, query, id, owner, kind)
-        return self._tables.transaction(work, deletes=True) > 0
+        return self._delete(query, id, owner, kind) > 0
+
+    def _delete(self, query: str, *values: Any) -> int:
+        def work() -> tuple[int, int]:
+            return self._tables.run(query, *values), self.counted()
+
+        found, self.used_bytes = self._tables.transaction(work, deletes=True)
+        return found
 
     def expire(self) -> None:
         """Delete what was made too long ago."""
@@ -199,8 +215,7 @@ class Files:
             return
         query, limit = "FROM files WHERE ended = 1 AND created < ?", time.time() - self._seconds
         if self._tables.one(f"SELECT 1 {query} LIMIT 1", limit) is not None:
-            work = partial(self._tables.run, f"DELETE {query}", limit)
-            self._tables.transaction(work, deletes=True)
+            self._delete(f"DELETE {query}", limit)
 
     # --- batches
 
@@ -309,7 +324,8 @@ class Files:
         query = "UPDATE files SET body = ?, ended = ? WHERE id = ?"
         self._tables.run(query, _encode(body), int(ended), body["id"])
 
-    def _check_room(self, owner: str, size: int) -> None:
+    def _check_room(self, owner: str, size: int) -> int:
+        """Return the bytes that are used once `size` more are. Raises RequestError."""
         quota = self.quota_of(owner).bytes
         if quota is not None and used(self._tables, owner) + size > quota:
             raise over_quota(size, quota)
@@ -324,3 +340,4 @@ class Files:
                 "Delete files, or start the server with a larger --store-size.",
                 code="store_full",
             )
+        return taken + size
