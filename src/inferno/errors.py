@@ -111,6 +111,14 @@ class OutOfMemoryError(InfernoError):
     exit_code = 4
 
 
+class SystemLimitError(InfernoError):
+    """The system gives a process no more memory, threads or open files. Names the limit to
+    raise."""
+
+    exit_code = 4
+    status = 503
+
+
 class OptionError(InfernoError):
     """An option that cannot be honoured, or options that exclude each other."""
 
@@ -305,6 +313,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         ModelNotFoundError,
         CheckpointError,
         OutOfMemoryError,
+        SystemLimitError,
         OptionError,
         DeviceError,
         RequestError,

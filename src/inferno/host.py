@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from threading import Thread
 
+    from inferno.errors import SystemLimitError
+
+_NO_THREAD = "can't start new thread", "(os error 11)"
+_NO_MEMORY = "can't allocate memory", "(os error 12)"
+"""In the messages of Python's threads, torch's tensors and libraries in Rust."""
 UNITS = {
     "": 1,
     "K": 1000,
@@ -204,3 +209,46 @@ def give_memory_back() -> None:
     gc.collect()
     if sys.platform.startswith("linux"):  # musl's allocator keeps little, and has no such call
         getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
+
+
+def starved(error: BaseException) -> SystemLimitError | None:
+    """Return what to tell of an error that comes of a limit of the system: of memory, threads or
+    open files, whatever else was made of it since. None for all others."""
+    import errno
+
+    from inferno.errors import SystemLimitError
+
+    origin: BaseException | None = error
+    while origin is not None:
+        code = origin.errno if isinstance(origin, OSError) else None
+        text = str(origin)
+        if code in (errno.EMFILE, errno.ENFILE):
+            return SystemLimitError(
+                "the system lets this process open no more files",
+                "Raise the limit: `ulimit -n 4096`, or LimitNOFILE= of a systemd service.",
+            )
+        if any(each in text for each in _NO_THREAD) or (
+            code == errno.EAGAIN and _starts_process(origin)
+        ):
+            return SystemLimitError(
+                "the system lets this user start no more threads",
+                "Raise the limit: `ulimit -u`, TasksMax= of a systemd service, or pids of a "
+                "container.",
+            )
+        lacks = code == errno.ENOMEM or any(each in text for each in _NO_MEMORY)
+        if lacks or isinstance(origin, MemoryError):
+            return SystemLimitError(
+                "the system gives this process no more memory",
+                "Raise the limit of its address space (`ulimit -v`), or lower --memory.",
+            )
+        origin = origin.__cause__ or origin.__context__
+    return None
+
+
+def _starts_process(error: BaseException) -> bool:
+    """Whether an error was raised where a process is started: the code says the same of sockets,
+    where it is usual."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_name == "_execute_child"

@@ -17,7 +17,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from inferno import __version__
-from inferno.errors import InfernoError
+from inferno.errors import InfernoError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from inferno.catalog import Offer
@@ -94,7 +94,8 @@ class _LazyGroup(click.RichGroup):
         ctx.fail(f"No such command '{name}'. {hint}")
 
     def invoke(self, ctx: click.Context) -> Any:
-        from inferno.host import sleep_at_barriers  # `inferno --help` ends before this
+        # `inferno --help` ends before this
+        from inferno.host import sleep_at_barriers, starved
 
         sleep_at_barriers()  # before any command imports torch
         try:
@@ -108,6 +109,7 @@ class _LazyGroup(click.RichGroup):
                 if isinstance(error, InfernoError) and error.detail:
                     error.add_note(error.detail)
                 raise
+            error = error if isinstance(error, OutOfMemoryError) else starved(error) or error
             report(error)
             ctx.exit(error.exit_code if isinstance(error, InfernoError) else 1)
 

@@ -11,6 +11,7 @@ from attrs import define, field
 from inferno.constraints.constraint import Constraint
 from inferno.constraints.grammar_time import Turns
 from inferno.constraints.masks import MaskJob, asks_first
+from inferno.host import starved
 from inferno.request.sampling_params import SamplingParams
 
 _POLL_SECONDS = 0.02
@@ -59,7 +60,7 @@ class Constraints:
             del self._compiling[request_id]
             if future.exception() is None and (constraint := future.result()) is not None:
                 self.held[request_id] = constraint
-        return {request_id: future.exception() for request_id, future in done.items()}
+        return {request_id: _told(future.exception()) for request_id, future in done.items()}
 
     def settle(self) -> None:
         """Wait for the masks of a step that was given up."""
@@ -84,3 +85,8 @@ class Constraints:
         asking = {row for row in rows if asks_first(requests[row].params)}
         words = -(-self.vocab_size // 32)
         return MaskJob(rows, words, asking, self._masker if beside else None, self.looks)
+
+
+def _told(error: BaseException | None) -> BaseException | None:
+    """Return what to tell of it: compilers start threads of their own."""
+    return error and (starved(error) or error)

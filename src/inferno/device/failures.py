@@ -6,6 +6,7 @@ error stays as it is.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def device_errors(device: Device, purpose: str = "") -> Iterator[None]:
     with a remedy. `purpose` says what the memory is for: "load the weights"."""
     try:
         yield
-    except (RuntimeError, AssertionError, MemoryError) as error:
+    except (RuntimeError, AssertionError, MemoryError, OSError) as error:
         if (found := told(error, device, purpose)) is None:
             raise
         raise found from error
@@ -75,6 +76,8 @@ def no_kernels(device: Device) -> tuple[str, str]:
 
 
 def _is_lack_of_memory(error: BaseException, message: str) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(
         re.search(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED|can't allocate memory", message)
     )

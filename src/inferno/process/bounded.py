@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from inferno.errors import CheckerBusyError, EngineDeadError, InfernoError
+from inferno.host import starved
 from inferno.plan import Plan, plan_to_json
 from inferno.process.environment import environment
 
@@ -165,9 +166,17 @@ def begin() -> None:
     """To be called in the process, before it loads anything: what is printed goes to the log, and
     signals to the whole process group (Ctrl-C, a service manager) do not end it while the client
     drains: the end of the pipe does."""
-    sys.stdout = sys.stderr
+    sys.stdout, sys.excepthook = sys.stderr, _tell
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the error that ends the process: a limit of the system needs no traceback."""
+    if (limit := starved(error)) is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(limit.cause, limit.remedy, sep="\n", file=sys.stderr)
 
 
 def serve(answer: Callable[[bytes], bytes], ready: bytes, seconds: float, memory: int) -> None:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import msgspec
 from attrs import frozen
 
-from inferno.errors import ERRORS, InfernoError
+from inferno.errors import ERRORS, InfernoError, OutOfMemoryError
+from inferno.host import starved
 from inferno.plan import Plan, plan_from_json, plan_to_json
 from inferno.request.requests import EngineOutput, EngineStats, PauseMode, Request
 from inferno.request.sessions import SessionView
@@ -42,6 +43,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         detail = "".join(traceback.format_exception(error))
+        if not isinstance(error, OutOfMemoryError):
+            error = starved(error) or error
         if isinstance(error, InfernoError):
             return cls(type(error).__name__, error.cause, error.remedy, error.detail or detail)
         return cls(

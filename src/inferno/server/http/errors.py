@@ -17,6 +17,7 @@ from litestar.exceptions import (
 )
 
 from inferno.errors import InfernoError, RequestError
+from inferno.host import starved
 from inferno.server.http.apis import Apis
 from inferno.server.http.paths import Routes
 from inferno.server.observe.record import current
@@ -74,6 +75,8 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 def frame(error: BaseException) -> bytes:
     """Encode the error as a server-sent event: a stream's status is already sent."""
+    if not isinstance(error, InfernoError) and (limit := starved(error)) is not None:
+        error = limit
     if not isinstance(error, InfernoError):
         log.error("stream failed", exc_info=error)
     return b"data: " + msgspec.json.encode(body(error)[1]) + b"\n\n"
@@ -88,6 +91,8 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
         error = _no_route(request, error)
     elif isinstance(error, ValidationException):
         error = _invalid(error)
+    elif not isinstance(error, InfernoError):
+        error = starved(error) or error
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -57,6 +57,7 @@ class Store:
         """Whether other servers may use it too."""
         self._database = Database(tables, seconds, max_bytes, lease_seconds)
         self._thread = ThreadPoolExecutor(1, "store")
+        self._thread.submit(lambda: None).result()  # a thread that cannot start is told now
         self.errors = 0
         """How often it could not be used."""
         self._logged = -_LOG_SECONDS
