@@ -125,7 +125,7 @@ def act(url: str, told: Told, draw: random.Random) -> None:
                 items = [{"type": "message", "role": "user", "content": "x" * 500}]
                 told.keep("conversations", http.post("/v1/conversations", json={"items": items}))
             case 5:
-                known = [id for id, kind in told.kinds.items() if kind == "responses"]
+                known = [id for id, kind in [*told.kinds.items()] if kind == "responses"]
                 if known:
                     id = draw.choice(known)
                     if draw.random() < 0.5:
