@@ -2,21 +2,26 @@
 tokens per second of many clients whose prompts come all the time.
 
     python benchmarks/step_time.py [REF] [--max-step-time 0 0.2] [--streams 8] [--prompt 4096]
-        [--clients 16 64] [--rounds 3] [--threads 2]
+        [--answer 1] [--clients 16 64] [--rounds 3] [--threads 2] [--positions 131072]
 
 The limits take turns on one loaded engine, in this process: 0 is no limit. On a machine with other
 load, the processor's seconds, divided by the threads, say more than the clock's; both are
 printed, and the engine learns the former. A gap is the time between two tokens of a stream. Prompts
 are random tokens, so that none is found in the cache, and every client sends its next one when its
-answer is complete.
+answer is complete. With `--answer` the long prompt's own stream is one of those that wait, and its
+tokens are measured apart. `--positions` lets a checkpoint's folder have longer contexts than it was
+trained for.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import sys
+import tempfile
+from pathlib import Path
 from time import perf_counter, process_time
 
 from attrs import define, field
@@ -42,6 +47,8 @@ class Clock:
     threads: int
     wall: list[float] = field(factory=list)
     cpu: list[float] = field(factory=list)
+    begun: set[str] = field(factory=set)
+    """Requests that have a token."""
 
     def step(self, engine: Engine) -> list[str]:
         """Run one step. Returns the ids of the requests that ended."""
@@ -49,6 +56,7 @@ class Clock:
         outputs = engine.step()
         self.wall.append(perf_counter() - start)
         self.cpu.append((process_time() - used) / self.threads)
+        self.begun |= {output.request_id for output in outputs}
         return [output.request_id for output in outputs if output.finish is not None]
 
 
@@ -58,6 +66,7 @@ class Bench:
     def __init__(self, engine: Engine, threads: int) -> None:
         self._engine, self._threads = engine, threads
         self._draw, self._ids = random.Random(0), 0
+        self._most = min(30_000, engine.plan.vocab_size)
 
     def limit(self, seconds: float) -> None:
         """Bound the steps from now on, and forget what they cost."""
@@ -67,12 +76,12 @@ class Bench:
 
     def ask(self, length: int, tokens: int) -> str:
         self._ids += 1
-        prompt = tuple(self._draw.randrange(100, 30_000) for _ in range(length))
+        prompt = tuple(self._draw.randrange(100, self._most) for _ in range(length))
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self._engine.submit(Request(id=str(self._ids), token_ids=prompt, params=params))
         return str(self._ids)
 
-    def gap(self, num_streams: int, length: int) -> dict[str, float]:
+    def gap(self, num_streams: int, length: int, answer: int) -> dict[str, float]:
         """Streams, then a long prompt beside them."""
         streams = [self.ask(64, 4000) for _ in range(num_streams)]
         clock, plain = Clock(self._threads), Clock(self._threads)
@@ -80,14 +89,17 @@ class Bench:
             plain.step(self._engine)
         for _ in range(2 * WARM_UP):
             plain.step(self._engine)
-        last = self.ask(length, 1)
-        while last not in clock.step(self._engine):
+        last = self.ask(length, answer)
+        behind = Clock(self._threads)
+        while last not in clock.begun:
+            clock.step(self._engine)
+        while answer > 1 and last not in behind.step(self._engine):
             pass
         for stream in streams:
             self._engine.abort(stream)
         while self._engine.busy:
             self._engine.step()
-        return {
+        found = {
             "plain gap, ms": 1000 * statistics.median(plain.cpu[WARM_UP:]),
             "longest gap, ms": 1000 * max(clock.cpu),
             "longest gap by the clock, ms": 1000 * max(clock.wall),
@@ -95,6 +107,10 @@ class Bench:
             "prompt, s": sum(clock.cpu),
             "prompt by the clock, s": sum(clock.wall),
         }
+        if answer > 1:
+            found["gap behind it, ms"] = 1000 * statistics.median(behind.cpu)
+            found["longest gap behind it, ms"] = 1000 * max(behind.cpu)
+        return found
 
     def rate(self, num_clients: int, num_requests: int) -> dict[str, float]:
         """Clients that ask all the time."""
@@ -115,6 +131,20 @@ class Bench:
         }
 
 
+def longer(ref: str, positions: int, folder: Path) -> str:
+    """Return a copy of a checkpoint whose contexts may have so many positions."""
+    with open_model(ref, Options()) as opened:
+        path = Path(opened.plan.path)
+    for file in path.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((path / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": positions})
+    )
+    return str(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -123,6 +153,8 @@ def main() -> None:
     parser.add_argument("--max-step-time", type=float, nargs="+", default=[0.0, 0.2])
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--answer", type=int, default=1, help="tokens of the long one")
+    parser.add_argument("--positions", type=int, default=0, help="of the model; 0: its own")
     parser.add_argument("--clients", type=int, nargs="*", default=[16, 64])
     parser.add_argument("--requests", type=int, default=3, help="of each client")
     parser.add_argument("--rounds", type=int, default=3)
@@ -130,8 +162,10 @@ def main() -> None:
     args = parser.parse_args()
     sleep_at_barriers()
     options = Options(max_num_seqs=max([64, *args.clients]), threads=args.threads)
-    with open_model(args.ref, options) as opened:
-        engine = Engine.load(opened, streams=True)
+    with tempfile.TemporaryDirectory() as folder:
+        ref = longer(args.ref, args.positions, Path(folder)) if args.positions else args.ref
+        with open_model(ref, options) as opened:
+            engine = Engine.load(opened, streams=True)
     engine.clock = lambda: process_time() / args.threads
     bench = Bench(engine, args.threads)
     found: dict[tuple[str, float], list[dict[str, float]]] = {}
@@ -139,7 +173,7 @@ def main() -> None:
         for seconds in args.max_step_time:
             bench.limit(seconds)
             if args.streams:
-                one = bench.gap(args.streams, args.prompt)
+                one = bench.gap(args.streams, args.prompt, args.answer)
                 found.setdefault((f"{args.streams} streams", seconds), []).append(one)
                 print(".", end="", file=sys.stderr, flush=True)
             for clients in args.clients:

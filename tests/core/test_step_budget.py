@@ -15,7 +15,7 @@ from inferno.core.kvcache import CacheGroups
 from inferno.core.types import Step
 from inferno.plan import Options, resolve
 from inferno.plan.image_use import ImageUse
-from inferno.plan.step_budget import FIRST_TOKENS, LEAST_TOKENS, StepBudget
+from inferno.plan.step_budget import FEWEST_TOKENS, FIRST_TOKENS, LEAST_TOKENS, StepBudget
 from inferno.plan.step_cost import Work
 from inferno.request.requests import ImagePart, Request
 from inferno.request.sampling_params import SamplingParams
@@ -46,6 +46,30 @@ def test_a_long_prompt_is_computed_in_parts_that_leave_streams_their_time() -> N
     usual = [step for step in steps[3:-1] if prompts_in(step) in (20, 21)]
     assert len(usual) >= 0.8 * len(steps[3:-1]), "1 + 2 + 21 s; one in eight tries twice as many"
     assert all(harness.cost(step.work[0]) <= 48 for step in steps[3:])
+
+
+def test_behind_a_long_context_fewer_tokens_than_usual_go_on() -> None:
+    budget = StepBudget(2048, 0.2, lambda: (Work(8, 8.0), True))
+    for count in (64, 32, 16, 8, 24, 48):
+        for start in (60_000, 80_000, 100_000):
+            work = Work(8, 8.0).plus(start, count)
+            budget.record(work, 0.01 + 1e-6 * work.pairs, alone=False)
+    budget.record(Work(8, 8.0), 0.01, alone=True)
+    budget.begin()
+    assert budget.give(2048, 100_000) in (2, 3), "each takes 0.1 s"
+    assert budget.give(2048, 100_000) <= 1, "and another prompt adds none, or one"
+    budget.begin()
+    assert budget.give(2048, 1_000_000) == FEWEST_TOKENS, "1 s each, and it goes on"
+
+
+def test_a_step_that_took_an_hour_is_forgotten() -> None:
+    harness = paced(lambda work: 3600.0 if len(harness.steps) == 3 else 1.0 + work.tokens)
+    harness.add("stream", prompt_of(1, 4), 200)
+    harness.step()
+    harness.add("long", prompt_of(2, 600), 1)
+    while not harness.outputs["long"]:
+        harness.step()
+    assert len(harness.steps) < 60, "600 tokens, 20 or so in each step"
 
 
 def test_without_a_stream_a_prompt_takes_whole_steps() -> None:

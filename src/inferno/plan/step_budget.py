@@ -18,7 +18,11 @@ TRY_EVERY = 8
 """After so many steps one has twice the tokens of prompts: from steps of one size nobody learns
 which part of their time is a constant."""
 LEAST_TOKENS = 16
-"""However long steps take, prompts go on by so many tokens in each."""
+"""However long steps take, prompts go on by so many tokens in each, or by what twice the limit has
+time for: behind 100 000 tokens 16 more may take seconds."""
+FEWEST_TOKENS = 2
+"""So many are always computed. A step in which a prompt has one token counts as one of streams
+alone: whatever is known of the others would stay as it is."""
 
 
 def max_step_time(given: float | None, device: str) -> float:
@@ -81,9 +85,11 @@ class StepBudget:
         work = self._looked() if self._work is None else self._work
         if not self._limit:
             return most
+        least = LEAST_TOKENS - self._given
         if (used := self._mixed.seconds(work)) is None:
             fits = FIRST_TOKENS - self._given
         else:
+            least = min(least, max(FEWEST_TOKENS - self._given, self._twice(used, start)))
             fits = self._mixed.tokens(self._limit - used, start)
             if self._mixed.num_recorded % TRY_EVERY == TRY_EVERY - 1:
                 fits = max(
@@ -91,7 +97,7 @@ class StepBudget:
                 )
             if fits < (even := self._mixed.even_tokens(start) - self._given):
                 fits = max(fits, min(even, self._twice(used, start)))
-        return max(0, min(most, max(fits, LEAST_TOKENS - self._given)))
+        return max(0, min(most, max(fits, least)))
 
     def _twice(self, used: float, start: int) -> int:
         """Return how many tokens fit into twice the limit."""
