@@ -304,6 +304,13 @@ class ImagesBusyError(CheckerBusyError):
     code = "image_reader_busy"
 
 
+class TokenizerBusyError(CheckerBusyError):
+    """Text cannot be encoded now by the process that a model's tokenizer has: too many texts are,
+    or it gets no processor time. It says nothing of the text."""
+
+    code = "tokenizer_busy"
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (

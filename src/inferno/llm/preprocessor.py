@@ -35,6 +35,7 @@ from inferno.llm.outputs import OutputBuilder, ParentRequest
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, second_of, unwrapped
 from inferno.plan import Opened, Options, open_model
+from inferno.process.tokenizing import tokenizer_of
 from inferno.request.processor_calls import ProcessorCall
 from inferno.request.requests import Reduction, Request
 from inferno.request.sampling_params import SamplingParams
@@ -101,8 +102,7 @@ class Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
         override = None if chat_template is None else read_template(chat_template)
-        stop_tokens = opened.parts.architecture.stop_tokens
-        tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
+        tokenizer = tokenizer_of(opened)
         for name, other in opened.vocabularies():
             check_vocabulary(name, other, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)

@@ -179,10 +179,16 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         print(limit.cause, limit.remedy, sep="\n", file=sys.stderr)
 
 
-def serve(answer: Callable[[bytes], bytes], ready: bytes, seconds: float, memory: int) -> None:
+def serve(
+    answer: Callable[[bytes], bytes],
+    ready: bytes,
+    seconds: float,
+    memory: int,
+    seconds_per_byte: float = 0.0,
+) -> None:
     """Answer each message, until the pipe is closed. The first answer says that the process is
-    ready. It may allocate so many bytes of `memory`. To be called in the process, once it has
-    loaded what it needs."""
+    ready. A message may take so many seconds, and more for each byte; the process may allocate so
+    many bytes of `memory`. To be called in the process, once it has loaded what it needs."""
     assert sys.__stdout__ is not None, "it is a pipe"
     answers: Any = sys.__stdout__.buffer
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -190,7 +196,7 @@ def serve(answer: Callable[[bytes], bytes], ready: bytes, seconds: float, memory
     while head := sys.stdin.buffer.read(4):
         body = sys.stdin.buffer.read(int.from_bytes(head, "big"))
         # At its end SIGPROF ends the process, whatever native code is doing.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds + seconds_per_byte * len(body))
         answered = answer(body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, answered)

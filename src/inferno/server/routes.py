@@ -139,7 +139,9 @@ async def tokenize(
             text, add_special = body.content, body.add_special
             special = bool(body.add_special_tokens if add_special is None else add_special)
         model.preprocessor.check_characters(len(text), given[0], _MIN_CHARACTERS)
-        ids = await in_time(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
+        ids = await in_time(
+            lambda: tokenizer.encode(text, add_special_tokens=special), len(text), tokenizer
+        )
 
     def write() -> dict[str, Any]:
         pieces = [token_text(tokenizer, i) for i in ids] if wants_pieces else []

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from inferno.text.detokenize import TextStream
 from inferno.text.template import ChatTemplate, read_template
-from inferno.text.tokenizer import Tokenizer, check_vocabulary, eos_token_ids
+from inferno.text.tokenizer import Encoded, Tokenizer, check_vocabulary, eos_token_ids
 from inferno.text.written_tools import has_tool_turns, with_written_tools
 
 __all__ = [
     "ChatTemplate",
+    "Encoded",
     "TextStream",
     "Tokenizer",
     "check_vocabulary",

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inferno.contracts import Checkpoint, TextAssets
-from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.errors import CheckpointError, InfernoError, OptionError, RequestError
+from inferno.text.suspect import decodes_suspectly, is_suspect
 
 if TYPE_CHECKING:  # the engine process has no tokenizer until a grammar needs one
     import tokenizers
@@ -37,8 +38,22 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
+class Encoded(Protocol):
+    """What a text is encoded to."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
+    @property
+    def type_ids(self) -> list[int]: ...
+
+
 class Tokenizer:
     """A checkpoint's tokenizer, with the bytes of each token."""
+
+    waits: bool = False
+    """Whether who encodes waits for another process."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, eos_token_ids: Sequence[int] = ()) -> None:
         backend.no_truncation()
@@ -57,6 +72,20 @@ class Tokenizer:
         kinds = _kinds(backend.decoder)
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
+
+    @property
+    def inside(self) -> Tokenizer:
+        """The one that encodes in this process."""
+        return self
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        return self._backend
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether to encode may take far longer than a text is long (`text.suspect`)."""
+        return is_suspect(self._backend)
 
     @cached_property
     def longest_token(self) -> int:
@@ -89,7 +118,11 @@ class Tokenizer:
 
             try:
                 backend = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json)
-            except Exception as error:  # the library raises bare Exception
+                if decodes_suspectly(backend):
+                    raise ValueError("its decoder repeats groups, or writes long replacements")
+            except BaseException as error:  # the library raises bare Exception
+                if not isinstance(error, Exception) and not _is_panic(error):
+                    raise
                 raise CheckpointError(
                     f"tokenizer.json cannot be read: {error}",
                     "Fetch the checkpoint again, or update `tokenizers`.",
@@ -124,7 +157,14 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids. Ids without a token, such as padding rows of an embedding, are skipped."""
         known = [i for i in ids if 0 <= i < _MAX_ID]
-        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InfernoError(
+                "the model's tokenizer fails on these tokens", "Use another model."
+            ) from error
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -160,10 +200,12 @@ class Tokenizer:
 
     def _encoded(
         self, text: str, add_special_tokens: bool, *, spans: bool = False, pair: str | None = None
-    ) -> tokenizers.Encoding:
+    ) -> Encoded:
+        found: Encoded
         try:
             if len(text) + len(pair or "") < _LONG:
-                return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+                found = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+                return found
             encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
             given = text if pair is None else (text, pair)
             [found] = encode([given], add_special_tokens=add_special_tokens)
@@ -173,6 +215,15 @@ class Tokenizer:
                 "the prompt is not valid Unicode text",
                 "Remove lone surrogates (\\ud800 to \\udfff).",
                 param="prompt",
+            ) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise RequestError(
+                "the model's tokenizer fails on this text",
+                "Send another text, or use a model whose tokenizer.json is as usual.",
+                param="prompt",
+                code="tokenizer_failed",
             ) from error
 
     def _token(self, token_id: int) -> str | None:
@@ -238,6 +289,11 @@ def special_token(tokenizer_config: Mapping[str, Any], name: str) -> str | None:
     value = tokenizer_config.get(name)
     content = value.get("content") if isinstance(value, Mapping) else value
     return content if isinstance(content, str) else None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library's own code has failed, in Rust: that is no Exception in Python."""
+    return type(error).__name__ == "PanicException"
 
 
 def _kinds(decoder: tokenizers.decoders.Decoder | None) -> set[str]:

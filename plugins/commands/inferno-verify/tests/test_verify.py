@@ -105,6 +105,15 @@ def test_what_is_unusual_among_files_is_named(tmp_path: Path) -> None:
     assert list(survey(hostile.MODEL)) == []
 
 
+def test_a_tokenizer_that_may_hang_is_named(tmp_path: Path) -> None:
+    hangs = ("nested repeats", "alternatives", "a group of groups", "a large repeat")
+    for name in hangs:
+        hostile.split_by(hostile.PATTERNS[name])(hostile.copy(tmp_path / name))
+    found = tried([hostile.MODEL, *(tmp_path / name for name in hangs)], load=False)
+    assert all("may take very long" in " ".join(found[name]["odd"]) for name in hangs)
+    assert found[hostile.MODEL.name]["odd"] == []
+
+
 def test_a_hub_s_folder_of_links_is_usual(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()

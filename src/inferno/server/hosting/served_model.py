@@ -157,7 +157,7 @@ class ServedModel:
 
         try:
             brief = None if characters > _LONG else _BRIEF_SECONDS
-            rendered, ids = await in_time(partial(work, brief), characters)
+            rendered, ids = await in_time(partial(work, brief), characters, tokenizer)
         except SlowTemplateError:
             if brief is None:
                 raise
@@ -183,9 +183,11 @@ class ServedModel:
             log.debug("the chat template refuses a single message: %s", error)
 
 
-async def in_time(work: Callable[[], T], characters: int) -> T:
-    """Run `work`, in a thread if tokenizing that many characters would delay streams."""
-    return await asyncio.to_thread(work) if characters > _LONG else work()
+async def in_time(work: Callable[[], T], characters: int, tokenizer: Tokenizer | None = None) -> T:
+    """Run `work`, in a thread if tokenizing that many characters would delay streams: any, if the
+    tokenizer is another process."""
+    waits = characters > _LONG or (tokenizer is not None and tokenizer.waits)
+    return await asyncio.to_thread(work) if waits else work()
 
 
 def _message(message: Message, i: int) -> dict[str, Any]:

@@ -101,7 +101,9 @@ async def _prompts(
             return "", tuple(prompt)
         return model.tokenizer.decode(prompt, skip_special_tokens=False), tuple(prompt)
 
-    pairs = await in_time(lambda: [encode_one(p) for p in prompts], sum(map(len, prompts)))
+    pairs = await in_time(
+        lambda: [encode_one(p) for p in prompts], sum(map(len, prompts)), model.tokenizer
+    )
     if params.truncate_prompt_tokens is not None:
         pairs = [_truncated(ids, model, params) for _, ids in pairs]
     return [text for text, _ in pairs], [ids for _, ids in pairs]

@@ -114,7 +114,7 @@ async def encode_inputs(
         return tuple(ids)
 
     work = lambda: [encode_one(i, text) for i, text in enumerate(inputs)]  # noqa: E731
-    return await in_time(work, sum(map(len, inputs)))
+    return await in_time(work, sum(map(len, inputs)), model.tokenizer)
 
 
 class EmbeddingsShape(WholeShape[Pooled]):

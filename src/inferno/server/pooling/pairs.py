@@ -23,6 +23,7 @@ async def prepare_pairs(
     scoring = await in_time(
         lambda: scoring_of(model.preprocessor, pairs, **options),
         sum(len(text) for pair in pairs for text in pair),
+        model.tokenizer,
     )
     ready = prepared(
         parsed,

@@ -79,7 +79,7 @@ async def infill(
     count = sum(map(len, (prefix, suffix, begun, *(text for _, text in extra))))
     model.preprocessor.check_characters(count, "input_prefix")
     prompt = await in_time(
-        lambda: fim.prompt(tokenizer, prefix, suffix, extra=extra, begun=begun), count
+        lambda: fim.prompt(tokenizer, prefix, suffix, extra=extra, begun=begun), count, tokenizer
     )
     return await _respond(data, model, prompt, request)
 
@@ -136,7 +136,7 @@ async def _tokens(prompt: Any, model: ServedModel) -> list[int]:
                 ids += tokenizer.encode(part, add_special_tokens=i == 0)
         return ids
 
-    return await in_time(work, count)
+    return await in_time(work, count, model.tokenizer)
 
 
 def _biases(given: Any) -> Mapping[str, Any] | None:

@@ -117,6 +117,9 @@ def _tokenized(preprocessor: Any, odd: Callable[[str], None]) -> str:
     tokenizer = preprocessor.tokenizer
     if tokenizer is None:
         return "there is none"
+    if tokenizer.is_suspect:
+        odd("The tokenizer's rules may take very long for a text: it encodes in another process.")
+    tokenizer = tokenizer.inside  # this process has limits, too
     slowest = 0.0
     for name, piece in PROBES.items():
         text = (piece * PROBE_CHARACTERS)[:PROBE_CHARACTERS]
