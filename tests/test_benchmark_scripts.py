@@ -31,6 +31,17 @@ def test_runs(command: str, figure: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limit", ["address-space", "threads", "descriptors"])
+def test_a_server_with_too_little_ends_or_serves(limit: str) -> None:
+    command = [sys.executable, str(FOLDER / "limits.py"), "--limits", limit, "--from", "0.6"]
+    done = subprocess.run(
+        [*command, "--to", "1.1", "--step", "0.5"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{limit} 1.10" in done.stdout or "left out" in done.stdout
+
+
+@pytest.mark.slow
 def test_conversations_with_a_store_survive_kills() -> None:
     command = [sys.executable, str(FOLDER / "soak_stores.py"), "--seconds", "20"]
     done = subprocess.run(

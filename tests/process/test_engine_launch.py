@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +135,25 @@ def test_a_process_without_a_plan_ends_with_its_parent() -> None:
         print(launch.launch_early().pid)
     """)
     assert gone(int(pid))
+
+
+def test_the_end_of_a_process_is_seen_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    process = launch.EngineProcess()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    async def ended() -> list[int]:
+        waiters = [asyncio.ensure_future(process.wait()) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        process.kill()
+        return [*await asyncio.wait_for(asyncio.gather(*waiters), SECONDS), await process.wait()]
+
+    assert asyncio.run(ended()) == [-signal.SIGKILL] * 3
+    os.close(process.beats)
 
 
 def test_a_client_that_is_closed_before_its_start_ends_the_process_it_was_given() -> None:

@@ -109,9 +109,16 @@ class EngineProcess:
         from concurrent.futures import Future
 
         if self._code is None:
-            self._code = Future()
-            self._code.set_running_or_notify_cancel()  # no waiter cancels it for the others
-            threading.Thread(target=self._await_end, args=(self._code,), daemon=True).start()
+            code = Future[int]()
+            code.set_running_or_notify_cancel()  # no waiter cancels it for the others
+            thread = threading.Thread(target=self._await_end, args=(code,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no thread
+                while self._child.poll() is None:
+                    await asyncio.sleep(0.1)
+                self._await_end(code)
+            self._code = code
         return await asyncio.wrap_future(self._code)
 
     @property
