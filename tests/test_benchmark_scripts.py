@@ -33,9 +33,9 @@ def test_runs(command: str, figure: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["address-space", "threads", "descriptors"])
 def test_a_server_with_too_little_ends_or_serves(limit: str) -> None:
-    command = [sys.executable, str(FOLDER / "limits.py"), "--limits", limit, "--from", "0.6"]
+    command = [sys.executable, str(FOLDER / "limits.py"), "--limits", limit, "--from", "0.9"]
     done = subprocess.run(
-        [*command, "--to", "1.1", "--step", "0.5"], capture_output=True, text=True, timeout=600
+        [*command, "--to", "1.1", "--step", "0.2"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{limit} 1.10" in done.stdout or "left out" in done.stdout
