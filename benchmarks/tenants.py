@@ -113,7 +113,9 @@ async def ask(url: str, key: str, model: str, words: int, tokens: int, seed: int
     return Stream(arrivals[0] - start, (tokens - 1) / seconds)
 
 
-async def measured(url: str, greedy: int, asks: int, words: int, tokens: int) -> list[Stream]:
+async def measured(
+    url: str, greedy: int, asks: int, words: int, tokens: int, settle: float
+) -> list[Stream]:
     """The modest key's answers, beside `greedy` requests of the other."""
     model, stop = model_of(url), False
 
@@ -126,7 +128,7 @@ async def measured(url: str, greedy: int, asks: int, words: int, tokens: int) ->
     others = [asyncio.create_task(go_on(i + 1)) for i in range(greedy)]
     try:
         if others:
-            await asyncio.sleep(5)
+            await asyncio.sleep(settle)  # until all are read
         for seed in range(2):  # what is learned in the first steps
             await ask(url, "modest-0000", model, words, tokens, -1 - seed)
         return [await ask(url, "modest-0000", model, words, tokens, 7 + i) for i in range(asks)]
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--settle", type=float, default=15, help="seconds")
     parser.add_argument("--policies", default="fair,first-come")
     given = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -168,7 +171,7 @@ def main() -> None:
     for policy in given.policies.split(","):
         with server(given.model, policy, given.rows) as url:
             turns = [0, given.greedy] * given.rounds
-            sizes = given.asks, given.words, given.tokens
+            sizes = given.asks, given.words, given.tokens, given.settle
             found = [asyncio.run(measured(url, n, *sizes)) for n in turns]
         run = [[s for some in found[i::2] for s in some] for i in (0, 1)]
         alone, beside = map(late, run)
