@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from time import monotonic, perf_counter
 
 from attrs import define, field
@@ -20,10 +22,21 @@ BATCH = 16 << 20
 """Bytes that are written before the index has them."""
 READERS = 2
 LEAST_SHARE, MOST_SHARE = 4 << 20, 32 << 20
-"""Bytes that one of them reads before it turns to another fetch."""
+"""Bytes of a fetch that are worth a second one, and that one reads before it turns to another
+fetch."""
+NICE = 10
+"""The priority of threads that read and write."""
 PAUSE = 0.05
 """Seconds between two signals while more is on its way: who waits for a hundred parts looks at a
 few of them at once."""
+
+
+def give_way() -> None:
+    """Let this thread run when others do not need its core: those of a step wait for each other.
+    Only on Linux do threads have priorities of their own."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 @define(eq=False)
@@ -63,8 +76,8 @@ class Files:
     _signal: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._readers = ThreadPoolExecutor(READERS, "inferno-offload-read")
-        self._writer = ThreadPoolExecutor(1, "inferno-offload-write")
+        self._readers = ThreadPoolExecutor(READERS, "inferno-offload-read", give_way)
+        self._writer = ThreadPoolExecutor(1, "inferno-offload-write", give_way)
         self.descriptor, self._signal = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._signal, False)
@@ -99,24 +112,33 @@ class Files:
         """Read parts into their buffers."""
         with self._lock:
             self._left += len(work)
-        share = sum(each.buffer.nbytes for each in work) // READERS
-        share = min(max(share, LEAST_SHARE), MOST_SHARE)
+        share = max(sum(each.buffer.nbytes for each in work) // READERS, LEAST_SHARE)
         lists, left = list[list[Read]](), share
         for together in self.parts.together(work):
             lists.append(together)
             left -= sum(each.buffer.nbytes for each in together)
             if left <= 0:
-                self._readers.submit(self._read, lists)
+                self._begin_read(lists)
                 lists, left = [], share
         if lists:
-            self._readers.submit(self._read, lists)
+            self._begin_read(lists)
 
-    def _read(self, lists: list[list[Read]]) -> None:
-        started = perf_counter()
-        for work, whole in zip(lists, self.parts.read(lists), strict=True):
+    def _begin_read(self, lists: list[list[Read]]) -> None:
+        self._readers.submit(self._read, iter(lists), self.parts.read(lists))
+
+    def _read(self, lists: Iterator[list[Read]], results: Iterator[list[bool]]) -> None:
+        """Read some lists, and go on after those of other fetches. Systems read ahead in a file
+        that is read in order, so one reader has a stretch of it, by one descriptor."""
+        left, started = MOST_SHARE, perf_counter()
+        for whole, work in zip(results, lists, strict=False):  # `results` has something to do last
             seconds, started = perf_counter() - started, perf_counter()
             pairs = zip(work, whole, strict=True)
             self._report([Fetched(*each, seconds / len(work)) for each in pairs])
+            left -= sum(each.buffer.nbytes for each in work)
+            if left <= 0:
+                with suppress(RuntimeError):  # it has been closed
+                    self._readers.submit(self._read, lists, results)
+                return
 
     def _report(self, reports: Iterable[Written | Fetched]) -> None:
         with self._lock:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 from attrs import define
@@ -37,6 +38,10 @@ _SEAL = struct.Struct("<Q")
 """A checksum of the entry. A crash may leave some of it, or anything."""
 ENTRY_BYTES = _ENTRY.size + _SEAL.size
 _REMOVED = (1 << 64) - 1
+_SYNC_FILE_RANGE: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
+"""Linux's."""
+_WRITE = 2
+"""SYNC_FILE_RANGE_WRITE"""
 
 
 @define(eq=False)
@@ -127,6 +132,13 @@ def write_all(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         done += count
         buffers = _after(buffers, count)
     return done
+
+
+def write_out(descriptor: int, offset: int, nbytes: int) -> None:
+    """Let the system begin to write bytes from its memory to disk, where it can be asked to: else
+    it does so when there are many, and whoever writes next waits for them. Waits for nothing."""
+    if _SYNC_FILE_RANGE is not None:
+        _SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(nbytes), _WRITE)
 
 
 def read_all(descriptor: int, buffers: list[memoryview], offset: int) -> None:

@@ -12,7 +12,16 @@ import xxhash
 from attrs import define, field, frozen
 
 from inferno_offload.extents import Extents
-from inferno_offload.index import ENTRY_BYTES, Change, Index, Part, Place, read_all, write_all
+from inferno_offload.index import (
+    ENTRY_BYTES,
+    Change,
+    Index,
+    Part,
+    Place,
+    read_all,
+    write_all,
+    write_out,
+)
 
 if TYPE_CHECKING:  # a survey of folders needs no torch
     from inferno_offload.slots import Buffer
@@ -126,6 +135,8 @@ class PartsFile:
         writes = [each for each in work if isinstance(each, Write)]
         for together in _together(writes, AT_ONCE):
             places |= self._write(together)
+            nbytes = sum(each.buffer.nbytes for each in together)
+            write_out(self._descriptor, together[0].offset, nbytes)
         changes, self._unnoted = self._unnoted, []
         for each in work:
             if not isinstance(each, Write):
