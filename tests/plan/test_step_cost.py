@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from inferno.plan.step_budget import FIRST_TOKENS, LEAST_TOKENS, StepBudget, max_step_time
+from inferno.plan.step_budget import (
+    FEWEST_TOKENS,
+    FIRST_TOKENS,
+    LEAST_TOKENS,
+    StepBudget,
+    max_step_time,
+)
 from inferno.plan.step_cost import StepCost, Work
 from inferno.request.requests import ImagePart
 
@@ -150,7 +156,7 @@ def test_prompts_go_on_however_long_steps_take() -> None:
     steps = budget(Work(1, 10))
     steps.record(Work(2000, 0), 2000.0, alone=False)
     steps.begin()
-    assert steps.give(2000, 0) == LEAST_TOKENS
+    assert steps.give(2000, 0) == FEWEST_TOKENS
     assert steps.give(2000, 0) == 0
 
 

@@ -142,7 +142,7 @@ def test_an_error_of_a_rank_that_changes_ends_the_group(
     shared: Engine, other: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:
-        raise MemoryError("no room")
+        raise RuntimeError("no room")
 
     monkeypatch.setattr(FollowingResident, change, fails)
     with pytest.raises(EngineDeadError, match="rank 1.*no room"):

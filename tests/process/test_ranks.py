@@ -359,7 +359,7 @@ def test_a_rank_that_cannot_load_fails_the_start_with_its_reason(
     from inferno.process.ranks import following
 
     def load(*_: Any) -> Any:
-        raise MemoryError("no room")
+        raise RuntimeError("no room")
 
     monkeypatch.setattr(following, "load_model", load)
     with pytest.raises(EngineDeadError, match="rank 1.*no room"):

@@ -28,6 +28,7 @@ from inferno.configs.mel import (
     grid_tokens,
     heard,
     heard_by,
+    tower_name,
 )
 from inferno.configs.patterns import PatternError, begins_with
 from inferno.configs.processors import given_looks, grid_processor, transformers_processor
@@ -82,6 +83,7 @@ __all__ = [
     "numbered_layers",
     "read_config",
     "time_step_limit",
+    "tower_name",
     "transformers_processor",
     "typed_layers",
     "with_dense_layers",

@@ -167,19 +167,20 @@ def heard_by(checkpoint: Checkpoint, *names: str) -> RenamedView:
     """The same with modules of these names only."""
     modules = {f"{HEARING}.{name}": (f"thinker.{name}", f"model.{name}", name) for name in names}
     part = SeeingPart(checkpoint, modules=modules)
-    return RenamedView(part, {_own(name): name for name in part.names})
+    ours = {n: tower_name(n) if n.startswith(f"{HEARING}.") else n for n in part.names}
+    return RenamedView(part, {name: theirs for theirs, name in ours.items()})
 
 
 _OWN_NAMES = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
 """The encoder's matrices are not called as those that ranks divide: each holds it whole."""
 
 
-def _own(name: str) -> str:
-    if not name.startswith(f"{HEARING}."):
-        return name
+def tower_name(name: str) -> str:
+    """Return a tensor's name in an encoder of ours, of the name that transformers gives it. One of
+    ours stays as it is."""
     parts = [_OWN_NAMES.get(part, part) for part in name.split(".")]
     for i, part in enumerate(parts):
-        if part in ("fc1", "fc2"):
+        if part in ("fc1", "fc2") and parts[i - 1] != "mlp":
             parts[i] = f"mlp.{part}"
     return ".".join(parts)
 

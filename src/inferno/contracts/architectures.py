@@ -184,6 +184,11 @@ class Architecture:
     """A note for users; the plan shows it."""
     api_version: int = 1
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether its models read images or audio."""
+        return self.images is not None or self.audio is not None
+
     def is_named(self, name: str) -> bool:
         """Return whether a checkpoint that names this class means it."""
         return name.lower() in {each.lower() for each in (self.name, *self.aliases)}

@@ -22,7 +22,7 @@ from inferno.images.pixels import Picture, PixelFiles
 from inferno.images.preparing import Preparer
 from inferno.images.seeing import Seeing
 from inferno.llm.images import SeeingTokens, images_of
-from inferno.nn import ImageEncoder
+from inferno.nn import MediaEncoder
 from inferno.plan import Opened, Options, open_model
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
@@ -296,7 +296,7 @@ class ImageTests(SeeingToy):
         models = []
         for path in (checkpoint, tmp_path / to):
             with self.opened(path) as opened:
-                assert opened.plan.images is not None
+                assert opened.plan.media
                 models.append(load_model(opened))
         before, after = map(_encoders, models)
         assert before and before.keys() == after.keys()
@@ -320,8 +320,8 @@ class ImageTests(SeeingToy):
 
 
 def _encoders(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a loaded model's encoders of images, by name."""
-    encoders = [e for e in model.named_modules() if isinstance(e[1], ImageEncoder)]
+    """Return the tensors of a loaded model's encoders, by name."""
+    encoders = [e for e in model.named_modules() if isinstance(e[1], MediaEncoder)]
     return {
         f"{path}.{name}": tensor
         for path, encoder in encoders

@@ -121,9 +121,9 @@ class Folder:
 
     def config(self, encoding: Encoding | None) -> dict[str, Any]:
         """Return `config.json`."""
-        # A model that sees images has parts, which only its whole config tells apart.
-        sees = self.source.architecture.images is not None
-        config = {**(self.source.checkpoint.config if sees else self.view.config)}
+        # A model with an encoder has parts, which only its whole config tells apart.
+        whole = self.source.architecture.has_encoder
+        config = {**(self.source.checkpoint.config if whole else self.view.config)}
         config.pop("quantization_config", None)
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[key] = self.dtype
@@ -257,22 +257,23 @@ def linear_modules(source: Source) -> list[str]:
 
 def source_heads(source: Source) -> list[str]:
     """Return the paths of the linear layers that quantization does not apply to, tied heads and
-    encoders of images among them: other libraries have modules for them."""
+    encoders of images and audio among them: other libraries have modules for them."""
     return [path for path, quantizable in _linears(source) if not quantizable]
 
 
 def _linears(source: Source) -> list[tuple[str, bool]]:
     import torch
 
-    from inferno.nn import ImageEncoder, Linear, TiedLMHead
+    from inferno.nn import AudioEncoder, ImageEncoder, Linear, TiedLMHead
 
     with torch.device("meta"):
         model = source.architecture.build(source.model)
-    seeing = {m for e in model.modules() if isinstance(e, ImageEncoder) for m in e.modules()}
+    encoders = [m for m in model.modules() if isinstance(m, ImageEncoder | AudioEncoder)]
+    inside = {module for encoder in encoders for module in encoder.modules()}
     return [
         (
             checkpoint_path(path),
-            isinstance(module, Linear) and module.quantizable and module not in seeing,
+            isinstance(module, Linear) and module.quantizable and module not in inside,
         )
         for path, module in model.named_modules()
         if isinstance(module, Linear | TiedLMHead)

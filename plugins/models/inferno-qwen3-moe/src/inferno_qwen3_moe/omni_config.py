@@ -17,6 +17,7 @@ from inferno.configs import (
     MelProcessor,
     check_known,
     check_positive,
+    tower_name,
 )
 from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart
 from inferno.errors import CheckpointError
@@ -111,8 +112,6 @@ def hears(config: Qwen3OmniMoeConfig, fields: Mapping[str, Any]) -> MelProcessor
 
 
 _TOWER = f"{HEARING}.audio_tower"
-_OWN_NAMES = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
-"""The encoder's matrices are not called as those that ranks divide: each holds it whole."""
 
 
 def thinking(checkpoint: Checkpoint) -> Checkpoint:
@@ -128,8 +127,7 @@ def thinking(checkpoint: Checkpoint) -> Checkpoint:
 
 def _own(name: str) -> str:
     if name.startswith(f"{_TOWER}."):
-        parts = [_OWN_NAMES.get(part, part) for part in name.split(".")]
-        return ".".join(f"mlp.{part}" if part in ("fc1", "fc2") else part for part in parts)
+        return tower_name(name)
     if name.startswith(f"{ENCODER}.merger"):
         name = name.replace(f"{ENCODER}.merger_list.", f"{ENCODER}.deepstack_merger_list.")
         for theirs, ours in (("ln_q", "norm"), ("mlp.0", "linear_fc1"), ("mlp.2", "linear_fc2")):

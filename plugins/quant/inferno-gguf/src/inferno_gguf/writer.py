@@ -95,9 +95,9 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
 
 def _dialect(source: DenseCheckpoint) -> Dialect:
     own = source.architecture.dialects.get("gguf")
-    if own is None and source.architecture.images is not None:
+    if own is None and source.architecture.has_encoder:
         raise UnsupportedError(
-            "GGUF files keep an encoder of images in a second file, which is not written",
+            "GGUF files keep encoders in a second file, which is not written",
             "Convert to safetensors or to a scheme of it, which keep the encoder as it is; or "
             "convert llama.cpp's GGUF file of the text model, beside which its encoder still fits.",
         )
