@@ -32,6 +32,7 @@ class TestSecond(Kit):
 """
 
 
+@pytest.mark.slow
 def test_of_a_grid_the_first_case_of_each_file_is_not_slow(tmp_path: Path) -> None:
     for name in ("test_one.py", "test_two.py"):
         tmp_path.joinpath(name).write_text(TESTS)

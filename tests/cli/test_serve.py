@@ -82,6 +82,7 @@ def test_flags_reach_the_server_and_ctrl_c_ends_it(
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

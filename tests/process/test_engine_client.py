@@ -306,6 +306,7 @@ def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux says when a process has ended")
+@pytest.mark.slow
 def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
     code = """
         import asyncio

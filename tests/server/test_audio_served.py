@@ -117,6 +117,7 @@ def test_every_api_and_python_let_the_model_hear_the_same(http: Any, checkpoint:
             local.generate(prompt)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_model_takes_what_the_other_takes(http: Any, checkpoint: Path) -> None:
     wanted = said(chat(http, TEXT, part(ONE)))
 

@@ -236,6 +236,7 @@ class CommunicatorTests:
         with pytest.raises(ConnectionError):
             ours.all_reduce(torch.ones(100))
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the system has no such signals")
     def test_a_stopped_rank_is_not_waited_for_longer_than_is_asked(self, tmp_path: Path) -> None:
         ours = self.build(RankPlace(rank=0, ranks=2, folder=str(tmp_path), seconds=1.5))

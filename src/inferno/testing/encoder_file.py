@@ -272,6 +272,7 @@ class EncoderFileTests(SeeingToy):
             self.opened(other)
         assert "--mmproj" in caught.value.remedy
 
+    @pytest.mark.slow
     def test_a_file_without_one_of_its_tensors_is_refused(
         self, pair: Path, reference: Any, tensors: Mapping[str, Tensor], tmp_path: Path
     ) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper
 
 from inferno.llm import AsyncLLM
 from inferno.plan import resolve
+from inferno.testing import alike
 
 PROMPT = [5 + 7 * i % 90 for i in range(40)]
 LIMIT = timedelta(seconds=60)
@@ -97,7 +98,8 @@ def generate(server: httpx.Client) -> tuple[list[int], str]:
     return ids, answer.json()["meta_info"]["weight_version"]
 
 
-@pytest.mark.parametrize("how", ["at once", "in a pause", "in parts"])
+@alike
+@pytest.mark.parametrize("how", ["in a pause", "at once", "in parts"])
 def test_weights_of_a_process_group_answer_as_the_same_weights_of_a_file(
     server: httpx.Client, tmp_path: Path, how: str
 ) -> None:
@@ -148,6 +150,7 @@ def test_tensors_that_do_not_fit_change_nothing(server: httpx.Client) -> None:
     assert generate(server) == before
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_ends_the_group_and_nothing_else(server: httpx.Client) -> None:
     before = generate(server)
     port = free_port()

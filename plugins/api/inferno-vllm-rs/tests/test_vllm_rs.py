@@ -329,6 +329,7 @@ def test_devices_are_counted_from_0() -> None:
     assert "CUDA_VISIBLE_DEVICES" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_a_module_runs_infernos_command() -> None:
     pytest.importorskip("inferno_demo")
     line = "completion --w demo --dtype f32 --prompts import|import --max-tokens 4 --temperature 0"

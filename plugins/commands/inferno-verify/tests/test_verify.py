@@ -105,6 +105,7 @@ def test_what_is_unusual_among_files_is_named(tmp_path: Path) -> None:
     assert list(survey(hostile.MODEL)) == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_may_hang_is_named(tmp_path: Path) -> None:
     hangs = ("nested repeats", "alternatives", "a group of groups", "a large repeat")
     for name in hangs:

@@ -323,6 +323,7 @@ def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
     assert dense == {"lm_head"} and isinstance(model.get_submodule("lm_head"), LMHead)
 
 
+@pytest.mark.slow
 def test_config_and_headers_need_no_torch(tmp_path: Path) -> None:
     reference_of(TestOlmoe.config).save_pretrained(tmp_path)
     code = (

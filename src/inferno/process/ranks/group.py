@@ -32,8 +32,8 @@ PLAN = "plan.json"
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
 _PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 10.0
-"""Seconds to wait for the last words of a rank, once its end is felt; and of one that ended by
-itself, which says why, over a network perhaps later than its machine tells the end."""
+"""Seconds to wait for the last words of a rank, once its end is felt; and of one that ended with an
+error of its own, which says why, over a network perhaps later than its machine tells the end."""
 _RESTARTED = "It is restarted with the engine; in a program, load the model again."
 
 log = logging.getLogger("inferno.process")
@@ -243,7 +243,10 @@ class Group:
         while error is None or not isinstance(error, KeyboardInterrupt):
             said = self._listen(0.05)
             heard_all = self._machines is None and self._endings and not said
-            exited = any(" code " in ending for ending in [*self._endings.values()])
+            exited = any(
+                " code " in ending and messages.PEACE not in ending
+                for ending in [*self._endings.values()]
+            )
             until = felt + (_PATIENCE_FOR_AN_EXIT if exited else _PATIENCE)
             if self._failures() or time.monotonic() > until or heard_all:
                 break

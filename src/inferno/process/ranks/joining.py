@@ -296,12 +296,8 @@ class Ranks:
     @property
     def _peaceful(self) -> bool:
         """Whether one has ended, and all that have were told to."""
-        return bool(self._endings) and set(self._endings.values()) == {PEACE}
+        return bool(self._endings) and set(self._endings.values()) == {messages.PEACE}
 
     def kill(self) -> None:
         for process in self._processes.values():
             process.kill()
-
-
-PEACE = "ended with code 0"
-"""How a rank ends that rank 0 has told to."""

@@ -30,6 +30,8 @@ REFUSED, WELCOME, DECLINED, STARTED, BEAT, ENDED = b"r", b"w", b"d", b"s", b"b",
 """Kinds of messages between machines: the two answers to one that arrives, and its two answers;
 then signs of life both ways, and how its ranks end."""
 
+PEACE = "ended with code 0"
+"""How a rank ends that rank 0 has told to."""
 Drawn = list[list[int]]
 """The tokens that each sampling slice of a step drew: one, and one more for each accepted draft."""
 
