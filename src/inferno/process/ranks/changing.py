@@ -35,26 +35,19 @@ class LeadingResident(Resident):
         except BaseException:
             if temporary:
                 path.unlink(missing_ok=True)
-            with self.group.together():
-                self.group.begin_change(Change(action="forget"))
-                self.group.end_change()
+            with self.group.changing(Change(action="forget")):
+                pass
             raise
 
     def apply(self, update: Update, version: str | None = None, *, load: bool = True) -> None:
-        with self.group.together():
-            self.group.begin_change(Change(action="apply", load=load))
+        with self.group.changing(Change(action="apply", load=load)):
             super().apply(update, version, load=load)
-            self.group.end_change()
 
     def release(self, level: int) -> None:
-        with self.group.together():
-            self.group.begin_change(Change(action="release", level=level))
+        with self.group.changing(Change(action="release", level=level)):
             super().release(level)
-            self.group.end_change()
 
     def restore(self) -> Loaded:
-        with self.group.together():
-            self.group.begin_change(Change(action="restore"))
+        with self.group.changing(Change(action="restore")):
             loaded = super().restore()
-            self.group.end_change()
         return loaded

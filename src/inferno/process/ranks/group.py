@@ -204,6 +204,15 @@ class Group:
                 raise error
 
     @contextmanager
+    def changing(self, change: messages.Change) -> Iterator[None]:
+        """Context in which rank 0 changes what all followers change meanwhile. An error of any ends
+        the group."""
+        with self.together():
+            self.begin_change(change)
+            yield
+            self.end_change()
+
+    @contextmanager
     def together(self) -> Iterator[None]:
         """Context in which an error ends the group: others are in what this rank has left."""
         self.check()

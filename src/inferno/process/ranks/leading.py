@@ -205,9 +205,8 @@ class LeadingHome(Home):
     def rerun(
         self, plan: Plan, groups: CacheGroups, sessions: Sessions | None
     ) -> tuple[ModelRunner, NoStore]:
-        with self.group.together():
-            self.group.begin_change(Change(action="run"))
-            self.group.end_change()
+        with self.group.changing(Change(action="run")):
+            pass
         return super().rerun(plan, groups, sessions)
 
     def rest(self) -> None:
