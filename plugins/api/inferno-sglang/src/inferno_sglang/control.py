@@ -10,6 +10,7 @@ from litestar.params import FromQuery, JSONBody
 
 from inferno.errors import CheckpointError, InfernoError, RequestError
 from inferno.server.api import Models, Parsed, admin_only, post_body
+from inferno_sglang.answers import failed, succeeded
 from inferno_sglang.groups import groups_of
 from inferno_sglang.running import running_of
 from inferno_sglang.schema import AbortRequest, MemoryRequest, PauseRequest, UpdateFromDiskRequest
@@ -145,15 +146,7 @@ async def update_from_disk(
     try:
         version = await llm.update_weights(body.model_path, version=body.weight_version, mode=mode)
     except InfernoError as error:
-        told = {"success": False, "message": str(error), "num_paused_requests": 0}
-        wrong = isinstance(error, CheckpointError)  # the file, not the server
-        return Response(told, status_code=400 if wrong else error.status)
-    return Response(
-        {
-            "success": True,
-            "message": "Succeeded to update model weights.",
-            "num_paused_requests": 0,
-            "weight_version": version,
-        },
-        status_code=200,
+        return failed(error, num_paused_requests=0)
+    return succeeded(
+        "Succeeded to update model weights.", num_paused_requests=0, weight_version=version
     )

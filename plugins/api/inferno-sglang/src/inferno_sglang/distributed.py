@@ -9,8 +9,9 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.contracts import COMPUTE_DTYPES
-from inferno.errors import CheckpointError, InfernoError, RequestError
+from inferno.errors import InfernoError, RequestError
 from inferno.server.api import Models, Parsed, admin_only, post_body
+from inferno_sglang.answers import failed, succeeded
 from inferno_sglang.groups import groups_of
 from inferno_sglang.schema import InitGroupRequest, LeaveGroupRequest, UpdateFromGroupRequest
 
@@ -46,8 +47,8 @@ async def init_group(
     try:
         await groups_of(request).join(body.group_name, place)
     except InfernoError as error:
-        return _failed(error)
-    return _done("Succeeded to initialize custom process group.")
+        return failed(error)
+    return succeeded("Succeeded to initialize custom process group.")
 
 
 @post_body(UpdateFromGroupRequest, guards=[admin_only])
@@ -64,11 +65,11 @@ async def update_from_group(
             group = groups.named(body.group_name)
             await group.receive(body.names, dtypes, body.shapes, body.weight_version)
         if llm.is_paused or body.flush_cache is False:
-            return _done("Received; loaded before generation continues.")
+            return succeeded("Received; loaded before generation continues.")
         await groups.load(llm, "abort" if body.abort_all_requests else "wait")
     except InfernoError as error:
-        return _failed(error)
-    return _done("Succeeded to update parameter online.", weight_version=llm.weight_version)
+        return failed(error)
+    return succeeded("Succeeded to update parameter online.", weight_version=llm.weight_version)
 
 
 @post_body(LeaveGroupRequest, guards=[admin_only])
@@ -79,8 +80,8 @@ async def leave_group(
     try:
         await groups_of(request).leave(data.body.group_name)
     except InfernoError as error:
-        return _failed(error)
-    return _done("Succeeded to destroy custom process group.")
+        return failed(error)
+    return succeeded("Succeeded to destroy custom process group.")
 
 
 def _checked(body: UpdateFromGroupRequest) -> list[str]:
@@ -103,14 +104,3 @@ def _checked(body: UpdateFromGroupRequest) -> list[str]:
                 f"{name[:200]} has the shape {shape}", "Send its sizes.", param="shapes"
             )
     return dtypes
-
-
-def _done(message: str, **more: Any) -> Response[dict[str, Any]]:
-    return Response({"success": True, "message": message, **more}, status_code=200)
-
-
-def _failed(error: InfernoError) -> Response[dict[str, Any]]:
-    """As SGLang, whose clients look for `success`."""
-    wrong = isinstance(error, CheckpointError)  # the tensors, not the server
-    told = {"success": False, "message": str(error)}
-    return Response(told, status_code=400 if wrong else error.status)

@@ -49,7 +49,7 @@ class Receiver:
         seconds: float,
     ) -> Receiver:
         """Join the group of a trainer that listens at an address. Raises RequestError, and what
-        torch does if nobody listens for so many seconds."""
+        torch does if nobody is listening within `seconds`."""
         import torch
         from torch.distributed.distributed_c10d import _new_process_group_helper
 
@@ -101,7 +101,7 @@ class Receiver:
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(
             stop, signal.SIG_IGN
