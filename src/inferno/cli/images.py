@@ -11,7 +11,7 @@ import rich_click as click
 from inferno import host
 
 if TYPE_CHECKING:
-    from inferno.plan import Plan
+    from inferno.plan import AudioUse, ImageUse, Plan
 
 _engine = partial(click.option, panel="Engine")
 _network = partial(click.option, panel="Network")
@@ -81,30 +81,27 @@ def image_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     """The encoder, what it takes, and how many tokens an image has."""
     if (use := plan.images) is None:
         return
-    working = next((item.nbytes for item in plan.memory if item.name == "image encoder"), 0)
-    yield (
-        "images",
-        f"{use.encoder}: {use.num_parameters / 1e6:,.1f}M parameters, "
-        f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes",
-        origin,
-    )
+    yield "images", _encoder(use, plan, "image encoder"), origin
     if use.file:
         yield "", f"of {use.file}", ""
     yield "", f"a token for {use.side} x {use.side} pixels, at most {use.most_tokens} an image", ""
     yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of images that come again", ""
 
 
+def _encoder(use: ImageUse | AudioUse, plan: Plan, item: str) -> str:
+    """Describe an encoder, whose memory while it computes is an item of the plan's."""
+    working = next((each.nbytes for each in plan.memory if each.name == item), 0)
+    return (
+        f"{use.encoder}: {use.num_parameters / 1e6:,.1f}M parameters, "
+        f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes"
+    )
+
+
 def audio_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     """The encoder, what it takes, how many tokens audio has, and how long it may be."""
     if (use := plan.audio) is None:
         return
-    working = next((item.nbytes for item in plan.memory if item.name == "audio encoder"), 0)
-    yield (
-        "audio",
-        f"{use.encoder}: {use.num_parameters / 1e6:,.1f}M parameters, "
-        f"{host.format_bytes(use.nbytes)}, and {host.format_bytes(working)} while it computes",
-        origin,
-    )
+    yield "audio", _encoder(use, plan, "audio encoder"), origin
     seconds, tokens = use.chunk
     yield "", f"{tokens} tokens for {seconds:g} s, at most {use.most_seconds:g} s", ""
     yield "", f"{host.format_bytes(use.cache_bytes)} for embeddings of audio that comes again", ""

@@ -10,6 +10,7 @@ from inferno.contracts import DTYPE_BYTES, AudioModelConfig
 from inferno.errors import UnsupportedError
 from inferno.plan.audio_use import AudioUse
 from inferno.plan.decided import Decided
+from inferno.plan.images import num_parameters
 from inferno.plan.plan import MemoryItem
 from inferno.plan.stages import Given, ModelFacts
 
@@ -27,9 +28,7 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
             f"{offered.name}: its config lacks attributes of contracts.AudioModelConfig",
             "Upgrade the plugin.",
         )
-    within = f"{config.audio_encoder}."
-    stored = model.checkpoint.tensors.items()
-    count = sum(math.prod(info.shape) for name, info in stored if name.startswith(within))
+    count = num_parameters(model, config.audio_encoder)
     [(_, offer)] = model.architecture.offers
     seconds, tokens = config.audio_chunk
     most = min(options.max_audio_seconds or MOST_SECONDS, config.audio_seconds)

@@ -19,6 +19,12 @@ limit, 16384, takes four times as much memory beside the weights, and 16 times a
 that attend to all of it."""
 
 
+def num_parameters(model: ModelFacts, encoder: str) -> int:
+    """Return how many an encoder has in the checkpoint, by its module's path."""
+    stored = model.checkpoint.tensors.items()
+    return sum(math.prod(info.shape) for name, info in stored if name.startswith(f"{encoder}."))
+
+
 def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageUse | None]:
     """Return how a model sees images; None if it reads text only. Raises UnsupportedError,
     OptionError."""
@@ -30,9 +36,7 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
             f"{offered.name}: its config lacks attributes of contracts.ImageModelConfig",
             "Upgrade the plugin.",
         )
-    within = f"{config.image_encoder}."
-    stored = model.checkpoint.tensors.items()
-    count = sum(math.prod(info.shape) for name, info in stored if name.startswith(within))
+    count = num_parameters(model, config.image_encoder)
     [(_, offer)] = model.architecture.offers
     longest = options.max_model_len or config.max_position_embeddings
     most = min(options.max_image_tokens or MOST_TOKENS, longest)
