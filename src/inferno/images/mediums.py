@@ -22,6 +22,8 @@ class Medium:
     """How an address with all of it begins."""
     lack: str
     """What a model does that has no encoder for it."""
+    remedy: str
+    """What to use instead of such a model."""
 
     @property
     def code(self) -> str:
@@ -36,6 +38,7 @@ IMAGE = Medium(
     files="a PNG, JPEG, WebP, GIF or BMP file of one frame",
     example="data:image/png;base64,...",
     lack="sees no images",
+    remedy="use a model that sees images.",
 )
 AUDIO = Medium(
     name="audio",
@@ -44,5 +47,6 @@ AUDIO = Medium(
     files="a WAV, FLAC, Ogg or MP3 file",
     example="data:audio/wav;base64,...",
     lack="hears no audio",
+    remedy="use a model that hears audio.",
 )
 MEDIUMS = {medium.name: medium for medium in (IMAGE, AUDIO)}

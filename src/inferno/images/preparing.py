@@ -59,7 +59,7 @@ class Preparer:
         """Return what prepares images for an opened model. Raises UnsupportedError."""
         plan, architecture = opened.plan, opened.parts.architecture
         if plan.images is None or architecture.images is None:
-            raise UnsupportedError(lacks(plan.model_id, IMAGE), "Use a model that sees images.")
+            raise _unread(plan.model_id, IMAGE)
         fields, most = opened.text().image_processor, plan.images.most_tokens
         process = architecture.images(opened.config, fields, most)
         return cls(opened.config, most, process, _identity(opened, plan.images, fields))
@@ -112,7 +112,7 @@ class AudioPreparer:
         """Return what prepares audio for an opened model. Raises UnsupportedError."""
         plan, architecture = opened.plan, opened.parts.architecture
         if plan.audio is None or architecture.audio is None:
-            raise UnsupportedError(lacks(plan.model_id, AUDIO), "Use a model that hears audio.")
+            raise _unread(plan.model_id, AUDIO)
         use, fields = plan.audio, opened.text().audio_processor
         process = architecture.audio(opened.config, fields)
         identity = _identity(opened, use, fields)
@@ -168,6 +168,10 @@ def _written(pixels: Pixels, digest: bytes, count: int, folder: Path, medium: Me
     if not (path := folder / digest.hex()).exists():
         write(path, values.astype("float32", copy=False).tobytes())
     return Prepared(digest, pixels.grid, count, values.size * 4, medium.name)
+
+
+def _unread(model: str, medium: Medium) -> UnsupportedError:
+    return UnsupportedError(lacks(model, medium), medium.remedy.capitalize())
 
 
 def lacks(model: str, medium: Medium, *, only_text: bool = False) -> str:

@@ -290,10 +290,9 @@ def check_read(sources: Sequence[Source], images: PromptImages | None, model: st
     for each in sources:
         medium, param = each.medium, each.param
         if images is None or not images.takes(medium):
-            does = "sees images" if medium is IMAGE else "hears audio"
             raise RequestError(
                 f"{param} is {medium.noun}, and {lacks(model, medium, only_text=images is None)}",
-                f"Leave it out, or use a model that {does}.",
+                f"Leave it out, or {medium.remedy}",
                 param=param,
                 code="unsupported_parameter",
             )
