@@ -205,7 +205,7 @@ def main() -> None:
     given = parser.parse_args()
     kinds, bad = list(given.limits), 0
     if "threads" in kinds and os.geteuid() == 0 and shutil.which("setpriv") is None:
-        print("threads are not limited for root, and there is no setpriv: left out")
+        print("skipped threads: they are not limited for root, and setpriv is missing")
         kinds.remove("threads")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -132,7 +132,7 @@ class Bench:
 
 
 def longer(ref: str, positions: int, folder: Path) -> str:
-    """Return a copy of a checkpoint whose contexts may have so many positions."""
+    """Return a copy of a checkpoint whose contexts may have that many positions."""
     with open_model(ref, Options()) as opened:
         path = Path(opened.plan.path)
     for file in path.iterdir():

@@ -136,7 +136,7 @@ def write_all(descriptor: int, buffers: list[memoryview], offset: int) -> int:
 
 def write_out(descriptor: int, offset: int, nbytes: int) -> None:
     """Let the system begin to write bytes from its memory to disk, where it can be asked to: else
-    it does so when there are many, and whoever writes next waits for them. Waits for nothing."""
+    it does so when there are many, and whoever writes next waits for them. Does not wait."""
     if _SYNC_FILE_RANGE is not None:
         _SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(nbytes), _WRITE)
 
