@@ -46,6 +46,7 @@ PLAN: Any = SimpleNamespace(
     max_model_len=100_000,
     nbytes=0,
     images=None,
+    media=(),
     memory=(),
     sessions=None,
     grammars=(),

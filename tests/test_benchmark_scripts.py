@@ -12,7 +12,6 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, figure",
     [
