@@ -166,7 +166,7 @@ class Move(NamedTuple):
     target: int
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)  # a cached property of a class with slots costs 1 us to make
 class Step:
     """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new)
     host work)."""

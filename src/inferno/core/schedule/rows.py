@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import count as counter
 
 from attrs import define, field
@@ -81,10 +81,12 @@ class Rows:
         self._arriving[key] = sequence
         return key
 
-    def arrived(self, keys: Iterable[int]) -> None:
+    def arrived(self, keys: Collection[int]) -> None:
         """Let the sequences go on that wait for these moves, or for loads that are planned."""
-        landed = [sequence.arriving for sequence in self.store.landed()]
-        for key in (*keys, *landed):
+        landed = self.store.landed()
+        if not (keys or landed):  # nearly always
+            return
+        for key in (*keys, *(sequence.arriving for sequence in landed)):
             if key is not None and (sequence := self._arriving.pop(key, None)) is not None:
                 sequence.arriving = None
 

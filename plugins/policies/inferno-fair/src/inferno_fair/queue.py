@@ -115,9 +115,11 @@ class FairQueue(Generic[T]):
             self._present = self._rows.keys() | self._waiting.keys()
         rows, flows = self._rows, self._present
         if len(flows) < 2:
-            self._rows = Counter(dict.fromkeys(flows, len(running)))
-            self._order = []
-            self._resting, self._served, self._credit = set(), {}, {}
+            for flow in flows:
+                rows[flow] = len(running)
+            if self._order:
+                self._order = []
+                self._resting, self._served, self._credit = set(), {}, {}
             return running
         self._note(flows)
         wanted = {flow: rows[flow] + len(self._waiting.get(flow, ())) for flow in flows}
