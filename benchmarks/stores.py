@@ -4,7 +4,8 @@
 
 Save and load are compared with one copy of memory, files with `dd` of the same sizes, in turns. The
 page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
-prompt, or several, is loaded from host memory and from disk while another sequence generates.
+prompt, or several, is loaded from host memory and from disk while another sequence generates. Steps
+that compute prompts' last tokens are told apart: they would, wherever the others came from.
 
 On a busy machine only ratios mean something. Copies are of processor time; files of both: what the
 store takes includes the copy out of the cache, and checksums. Both write their files again and
@@ -233,31 +234,35 @@ def steps(model: str, folder: Path, turn: int, count: int) -> None:
             engine._scheduler._groups.reset()
             before = engine.stats().store_loaded_bytes
             told = while_loading(engine, prompts)
-        alone, loading, waited, cpu = told
+        alone, loading, computing, waited, cpu = told
         moved = engine.stats().store_loaded_bytes - before
         engine.close()
         print(
             f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}: median "
             f"alone {1e3 * alone:.1f} ms, meanwhile {1e3 * statistics.median(loading):.1f} ms, "
-            f"longest {max(loading) / alone:.2f} x the first; all have begun after {waited:.2f} s\n"
-            f"  waiting alone for a fetch takes {cpu:.1%} of a core"
+            f"longest {max(loading) / alone:.2f} x the first, of {len(loading)}; with last tokens "
+            f"of prompts {max(computing) / alone:.2f} x, of {len(computing)}; all have begun after "
+            f"{waited:.2f} s\n  waiting alone for a fetch takes {cpu:.1%} of a core"
         )
 
 
 def while_loading(
     engine: Engine, prompts: list[list[int]]
-) -> tuple[float, list[float], float, float]:
-    """Return the median step alone, the steps while prompts are loaded, the seconds to the last
-    one's first token, and the processor time of a wait without anything to run."""
+) -> tuple[float, list[float], list[float], float, float]:
+    """Return the median step alone, the steps while prompts are loaded, those of them that compute
+    tokens of prompts apart, the seconds to the last prompt's first token, and the processor time of
+    a wait without anything to run."""
     ask(engine, "running", [5, 6, 7], 500)
     alone = [timed(engine.step, time.perf_counter) for _ in range(20)]
     for i, prompt in enumerate(prompts):
         ask(engine, f"late {i}", prompt, 1)
-    start, loading, waiting = time.perf_counter(), list[float](), len(prompts)
+    start, waiting = time.perf_counter(), len(prompts)
+    loading, computing = list[float](), list[float]()
     while waiting:
-        begun = time.perf_counter()
+        before, begun = engine.stats().step_tokens, time.perf_counter()
         outputs = engine.step()
-        loading.append(time.perf_counter() - begun)
+        took = time.perf_counter() - begun
+        (loading if engine.stats().step_tokens - before < 2 else computing).append(took)
         waiting -= sum(output.request_id.startswith("late") for output in outputs)
     waited = time.perf_counter() - start
     engine.abort("running")
@@ -273,7 +278,7 @@ def while_loading(
         cpu = (time.thread_time() - used) / waited_for if waited_for > 1e-3 else 0.0
         engine.step()  # the last one computes
     drain(engine)
-    return statistics.median(alone), loading[:-1] or loading, waited, cpu
+    return statistics.median(alone), loading, computing, waited, cpu
 
 
 def drain(engine: Engine) -> None:

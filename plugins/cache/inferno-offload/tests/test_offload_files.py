@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from select import select
 from time import monotonic
@@ -74,9 +75,35 @@ def test_memory_that_only_bursts_need_can_be_written_again() -> None:
         for buffer in buffers:
             buffer.data.fill_(content)
         slots.give(buffers.pop(7))
+        slots.trim()
         assert all((buffer.data == content).all() for buffer in buffers), "a neighbour lost bytes"
         for buffer in buffers:
             slots.give(buffer)
+
+
+def test_memory_is_trimmed_by_one_thread_while_another_uses_it() -> None:
+    slots, ended = Slots.of(2 * 4096, 0, 64 * 2 * 4096), threading.Event()
+
+    def trim() -> None:
+        while not ended.is_set():
+            slots.trim()
+
+    thread = threading.Thread(target=trim)
+    thread.start()
+    try:
+        for turn in range(300):
+            buffers = [slots.take() for _ in range(1 + turn % 64)]
+            assert len({buffer.slot for buffer in buffers}) == len(buffers)
+            for buffer in buffers:
+                buffer.data.fill_(turn % 251)
+            assert all((buffer.data == turn % 251).all() for buffer in buffers)
+            for buffer in buffers:
+                slots.give(buffer)
+    finally:
+        ended.set()
+        thread.join()
+    slots.trim()
+    assert sorted(slots.take().slot for _ in range(64)) == list(range(64)), "a slot is lost"
 
 
 def test_a_group_without_bytes_has_no_slots() -> None:

@@ -76,17 +76,19 @@ class Admission:
         self.rows.adapters.freed = False
         while budget and self.rows.free:
             fitting = self.steps.admitting(budget)
-            if not fitting or (taken := self._next(fitting)) is None:
+            if not fitting or (taken := self._next(fitting, streams=bool(slices))) is None:
                 break
             admitted.append(taken)
             if taken.arriving is None:
                 slices.append(self._first_slice(taken, fitting))
                 budget -= slices[-1].num_tokens
+            elif slices and taken.num_stored:
+                break  # streams do not wait until many prompts' blocks have places
         return admitted
 
-    def _next(self, budget: int) -> Sequence | None:
+    def _next(self, budget: int, *, streams: bool) -> Sequence | None:
         """Give the first waiting sequence a row and its cached blocks. Returns None while its first
-        slice does not fit."""
+        slice does not fit, or, if the step has `streams`, once one is set aside."""
         rows, groups, running = self.rows, self.rows.groups, self.rows.running
         while rows.free and groups.available() > len(running):  # a full hit needs a block too
             if (sequence := self.queue.first()) is None:
@@ -101,6 +103,8 @@ class Admission:
             whole = match if needs_prompt(sequence) else rows.store.extended(sequence, match)
             if whole is None:
                 self.queue.pop()  # it comes back, and others overtake it
+                if streams:  # a long prompt's parts take milliseconds to ask for
+                    return None
                 continue
             # A loaded prefix needs all its blocks at once, a computed one only its first slice's:
             # without room for what the store has, the shorter match may still fit.

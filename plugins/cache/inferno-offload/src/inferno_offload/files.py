@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, perf_counter
@@ -98,6 +98,10 @@ class Files:
         """Note that a part's extent may be another's from now on."""
         self._work.append(part)
         self._writer.submit(self._write)
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Let the thread that writes do something else."""
+        self._writer.submit(work)
 
     def _write(self) -> None:
         """Do some of the work: often all of it, so that the next calls have none."""

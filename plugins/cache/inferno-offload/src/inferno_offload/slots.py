@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap as mmap_module
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 
 import torch
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 from torch import Tensor
 
 SPARE, BURST = 64 << 20, 1 << 30
@@ -23,11 +24,9 @@ class Buffer:
 
     data: Tensor
     slot: int = -1
-    """Its place among the others of its group; -1: it has memory of its own."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
+    """Its place among the others of its group; -1: it has separate memory."""
+    nbytes: int = field(default=Factory(lambda buffer: buffer.data.nbytes, takes_self=True))
+    """Those of `data`: a tensor takes a microsecond to tell, and many ask."""
 
 
 @define(eq=False)
@@ -44,6 +43,10 @@ class Slots:
     _unused: int = 0
     """The first slot that was never given out; there are no free ones after `_free` but these."""
     _free: list[int] = field(factory=list)
+    _returned: deque[int] = field(factory=deque)
+    """Free ones whose memory the system is to have: `trim` lets it go."""
+    _trimmed: deque[int] = field(factory=deque)
+    """Those of which it has."""
 
     @classmethod
     def of(cls, size: int, kept: int, most: int) -> Slots:
@@ -59,23 +62,46 @@ class Slots:
         return cls(size, torch.empty(0))
 
     def take(self) -> Buffer:
+        while self._trimmed:
+            heappush(self._free, self._trimmed.popleft())
         if self._free:
             slot = heappop(self._free)
+        elif (returned := _popped(self._returned.popleft)) is not None:
+            slot = returned
         elif self._unused < len(self.memory):
             slot, self._unused = self._unused, self._unused + 1
         else:
             return Buffer(torch.empty(self.size, dtype=torch.uint8))
-        return Buffer(self.memory[slot], slot)
+        return Buffer(self.memory[slot], slot, self.size)
 
-    def give(self, buffer: Buffer) -> None:
-        """Take a buffer back. Its content is lost once it is given out again."""
+    def give(self, buffer: Buffer) -> bool:
+        """Take a buffer back. Its content is lost once it is given out again. Returns whether there
+        is something to trim."""
         if buffer.slot < 0:
-            return
-        heappush(self._free, buffer.slot)
-        begin = -(-(buffer.slot * self.size) // PAGESIZE) * PAGESIZE
-        end = (buffer.slot + 1) * self.size // PAGESIZE * PAGESIZE
-        if self._pages is not None and _FREE is not None and self._kept <= begin < end:
-            self._pages.madvise(_FREE, begin, end - begin)
+            return False
+        if self._pages is None or _FREE is None or not self._kept <= buffer.slot * self.size:
+            heappush(self._free, buffer.slot)
+            return False
+        self._returned.append(buffer.slot)
+        return True
+
+    def trim(self) -> None:
+        """Let the system have the memory of buffers beyond those that are kept. A gigabyte takes it
+        25 ms: another thread may do it, while this one takes and gives."""
+        while (slot := _popped(self._returned.pop)) is not None:  # now nobody is given it
+            begin = -(-(slot * self.size) // PAGESIZE) * PAGESIZE
+            end = (slot + 1) * self.size // PAGESIZE * PAGESIZE
+            if begin < end and self._pages is not None and _FREE is not None:
+                self._pages.madvise(_FREE, begin, end - begin)
+            self._trimmed.append(slot)
+
+
+def _popped(pop: Callable[[], int]) -> int | None:
+    """Return a slot from one end of the queue. None: it is empty, or another thread was faster."""
+    try:
+        return pop()
+    except IndexError:
+        return None
 
 
 def runs(places: Sequence[int], buffers: Sequence[Buffer]) -> Iterator[tuple[int, int]]:

@@ -63,6 +63,8 @@ class Store:
     _pins: Pins = field(factory=Pins)
     _copies: list[GroupCopies] = field(factory=list)
     _slots: list[Slots] = field(init=False)
+    _trims: bool = False
+    """Whether buffers were given back whose memory the system is to have."""
     _lent: set[Buffer] = field(factory=set)
     """Buffers that a thread writes to disk: nothing else may be written to them."""
     _changed: Callable[[bytes], object] = lambda key: None
@@ -197,6 +199,7 @@ class Store:
             else:
                 self._fetched(report)
         self._make_room()
+        self._trim()
         ended, self._ended = self._ended, []
         return ended
 
@@ -242,7 +245,7 @@ class Store:
             self.files.queued -= buffer.nbytes
         self._lent.discard(buffer)
         if self._host.get(part) is not buffer:
-            self._slots[part[1]].give(buffer)
+            self._give(part[1], buffer)
         if self._writing.get(part) is not report.write:  # it was dropped
             return
         if report.place is None:
@@ -266,7 +269,7 @@ class Store:
             self._changed(part[0])
             self._make_idle(part)
         else:
-            self._slots[part[1]].give(buffer)
+            self._give(part[1], buffer)
         if not whole:
             self._remove_file(part)
             if part not in self._host:
@@ -317,8 +320,24 @@ class Store:
         buffer = self._host.pop(part)
         self.usage.host_bytes -= buffer.nbytes
         if buffer not in self._lent:
-            self._slots[part[1]].give(buffer)
+            self._give(part[1], buffer)
         self._changed(part[0])
+
+    def _give(self, group: int, buffer: Buffer) -> None:
+        """Give a buffer back to its group."""
+        self._trims |= self._slots[group].give(buffer)
+
+    def _trim(self) -> None:
+        """Let the system have memory that is not kept: by the thread that writes, if there is one,
+        as steps do not wait for that."""
+        if not self._trims:
+            return
+        self._trims = False
+        for slots in self._slots:
+            if self.files is None:
+                slots.trim()
+            else:
+                self.files.call(slots.trim)
 
     def _make_idle(self, part: Part) -> None:
         busy = part in self._writing or part in self._holders or part in self._idle
