@@ -49,6 +49,14 @@ class Admission:
     def num_waiting(self) -> int:
         return len(self.queue) + len(self.without_slot) + len(self.rows.store.fetching)
 
+    def has_room(self) -> bool:
+        """Whether there is a row for the first sequence, and blocks for its first slice if nothing
+        of it is cached."""
+        groups, first = self.rows.groups, self.queue.first()
+        count = 0 if first is None else min(len(first.token_ids), self.steps.max_tokens)
+        running = len(self.rows.running)
+        return bool(self.rows.free) and groups.available() > running + groups.blocks_for(count)
+
     def computed(self, step: Step, members: SequenceOf[Sequence | None], seconds: float) -> None:
         """Learn how long a step took that these sequences were in."""
         work, alone = step.work

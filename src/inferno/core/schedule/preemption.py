@@ -22,8 +22,9 @@ class Preemption:
         """Yield the running sequences that take part in the step, without those of the `resting`
         requests; then, in case that the step is empty with them, all that may."""
         rows, queue = self.rows, self.admission.queue
-        no_room = len(queue) and (not rows.free or rows.groups.available() <= len(rows.running))
-        if no_room and (victim := queue.displaced([*rows.running.values()])) is not None:
+        while len(queue) and not self.admission.has_room():
+            if (victim := queue.displaced([*rows.running.values()])) is None:
+                break
             self.preempt(victim)
         running = [*rows.running.values()]
         running = [s for s in running if s.request.id not in resting] if resting else running

@@ -3,9 +3,10 @@ the background (a priority above 0). The flow that asks for least comes first.
 
 - *Rows.* Of requests with the same priority, one of the flow with the fewest rows is admitted next.
   If there is no room for it, the flow with the most rows gives up one.
-- *Steps.* A flow takes part in a step as far as it slows the flows before it by no more than a
-  quarter, measured in seconds, so that tokens, prompts and the masks of grammars count alike; and,
-  by deficit round robin, if it was served so many tokens less than the first one.
+- *Steps.* A flow takes part in a step as far as it slows the flows before it by no more than
+  `SLOWER`, measured in seconds, so that tokens, prompts and the masks of grammars count alike; and,
+  by deficit round robin, if it was served `LEAD` tokens less than the first one. Steps in which the
+  first one has a prompt are counted apart: a long prompt is no reason for a slow stream.
 """
 
 from __future__ import annotations
@@ -21,14 +22,25 @@ from inferno.contracts import Queued, QueueNeed
 
 T = TypeVar("T", bound=Queued)
 
-SLOWER = 0.25
+SLOWER = 0.15
 """The most by which the steps of a flow take longer because of all that ask for more."""
+ALIKE = 2
+"""A flow that asks for at most so many times as much as the first one takes part in its steps."""
+PREFERENCE = 4.0
+"""By how much more a token of a flow may count that asks for more: where a step of many rows takes
+very long, a lone stream keeps its speed, and gets more tokens than all others together."""
 LEAD = 64.0
 """Tokens by which the flow that asks for least may be ahead: then others take part in its steps."""
 MEMORY = 512.0
 """Tokens by which a flow may be ahead of another at most: what was long ago is forgotten."""
 MOST_DEBT = 1.0
 """Seconds of others' steps that a flow may owe: one long prompt is no reason for a long rest."""
+ABSENCE = 10.0
+"""Seconds of one flow's steps alone after which it owes nothing any more. Who asks for little is
+often gone for a moment between two requests."""
+NONE = 1e-9
+"""Less than the seconds of any step. A flow that owes nothing owes this: the first step of one that
+asks for less is that one's alone."""
 
 
 class Flow(NamedTuple):
@@ -75,10 +87,15 @@ class FairQueue(Generic[T]):
     """The flows that there are, the one that asks for least first; empty if there is only one."""
     _resting: set[Flow] = field(factory=set)
     """Those that take no part in the step that is planned."""
+    _alone: float = 0.0
+    """Seconds of steps since there were several flows."""
+    _weights: dict[Flow, float] = field(factory=dict)
+    """What a token of each counts."""
     _served: dict[Flow, float] = field(factory=dict)
     """Tokens that it was given, the parts of prompts as one each: what prompts cost is credit's."""
-    _credit: dict[Flow, float] = field(factory=dict)
-    """Seconds by which a flow may still slow those before it; negative while it rests."""
+    _credits: tuple[dict[Flow, float], dict[Flow, float]] = field(factory=lambda: ({}, {}))
+    """Seconds by which a flow may still slow those before it, negative while it rests: in steps
+    where the first flow only has streams, and in those where it has a prompt."""
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -118,30 +135,41 @@ class FairQueue(Generic[T]):
             for flow in flows:
                 rows[flow] = len(running)
             if self._order:
-                self._order = []
-                self._resting, self._served, self._credit = set(), {}, {}
+                self._order, self._resting = [], set()
             return running
         self._note(flows)
         wanted = {flow: rows[flow] + len(self._waiting.get(flow, ())) for flow in flows}
+        self._weigh(wanted)
 
         def place(flow: Flow) -> tuple[bool, int, float, str]:
             return flow.background, wanted[flow], self._served[flow], flow.tenant
 
         self._order = order = sorted(flows, key=place)
         first, rest = order[0], () if everyone else order[1:]
-        self._resting = {flow for flow in rest if self._rests(flow, first, wanted)}
+        its = [each for each, flow in zip(running, flow_by_row, strict=True) if flow == first]
+        streams = sum(each.num_computed >= len(each.request.token_ids) - 1 for each in its)
+        prompts = len(its) - streams + (first in self._waiting)
+        self._resting = {f for f in rest if self._rests(f, first, wanted, streams, prompts)}
         places = {flow: i for i, flow in enumerate(order) if flow not in self._resting}
         turns = zip(map(places.get, flow_by_row), range(len(running)), strict=True)
         return [running[i] for _, i in sorted((at, i) for at, i in turns if at is not None)]
 
-    def _rests(self, flow: Flow, first: Flow, wanted: Mapping[Flow, int]) -> bool:
-        """Whether a flow takes no part in a step of the first one."""
-        if self._credit[flow] >= 0:
+    def _weigh(self, wanted: Mapping[Flow, int]) -> None:
+        """Note what tokens count, with the rows that are wanted."""
+        rows = {flow: min(count, self.need.max_num_seqs) for flow, count in wanted.items()}
+        alike = ALIKE * min(rows.values())
+        self._weights = {f: min(PREFERENCE, max(1.0, n / alike)) for f, n in rows.items()}
+
+    def _rests(
+        self, flow: Flow, first: Flow, wanted: Mapping[Flow, int], streams: int, prompts: int
+    ) -> bool:
+        """Whether a flow takes no part in a step of the first one, which has so many of these."""
+        if self._credits[prompts > 0][flow] >= 0:
             return False
         if flow.background != first.background:
             return True
-        ahead = self._served[first] - self._served[flow]
-        return ahead < LEAD and wanted[flow] > wanted[first]
+        ahead = self._served[first] - self._served[flow] if streams else 0.0
+        return ahead < LEAD and wanted[flow] > ALIKE * wanted[first]
 
     def displaced(self, running: Sequence[T]) -> T | None:
         if len(self._present) < 2 or not running or (first := self._first()) is None:
@@ -161,14 +189,18 @@ class FairQueue(Generic[T]):
 
     def computed(self, parts: Iterable[tuple[T | None, int]], seconds: float) -> None:
         if not self._order:
+            self._alone += seconds
+            if self._served and self._alone > ABSENCE:
+                self._served, self._credits = {}, ({}, {})
             return
+        self._alone = 0.0
         works: dict[Flow, _Work] = {}
         for each, count in parts:
             if each is not None:
                 work = works.setdefault(flow_of(each), _Work())
                 work.add(count, count * (each.num_computed + count / 2), alone=count == 1)
         for flow in works.keys() & self._served.keys():
-            self._served[flow] += works[flow].rows
+            self._served[flow] += self._weights[flow] * works[flow].rows
         least = min(self._served.values())
         for flow, served in self._served.items():
             self._served[flow] = min(served, least + MEMORY)
@@ -187,8 +219,10 @@ class FairQueue(Generic[T]):
         """Forget flows that are gone, and let new ones begin as the one that was served least."""
         least = min(self._served.values(), default=0.0)
         self._served = {flow: self._served.get(flow, least) for flow in flows}
-        # Below 0: the first step of a flow that asks for less is its own.
-        self._credit = {flow: self._credit.get(flow, -1e-9) for flow in self._served}
+        streams, prompts = ({f: c.get(f, -NONE) for f in self._served} for c in self._credits)
+        if any(flow not in self._order for flow in flows):
+            prompts = {flow: min(-NONE, credit) for flow, credit in prompts.items()}
+        self._credits = streams, prompts
 
     def _charge(self, works: dict[Flow, _Work], seconds: float) -> None:
         """Charge each flow the seconds by which it made the step longer for those before it, and
@@ -196,6 +230,7 @@ class FairQueue(Generic[T]):
         last = max((i for i, flow in enumerate(self._order) if flow in works), default=-1)
         total = sum(work.tokens for work in works.values())
         part, before, so_far = SLOWER / max(1, len(self._order) - 1), 0.0, _Work()
+        credits = self._credits[not works.get(self._order[0], so_far).alone]
         for place, flow in enumerate(self._order):
             after = before
             if (work := works.get(flow)) is not None:
@@ -204,7 +239,7 @@ class FairQueue(Generic[T]):
                 if expected is None:  # nothing is known of such steps: each token costs the same
                     expected = seconds * so_far.tokens / total
                 after = max(before, seconds if place == last else min(seconds, expected))
-            if place and flow in self._credit:
-                credit = self._credit[flow] + part * before - (after - before)
-                self._credit[flow] = max(-MOST_DEBT, min(0.0, credit))
+            if place and flow in credits:
+                credit = credits[flow] + part * before - (after - before)
+                credits[flow] = max(-MOST_DEBT, min(0.0, credit))
             before = after
