@@ -50,10 +50,18 @@ PUBLISHED = {
         "scoring_func",
         "topk_method",
     },
+    "ernie4_5": {"moe_gate_act"},
     "gemma": {"text_config", "inner_sizes"},  # the list that Gemma 3n's intermediate_size may be
     "glm4_moe": {"scoring_func"},
     "granite_hybrid": {"position_embedding_type"},
-    "hunyuan": {"mlp_bias", "use_cla", "use_qk_norm"},
+    "hunyuan": {
+        "mlp_bias",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_shared_expert",
+        "use_cla",
+        "use_qk_norm",
+    },
     "kimi_linear": {
         "mla_use_nope",
         "moe_layer_freq",

@@ -6,7 +6,7 @@ import pytest
 
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
-from inferno_hunyuan.config import HunyuanConfig
+from inferno_hunyuan.config import HunyuanConfig, HunyuanMoeConfig
 
 HUNYUAN: dict[str, Any] = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
@@ -64,6 +64,61 @@ class TestPlain(ArchitectureTests):
         "rope_scaling": None,
         "tie_word_embeddings": False,
     }
+
+
+MIXTURE: dict[str, Any] = {
+    **HUNYUAN,
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "model_type": "hunyuan_v1_moe",
+    "intermediate_size": 48,
+    "moe_drop_tokens": False,
+    "moe_intermediate_size": [48, 48],
+    "moe_topk": [3, 3],
+    "num_experts": 8,
+    "num_shared_expert": [1, 1],
+    "use_mixed_mlp_moe": True,
+}
+"""What Hunyuan-A13B-Instruct's config.json has."""
+
+
+class TestMixture(ArchitectureTests):
+    """Hunyuan-A13B: routed experts and a shared one in every layer, a tied head."""
+
+    config = MIXTURE
+    gguf_fields = {
+        **{"rope_theta": THETA, "rope_scaling": None, "rope_parameters": None},
+        **{"moe_intermediate_size": 48, "moe_topk": 3, "num_shared_expert": 1},
+    }
+    rerouted = True
+
+
+class TestPlainMixture(ArchitectureTests):
+    """Of no checkpoint: no stretch, one expert for each token, an untied head."""
+
+    config = {
+        **MIXTURE,
+        **{"moe_intermediate_size": 48, "moe_topk": 1, "num_shared_expert": 1},
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    }
+    rerouted = True
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"moe_topk": [3, 2]}, "moe_topk"),
+        ({"moe_topk": []}, "moe_topk"),
+        ({"moe_topk": 9}, "num_experts_per_tok"),
+        ({"num_experts": [8, 4]}, "num_experts"),
+        ({"num_shared_expert": [2, 2]}, "num_shared_expert"),
+        ({"moe_intermediate_size": [32, 32]}, "moe_intermediate_size"),
+        ({"use_cla": True}, "use_cla"),
+    ],
+)
+def test_a_bad_mixture_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        HunyuanMoeConfig.from_json({**MIXTURE, **damage})
 
 
 def test_alpha_stretches_the_base_for_any_context() -> None:

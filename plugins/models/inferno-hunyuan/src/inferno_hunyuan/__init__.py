@@ -1,10 +1,10 @@
-"""Hunyuan, dense, for inferno. Imports no torch until a model is built."""
+"""Hunyuan for inferno. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
-from inferno_hunyuan.gguf import HUNYUAN
+from inferno_hunyuan.gguf import HUNYUAN, HUNYUAN_MOE
 
 
 @hookimpl
@@ -24,5 +24,15 @@ def inferno_architectures() -> list[Architecture]:
                 "tencent/Hunyuan-4B-Instruct",
                 "tencent/Hunyuan-7B-Instruct",
             ),
-        )
+        ),
+        Architecture(
+            name="HunYuanMoEV1ForCausalLM",
+            model_types=("hunyuan_v1_moe",),
+            config="inferno_hunyuan.config:HunyuanMoeConfig.from_json",
+            build="inferno_hunyuan.model:HunYuanMoEV1ForCausalLM",
+            adapt="inferno_hunyuan.checkpoint:usual_names",
+            divides=DECODER,
+            dialects={"gguf": HUNYUAN_MOE},
+            checkpoints=("tencent/Hunyuan-A13B-Instruct", "tencent/Hunyuan-A13B-Pretrain"),
+        ),
     ]

@@ -1,8 +1,16 @@
-"""A view of checkpoints in which the norms of heads have their usual names. Imports no torch."""
+"""A view of checkpoints in which norms of heads, routers and shared experts have their usual names.
+Imports no torch."""
 
 from __future__ import annotations
 
 from inferno.contracts import Checkpoint, RenamedView, with_head
+
+_NAMES = {
+    ".query_layernorm.": ".q_norm.",
+    ".key_layernorm.": ".k_norm.",
+    ".mlp.gate.wg.": ".mlp.gate.",
+    ".mlp.shared_mlp.": ".mlp.shared_experts.",
+}
 
 
 def usual_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -12,4 +20,6 @@ def usual_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _usual(name: str) -> str:
-    return name.replace(".query_layernorm.", ".q_norm.").replace(".key_layernorm.", ".k_norm.")
+    for published, usual in _NAMES.items():
+        name = name.replace(published, usual)
+    return name

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.configs import DecoderConfig, check_known
+from inferno.configs import DecoderConfig, check_experts, check_known
 from inferno.errors import CheckpointError
 
 
@@ -37,3 +37,35 @@ class HunyuanConfig(DecoderConfig):
         theta = read.rope.rope_theta * alpha ** (width / (width - 2))
         rope = attrs.evolve(read.rope, rope_type="default", rope_theta=theta)
         return attrs.evolve(read, rope=rope)
+
+
+@frozen(kw_only=True)
+class HunyuanMoeConfig(HunyuanConfig):
+    """Hunyuan with routed experts in every layer, and a shared one of the same width."""
+
+    num_experts: int = 1
+    moe_topk: int = 1
+    """Experts of a token."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        fields = {**config}
+        for field in ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"):
+            if isinstance(value := config.get(field), list):  # of each layer
+                fields[field] = _same(field, value)
+        check_known(fields, "num_shared_expert", None, 1)
+        check_known(fields, "moe_intermediate_size", None, config.get("intermediate_size"))
+        check_known(fields, "norm_topk_prob", None, True)
+        read = super().from_json(fields)
+        check_experts(read.num_experts, read.moe_topk)
+        return read
+
+
+def _same(field: str, values: list[Any]) -> Any:
+    """Return the value that all layers have. Raises CheckpointError for others."""
+    if not values or any(value != values[0] for value in values):
+        raise CheckpointError(
+            f"config.json: {field} differs from layer to layer: {values}",
+            "This plugin computes models in which all layers are alike.",
+        )
+    return values[0]

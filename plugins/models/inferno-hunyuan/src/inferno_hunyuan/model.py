@@ -1,8 +1,8 @@
-"""Hunyuan, dense: a norm for each query and key head, after it is rotated; the rotary base is
-stretched by a fixed factor.
+"""Hunyuan: a norm for each query and key head, after it is rotated; the rotary base is stretched by
+a fixed factor. The mixtures have routed experts and a shared one in every layer.
 
-https://github.com/Tencent-Hunyuan; reference: transformers/models/hunyuan_v1_dense. Suffixes: T
-packed tokens, D hidden, H heads, C head dim.
+https://github.com/Tencent-Hunyuan; reference: transformers/models/hunyuan_v1_dense and
+hunyuan_v1_moe. Suffixes: T packed tokens, D hidden, H heads, C head dim.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 from functools import partial
 
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from inferno.nn import (
     CausalLM,
     Decoder,
     DecoderLayer,
     GatedMLP,
+    MixtureOfExperts,
     RMSNorm,
     Rope,
     Rotation,
+    Routing,
     SelfAttention,
 )
 from inferno.nn.batch import Batch
-from inferno_hunyuan.config import HunyuanConfig
+from inferno_hunyuan.config import HunyuanConfig, HunyuanMoeConfig
 
 
 @frozen(eq=False)
@@ -53,7 +55,7 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
                     output_bias=config.attention_bias,
                     head_norm=partial(RMSNorm, config.head_dim, config.rms_norm_eps),
                 ),
-                GatedMLP(config.hidden_size, config.intermediate_size),
+                self.mlp(config),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
             )
@@ -62,3 +64,20 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
         positions = config.max_position_embeddings
         rope = HunyuanRope(config.head_dim, config.rope, max_position_embeddings=positions)
         super().__init__(Decoder.of(config, layers, rope=rope), tied=config.tie_word_embeddings)
+
+    @staticmethod
+    def mlp(config: HunyuanConfig) -> nn.Module:
+        return GatedMLP(config.hidden_size, config.intermediate_size)
+
+
+class HunYuanMoEV1ForCausalLM(HunYuanDenseV1ForCausalLM):
+    @staticmethod
+    def mlp(config: HunyuanConfig) -> nn.Module:
+        assert isinstance(config, HunyuanMoeConfig), "it is the architecture's"
+        return MixtureOfExperts(
+            config.num_experts,
+            config.hidden_size,
+            config.intermediate_size,
+            Routing(top_k=config.moe_topk, normalize=True),
+            shared_size=config.intermediate_size,
+        )
