@@ -183,8 +183,6 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
     "options",
     [
         {"speculative": "ngram"},
-        {"max_loras": 2},
-        {"loras": ("a=b",)},
         {"sandbox": True},
         {"kv_store": "/tmp/blocks"},
         {"cpu_mem_fold": 1.0},
@@ -196,7 +194,7 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
 def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any]) -> None:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     [name] = options
-    flag = {"loras": "--lora"}.get(name, f"--{name.replace('_', '-')}")
+    flag = f"--{name.replace('_', '-')}"
     with pytest.raises(UnsupportedError, match=f"--pp 2 cannot be combined with {flag}"):
         check_ranks(Options(pp=2, **options), CPU, "Toy", toy, mtp=False)
 

@@ -5,7 +5,7 @@
 is one code path.
 """
 
-from inferno.plan.adapter_use import AdapterRoom, AdapterTarget, AdapterUse
+from inferno.plan.adapter_use import AdapterPlaces, AdapterRoom, AdapterTarget, AdapterUse
 from inferno.plan.adapters import MERGE_ADAPTER, find_adapter, names_in_model
 from inferno.plan.audio_use import AudioUse
 from inferno.plan.backends import NOT_CAPTURED, device_sizes
@@ -45,6 +45,7 @@ from inferno.plan.sandbox_use import SandboxUse
 from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
+    "AdapterPlaces",
     "AdapterRoom",
     "AdapterTarget",
     "AdapterUse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -38,3 +39,13 @@ class AdapterRoom:
     """What it is beside, besides linear layers."""
     loaded: tuple[AdapterUse, ...] = ()
     """Those that callers may name from the start."""
+
+
+@frozen
+class AdapterPlaces:
+    """Where a pipeline stage has room for adapters, as it tells the rank that checks them."""
+
+    shapes: Mapping[str, tuple[int, int]]
+    """Outputs and inputs of whole matrices with room beside them, by path."""
+    without: tuple[str, ...]
+    """Paths of matrices beside which there could be room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from inferno import host
@@ -123,21 +123,27 @@ def named(loras: Iterable[str]) -> Mapping[str, str]:
 
 
 def adapter_memory(
-    room: AdapterRoom | None, matrices: Matrices, whole: Matrices, vocab_size: int, dtype: str
+    room: AdapterRoom | None,
+    matrices: Matrices,
+    whole: Matrices,
+    vocab_size: int,
+    dtype: str,
+    largest: Callable[[Mapping[str, int]], int],
 ) -> tuple[MemoryItem, ...]:
     """Return the memory of the slots: for each a row and a column of every matrix that adapters may
     change, times the rank. Logits are float32. `matrices` are those of one rank, `whole` those of
-    all."""
+    all; `largest` returns what one rank has of bytes by path."""
     if room is None:
         return ()
-    nbytes, size = 0, DTYPE_BYTES[dtype]
+    found, size = dict[str, int](), DTYPE_BYTES[dtype]
     for path, (_, shape) in matrices.held.items():
         if shape is None or (".experts." in path and "experts" not in room.beside):
             continue
         vocabulary = (full := whole.held[path][1]) is not None and full[0] == vocab_size
         if not vocabulary or "vocabulary" in room.beside:
             rows = shape[0] * (4 if vocabulary else size)
-            nbytes += room.slots * room.rank * (rows + shape[1] * size)
+            found[path] = room.slots * room.rank * (rows + shape[1] * size)
+    nbytes = largest(found)
     each = host.format_bytes(nbytes // room.slots)
     why = f"{room.slots} of rank {room.rank}, {each} each"
     return (MemoryItem("adapters", nbytes, why),)

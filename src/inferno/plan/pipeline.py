@@ -71,6 +71,20 @@ class StagedLayers:
     num_plain: int
     """Elements of its other tensors."""
     passed_bytes: int
+    inside: str
+    """The path whose children are the layers."""
+
+    def largest(self, sizes: Mapping[str, int]) -> int:
+        """Return the most bytes that a stage has of what is beside modules, by their paths. What is
+        in no layer counts in each: an embedding may be at both ends."""
+        layers = {path: _layer_in(self.inside, path) for path in sizes}
+        outside = sum(sizes[path] for path, layer in layers.items() if layer is None)
+        return outside + max(
+            sum(
+                sizes[p] for p, n in layers.items() if n is not None and span.first <= n < span.stop
+            )
+            for span in (stage.span for stage in self.stages)
+        )
 
     def count(self, caches: Iterable[int]) -> int:
         """Return how many of these layers' caches a stage has, at most."""
@@ -93,6 +107,10 @@ class Shared:
             return whole
         local = {path: division.local(path) for path in whole}
         return {path: matrix for path, matrix in local.items() if matrix is not None}
+
+    def largest(self, sizes: Mapping[str, int]) -> int:
+        """Return the most bytes that one rank has of these, by the paths of modules."""
+        return sum(sizes.values()) if self.pipeline is None else self.pipeline.largest(sizes)
 
     def count(self, caches: Sequence[int]) -> int:
         """Return how many of these layers one rank has, at most."""
@@ -194,6 +212,7 @@ def _pipeline(
         matrix_bytes=matrix_bytes,
         num_plain=num_plain,
         passed_bytes=width * (4 if single else size),
+        inside=inside,
     )
 
 

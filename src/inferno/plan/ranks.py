@@ -78,7 +78,6 @@ def check_ranks(
     if options.pp > 1:
         check_pipeline(options, name, architecture)
         asked[f"--speculative {options.speculative}"] = options.speculative is not None
-        asked |= {"--lora": options.loras, "--max-loras": options.max_loras}
         asked["--sandbox"] = options.sandbox
         asked["--experts-on-host"] = options.experts_on_host
     if names := [name for name, given in asked.items() if given]:

@@ -330,7 +330,8 @@ def choose_cache(
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, away)
     fixed += drafting.memory if drafting is not None else ()
     room, held, whole = weights.adapters.value, weights.matrices, weights.whole
-    fixed += beside + adapter_memory(room, held, whole, model.config.vocab_size, dtype)
+    largest, vocab_size = weights.shared.largest, model.config.vocab_size
+    fixed += beside + adapter_memory(room, held, whole, vocab_size, dtype, largest)
     size = size_cache(
         options,
         model.config,

@@ -28,6 +28,7 @@ from inferno.testing.thread_ranks import (
     assert_preemption_changes_nothing,
     assert_same_logprobs,
     assert_same_tokens,
+    assert_same_with_adapters,
     assert_same_with_prefix_hits,
     held_bytes,
     load_shared,
@@ -133,6 +134,16 @@ class PipelineTests(RankTests):
         shared = load_shared(checkpoint, without_kernels(catalog), ranks, pp=pp)
         assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
+
+    @in_turn
+    @pytest.mark.slow
+    def test_adapters_change_the_tokens_of_stages_as_those_of_one_process(
+        self, checkpoint: Path, catalog: Catalog, stages: int, prompts: list[list[int]]
+    ) -> None:
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        plain = without_kernels(catalog)
+        assert_same_with_adapters(checkpoint, plain, prompts[-1], pp=stages)
 
     @in_turn
     @pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from attrs import evolve
 
 from inferno.catalog import Catalog
 from inferno.contracts import Architecture
@@ -16,23 +15,20 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
-from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.alike import alike, in_turn
 from inferno.testing.installed import Installed
 from inferno.testing.thread_ranks import (
     GREEDY,
     RANKS,
     Alone,
-    answers,
     assert_captures_change_nothing,
     assert_preemption_changes_nothing,
     assert_same_logprobs,
     assert_same_tokens,
+    assert_same_with_adapters,
     assert_same_with_prefix_hits,
     held_bytes,
     load_shared,
-    logprobs_of,
-    tokens_of,
 )
 from inferno.testing.tiny import Toy, without_kernels
 
@@ -167,28 +163,7 @@ class RankTests(Installed):
         if not divides:
             pytest.skip("the architecture does not divide")
         plain = without_kernels(catalog)
-        if not (checkpoint / "model.safetensors").is_file():
-            pytest.skip("the checkpoint has several files")
-        matrices = stored_matrices(checkpoint, plain, 16)
-        if not matrices:
-            pytest.skip("no linear layer is stored by itself")
-        given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate((4, 7, 2), 1)]
-        served = serving(plain, given)
-        options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST}
-        options["lora_targets"] = "all"
-        found, params = list[list[list[int | None]]](), evolve(GREEDY, logprobs=1)
-        for ranks in (1, RANKS):
-            engine = load_shared(checkpoint, served, ranks, **options)
-            tokens = list[list[int | None]]()
-            for _ in range(2):
-                refs = [None, *(each.ref for each in given)]
-                outputs = answers(engine, [prompts[-1]] * 4, params, refs)
-                tokens += tokens_of(outputs)
-            engine.close()
-            found.append(tokens)
-        assert found[0] == found[1]
-        first = {f"{float(logprobs_of(each)[0]):.3f}" for each in outputs}
-        assert len(first) > 2, "adapters change what is drawn from"
+        assert_same_with_adapters(checkpoint, plain, prompts[-1], tp=RANKS)
 
     @alike
     def test_a_rank_takes_the_memory_that_is_planned(self, shared: Engine, toy: Toy) -> None:

@@ -28,6 +28,7 @@ from inferno.process.ranks.leading import LeadingHome
 from inferno.process.ranks.passing import Pipelined
 from inferno.request.requests import AdapterRef, EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.tiny import assert_close, small_options
 
 RANKS = 2
@@ -264,6 +265,34 @@ def assert_preemption_changes_nothing(
     stats = ours.stats()
     ours.close()
     assert stats.preemptions > 0
+
+
+def assert_same_with_adapters(
+    checkpoint: Path, catalog: Catalog, prompt: Sequence[int], **shared: int
+) -> None:
+    """Two adapters and none in one batch, beside every matrix; more of them than slots. `shared`
+    says among how many ranks; the other engine has one process."""
+    if not (checkpoint / "model.safetensors").is_file():
+        pytest.skip("the checkpoint has several files")
+    matrices = stored_matrices(checkpoint, catalog, 16)
+    if not matrices:
+        pytest.skip("no linear layer is stored by itself")
+    given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate((4, 7, 2), 1)]
+    served = serving(catalog, given)
+    options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
+    found, params = list[list[list[int | None]]](), evolve(GREEDY, logprobs=1)
+    for ranks in ({"tp": 1}, {"tp": 1, **shared}):
+        engine = load_shared(checkpoint, served, ranks.pop("tp"), **ranks, **options)
+        tokens = list[list[int | None]]()
+        for _ in range(2):
+            refs = [None, *(each.ref for each in given)]
+            outputs = answers(engine, [prompt] * 4, params, refs)
+            tokens += tokens_of(outputs)
+        engine.close()
+        found.append(tokens)
+    assert found[0] == found[1]
+    first = {f"{float(logprobs_of(each)[0]):.3f}" for each in outputs}
+    assert len(first) > 2, "adapters change what is drawn from"
 
 
 def assert_captures_change_nothing(

@@ -31,7 +31,13 @@ from inferno.nn.cut import Share
 from inferno.nn.grouped import GroupedLinear
 from inferno.nn.lora import Adapted, Pairs, Place, StepSlots
 from inferno.ops.reference import Ops
-from inferno.plan import MERGE_ADAPTER, AdapterRoom, Opened, names_in_model
+from inferno.plan import (
+    MERGE_ADAPTER,
+    AdapterPlaces,
+    AdapterRoom,
+    Opened,
+    names_in_model,
+)
 from inferno.request.requests import AdapterRef
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import checkpoint_path, join
@@ -50,10 +56,30 @@ class Places(dict[str, Place]):
         self.elsewhere: dict[str, tuple[int, int]] = {}
         """Outputs and inputs of matrices that other ranks have."""
 
+    @property
+    def told(self) -> AdapterPlaces:
+        """What other pipeline stages are told of them."""
+        shapes = {path: place.shape for path, place in self.items()}
+        return AdapterPlaces({**self.elsewhere, **shapes}, tuple(sorted(self.without)))
+
+    def add(self, others: AdapterPlaces) -> None:
+        """Add the places of another pipeline stage."""
+        self.elsewhere |= others.shapes
+        self.without.update(others.without)
+
     def shape(self, path: str) -> tuple[int, int] | None:
         """Return the outputs and inputs of a whole matrix; None if no rank has a place for it."""
         place = self.get(path)
         return self.elsewhere.get(path) if place is None else place.shape
+
+
+@frozen(eq=False)
+class KeptAdapters:
+    """What does not depend on the memory that a model is loaded into."""
+
+    read: Mapping[str, _Values]
+    """The adapters that were read, by digest."""
+    places: AdapterPlaces
 
 
 @define(eq=False)
@@ -67,6 +93,11 @@ class Adapters:
     dtype: torch.dtype
     open: Callable[[AdapterRef], tuple[str, Mapping[str, LowRank], Callable[[], _Values]]]
     """Returns an adapter's digest, its pairs and what reads them."""
+    loaded: Sequence[AdapterRef] = ()
+    """Those that callers may name from the start."""
+    checked: bool = False
+    """Whether another rank has checked what is read, which knows the matrices of all pipeline
+    stages."""
     _read: dict[str, _Values] = field(factory=dict)
     """By digest."""
     _slots: dict[int, str] = field(factory=dict)
@@ -78,7 +109,8 @@ class Adapters:
     @classmethod
     def of(cls, opened: Opened, model: nn.Module, ops: Ops) -> Adapters | None:
         """Put room for adapters beside the matrices of a finalized model, and read those of the
-        plan; None if it has no slots. Raises CheckpointError, UnsupportedError."""
+        plan, unless other pipeline stages have still to say what they have (`meet`); None if it has
+        no slots. Raises CheckpointError, UnsupportedError."""
         plan = opened.plan
         if (room := plan.adapters) is None:
             return None
@@ -92,10 +124,20 @@ class Adapters:
         most = max(plan.max_num_batched_tokens, plan.max_num_seqs)
         step = StepSlots.of(most, plan.device.torch_name)
         places = attach(model, step, room, ops, dtype_of(plan))
-        adapters = cls(step, places, room.rank, dtype_of(plan), open)
-        for use in room.loaded:
-            adapters.read(use.adapter)
+        staged = plan.ranks is not None and plan.ranks.stages > 1
+        checked = staged and opened.rank > 0
+        loaded = [use.adapter for use in room.loaded]
+        adapters = cls(step, places, room.rank, dtype_of(plan), open, loaded, checked)
+        if checked or not staged:
+            adapters.meet(())
         return adapters
+
+    def meet(self, others: Iterable[AdapterPlaces]) -> None:
+        """Learn what other pipeline stages have, and read the plan's adapters. Raises as `read`."""
+        for each in others:
+            self.places.add(each)
+        for ref in self.loaded:
+            self.read(ref)
 
     def read(self, ref: AdapterRef) -> None:
         """Read and check an adapter, unless it is here. Raises CheckpointError, RequestError."""
@@ -109,22 +151,24 @@ class Adapters:
                     "Load it again.",
                     param="model",
                 )
-            found = {path: self._place(ref.name, path, pair) for path, pair in pairs.items()}
+            places = {path: self._place(ref.name, path, pair) for path, pair in pairs.items()}
+            found = {path: place for path, place in places.items() if place is not None}
             values = read()
             self._read[ref.digest] = {
                 found[path]: self._values(ref.name, path, found[path], pair, *values[path])
                 for path, pair in pairs.items()
-                if found[path] in self.places
+                if found.get(path) in self.places
             }
 
     @property
-    def values(self) -> Mapping[str, _Values]:
-        """The adapters that were read, by digest."""
-        return self._read
+    def kept(self) -> KeptAdapters:
+        """What is kept while the model is loaded again."""
+        return KeptAdapters(self._read, self.places.told)
 
-    def adopt(self, values: Mapping[str, _Values]) -> None:
-        """Have adapters that were read for the same model before it was loaded again."""
-        self._read = {**values, **self._read}
+    def adopt(self, before: KeptAdapters) -> None:
+        """Have what was kept of the same model."""
+        self._read = {**before.read, **self._read}
+        self.places.add(before.places)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all adapters but these and those in slots."""
@@ -144,10 +188,13 @@ class Adapters:
             self.places[path].write(slot, pair)
         self._slots[slot], self._written[slot] = digest, [*values]
 
-    def _place(self, name: str, path: str, pair: LowRank) -> str:
-        """Return the place of a pair, whose module may have the prefix of a model with images."""
+    def _place(self, name: str, path: str, pair: LowRank) -> str | None:
+        """Return the place of a pair, whose module may have the prefix of a model with images; None
+        if another pipeline stage has it."""
         names = names_in_model(path)
         where = next((each for each in names if self.places.shape(each) is not None), None)
+        if where is None and self.checked:
+            return None
         if where is None and any(each in self.places.without for each in names):
             raise CheckpointError(
                 f"the adapter {name!r} changes {path[:100]}, beside which there is no room",

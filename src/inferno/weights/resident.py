@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 from torch import nn
 
 from inferno.contracts import Drafter
@@ -28,7 +28,7 @@ from inferno.plan import Opened, reopen, unused_tensors
 from inferno.plan.composite import Composite
 from inferno.plan.encoder_file import open_stored
 from inferno.request.requests import FIRST_VERSION
-from inferno.weights.adapters import Adapters
+from inferno.weights.adapters import Adapters, KeptAdapters
 from inferno.weights.kernels import ops_of
 from inferno.weights.loading import load_drafter, load_model
 from inferno.weights.packing import PackedWeights
@@ -83,8 +83,8 @@ class Resident:
     _updates: tuple[Update, ...] = ()
     _count: int = 0
     _offloaded: Offloaded | None = None
-    _adapters: Mapping[str, Any] = field(factory=dict)
-    """The adapters that were read, while the weights are in no memory."""
+    _adapters: KeptAdapters | None = None
+    """What is kept of adapters while the weights are in no memory."""
 
     @classmethod
     def load(cls, opened: Opened, packed: PackedWeights | None = None) -> Self:
@@ -208,16 +208,16 @@ class Resident:
         found = packed is not None and packed.found
         with packed.reading() if packed is not None and found else nullcontext():
             self.loaded = self._loaded_from(opened, packed if found else None)
-        if self.loaded.adapters is not None:
+        if self.loaded.adapters is not None and self._adapters is not None:
             self.loaded.adapters.adopt(self._adapters)
-            self._adapters = {}
+            self._adapters = None
 
     def _drop(self) -> None:
         if self._packed is not None:
             self._packed.stop()  # it holds weights until they are written
             self._packed = None
         if self.loaded is not None and self.loaded.adapters is not None:
-            self._adapters = self.loaded.adapters.values
+            self._adapters = self.loaded.adapters.kept
         self.loaded = self._offloaded = None
 
     @contextmanager

@@ -17,7 +17,7 @@ from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, Ra
 from inferno.core.runner import LaunchedStep, ModelRunner, StepArrays
 from inferno.core.types import Step
 from inferno.errors import InfernoError, PluginError
-from inferno.plan import Opened, plan_from_json, plan_of_stage, reopen
+from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_stage, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
@@ -146,6 +146,12 @@ class Follower:
             around, *given, None, begin_of(opened, plan), adapters=loaded.adapters
         )
 
+    @property
+    def places(self) -> AdapterPlaces | None:
+        """What rank 0 is told of adapters."""
+        adapters = self.resident.present.adapters
+        return adapters.places.told if adapters is not None and adapters.checked else None
+
     def change(self, change: messages.Change) -> None:
         """Do with the weights what rank 0 does. Raises as `Resident`."""
         match change.action:
@@ -249,9 +255,9 @@ def run(
                 raise ConnectionError("rank 0 has gone") from error
         return messages.END, b""
 
-    def say(kind: bytes, failure: Failure | None) -> None:
+    def say(kind: bytes, failure: Failure | None, places: AdapterPlaces | None = None) -> None:
         with suppress(EOFError):
-            wire.send(kind, messages.encode(messages.Words(rank, failure)))
+            wire.send(kind, messages.encode(messages.Words(rank, failure, places)))
 
     def listen() -> None:
         kind, body = receive()
@@ -278,7 +284,7 @@ def run(
             opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             follower = Follower.load(opened)
-        say(messages.WORDS, None)
+        say(messages.WORDS, None, follower.places)
         communicator.connect()
         follow(follower, receive, say)
     except BaseException as error:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from inferno.contracts import MachineStart, RankPlace, RankProcess, RankStart
 from inferno.errors import EngineDeadError
-from inferno.plan import Plan, plan_to_json
+from inferno.plan import AdapterPlaces, Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.arriving import STEPS
@@ -175,6 +175,11 @@ class Group:
                 if left:
                     log.info("waiting for %d to join: %s", left, self._machines.command)
         self.communicator.connect()
+
+    @property
+    def places(self) -> list[AdapterPlaces]:
+        """Where the ranks that were met have room for adapters, if there are pipeline stages."""
+        return [words.places for words in self._said.values() if words.places is not None]
 
     def check(self) -> None:
         """Raise the error that ended the group, or what ended one of its ranks; then all end."""

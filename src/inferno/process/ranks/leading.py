@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -131,6 +131,12 @@ class LastStage(LeadingRunner):
             if pending.ticket is ticket:
                 return computed.result()
 
+    @property
+    def adapters(self) -> set[str]:
+        """The digests of those that the steps in flight write into slots."""
+        begun = (new for each in self._pending for new in each.ticket.step.new_sequences)
+        return {new.request.content[0] for new in begun}
+
     def settle(self) -> None:
         """Compute the steps in flight, which other ranks of this stage are in."""
         while self._pending:
@@ -176,6 +182,8 @@ class LeadingHome(Home):
                 home = cls.load(shared, packed, group=group, unbind=unbind)
                 home.resident = LeadingResident.leading(home.resident, group)
                 group.meet(wanted)
+                if (adapters := home.resident.present.adapters) is not None and group.places:
+                    adapters.meet(group.places)
             except BaseException as error:
                 unbind()
                 raise group.end(error) from error
@@ -196,6 +204,10 @@ class LeadingHome(Home):
             return LeadingRunner(self.group, *given, **more)
         self.last = LastStage(self.group, self.group.stages, *given, parts=[around], **more)
         return self.last
+
+    def forget(self, kept: Collection[str]) -> None:
+        in_flight = self.last.adapters if self.last is not None else ()
+        super().forget({*kept, *in_flight})
 
     def check_change(self) -> None:
         """Let the steps in flight end, which other ranks are in."""

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from inferno.constraints import Drafts
 from inferno.core.types import NewSequence, Sampled, Step
+from inferno.plan import AdapterPlaces
 from inferno.process.protocol import Failure
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
@@ -64,6 +65,8 @@ class Words:
 
     rank: int
     failure: Failure | None = None
+    places: AdapterPlaces | None = None
+    """Where its pipeline stage has room for adapters, once it has loaded its part."""
 
 
 @frozen(kw_only=True)
