@@ -182,7 +182,6 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"speculative": "ngram"},
         {"sandbox": True},
         {"kv_store": "/tmp/blocks"},
         {"cpu_mem_fold": 1.0},

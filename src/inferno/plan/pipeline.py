@@ -74,6 +74,12 @@ class StagedLayers:
     inside: str
     """The path whose children are the layers."""
 
+    def drafting(self, layers: Iterable[int]) -> StagedLayers:
+        """Return them with these layers of a draft model on the last stage."""
+        *others, last = self.stages
+        last = evolve(last, caches=(*last.caches, *layers))
+        return evolve(self, stages=(*others, last))
+
     def largest(self, sizes: Mapping[str, int]) -> int:
         """Return the most bytes that a stage has of what is beside modules, by their paths. What is
         in no layer counts in each: an embedding may be at both ends."""

@@ -77,7 +77,6 @@ def check_ranks(
         )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
-        asked[f"--speculative {options.speculative}"] = options.speculative is not None
         asked["--sandbox"] = options.sandbox
         asked["--experts-on-host"] = options.experts_on_host
     if names := [name for name, given in asked.items() if given]:

@@ -112,6 +112,7 @@ def _decide(given: stages.Given) -> Opened:
     serving = choose_serving(given, model)
     drafts = stages.choose_drafts(given, model, proposal, attention)
     drafting = drafts.value if drafts is not None else None
+    weights = stages.with_drafts(weights, drafting)
     dtype = compute.dtype.value
     images = choose_images(given, model, dtype)
     audio = choose_audio(given, model, dtype)

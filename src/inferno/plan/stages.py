@@ -302,6 +302,17 @@ def choose_drafts(
     return drafting
 
 
+def with_drafts(weights: Weights, drafting: Drafting | None) -> Weights:
+    """Give the last pipeline stage the draft model's layers."""
+    layers = [layer for use in drafting.attention for layer in use.layers] if drafting else []
+    ranks, pipeline = weights.ranks, weights.shared.pipeline
+    if not layers or pipeline is None or ranks.value is None:
+        return weights
+    pipeline = pipeline.drafting(layers)
+    ranks = evolve(ranks, value=evolve(ranks.value, pipeline=pipeline.stages))
+    return evolve(weights, ranks=ranks, shared=evolve(weights.shared, pipeline=pipeline))
+
+
 @frozen(kw_only=True)
 class Cache:
     """Memory: what is fixed, and the cache that fits beside it."""

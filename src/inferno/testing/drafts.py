@@ -61,16 +61,16 @@ class DraftTests(Installed):
     ) -> None:
         """In batches with prompts in pieces, alone, and where prompts are found in the cache;
         greedy or with a seed."""
-        requests = _requests(prompts)
+        requests = requests_of(prompts)
         plain = _load(checkpoint, catalog, None)
-        expected = _answers(plain, requests)
+        expected = answers_of(plain, requests)
         engine = _load(checkpoint, catalog, "ngram")
-        runner = _guessing(engine, requests, expected)
-        assert _answers(engine, requests) == expected
+        runner = guessing(engine, requests, expected)
+        assert answers_of(engine, requests) == expected
         replayed = _noting(runner, monkeypatch)
         for _ in range(2):  # the second time, prompts are cached
             for request in requests[-2:]:
-                found = _answers(engine, [request])
+                found = answers_of(engine, [request])
                 assert found[request.id] == expected[request.id]
         stats = engine.stats()
         assert 0 < stats.accepted_tokens < stats.draft_tokens
@@ -84,16 +84,16 @@ class DraftTests(Installed):
         """Then states are dropped with a row, and begin again from a snapshot."""
         if not toy.plan.states:
             pytest.skip("it has no recurrent states")
-        requests = _requests(prompts)
-        expected = _answers(_load(checkpoint, catalog, None), requests)
+        requests = requests_of(prompts)
+        expected = answers_of(_load(checkpoint, catalog, None), requests)
         engine = _load(checkpoint, catalog, "ngram", tight=len(prompts[-1]) + NUM_DRAFTED)
-        _guessing(engine, requests, expected)
-        assert _answers(engine, requests) == expected
+        guessing(engine, requests, expected)
+        assert answers_of(engine, requests) == expected
         stats = engine.stats()
         assert stats.preemptions > 0 and 0 < stats.accepted_tokens < stats.draft_tokens
 
 
-def _requests(prompts: Sequence[Sequence[int]]) -> list[Request]:
+def requests_of(prompts: Sequence[Sequence[int]]) -> list[Request]:
     return [
         Request(
             id=str(i),
@@ -118,7 +118,7 @@ def _load(checkpoint: Path, catalog: Catalog, speculative: str | None, *, tight:
         return Engine.load(opened)
 
 
-def _guessing(engine: Engine, requests: Sequence[Request], expected: Answers) -> ModelRunner:
+def guessing(engine: Engine, requests: Sequence[Request], expected: Answers) -> ModelRunner:
     """Let an engine guess what is expected, as often as it may."""
     runner: Any = engine._runner
     assert isinstance(runner, ModelRunner) and runner.drafting is not None
@@ -147,7 +147,7 @@ def _noting(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return replayed
 
 
-def _answers(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:
+def answers_of(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
         engine.submit(request)

@@ -18,6 +18,7 @@ from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Edges, State
 from inferno.plan import Plan, open_model, plan_of_stage
 from inferno.testing.alike import alike, in_turn
+from inferno.testing.drafts import answers_of, guessing, requests_of
 from inferno.testing.ranks import RankTests
 from inferno.testing.reading import Reading
 from inferno.testing.thread_ranks import (
@@ -134,6 +135,29 @@ class PipelineTests(RankTests):
         shared = load_shared(checkpoint, without_kernels(catalog), ranks, pp=pp)
         assert_same_tokens(shared, alone, prompts, GREEDY)
         shared.close()
+
+    @in_turn
+    @pytest.mark.slow
+    def test_drafts_change_nothing_for_stages(
+        self, checkpoint: Path, catalog: Catalog, stages: int, prompts: list[list[int]]
+    ) -> None:
+        """Right and wrong ones and too few, with prompts in pieces; alone too, and where prompts
+        are found in the cache."""
+        if not stages:
+            pytest.skip("the family has no pipeline stages, or the toy one layer")
+        options: dict[str, Any] = {"max_num_batched_tokens": 48, "block_size": 16}
+        plain, requests = without_kernels(catalog), requests_of(prompts)
+        alone = load_shared(checkpoint, plain, 1, **options)
+        expected = answers_of(alone, requests)
+        alone.close()
+        staged = load_shared(checkpoint, plain, 1, pp=stages, speculative="ngram", **options)
+        guessing(staged, requests, expected)
+        assert answers_of(staged, requests) == expected
+        for request in requests[-2:]:
+            assert answers_of(staged, [request]) == {request.id: expected[request.id]}
+        stats = staged.stats()
+        staged.close()
+        assert 0 < stats.accepted_tokens < stats.draft_tokens
 
     @in_turn
     @pytest.mark.slow

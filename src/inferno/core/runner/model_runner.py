@@ -173,9 +173,7 @@ class ModelRunner:
 
     def _compute_step(self, launched: LaunchedStep, cut: Callable[[Drafts], Drafts] | None) -> None:
         step = launched.step
-        drafts: Drafts = step.drafts
-        if self.drafting is not None:
-            drafts = {**drafts, **self.drafting.propose(step)}
+        drafts = self.proposed(step)
         drafts = cut(drafts) if cut is not None else drafts
         launched.arrays = arrays = self._tables.lay_out(step, drafts)
         for part in self._parts:
@@ -191,6 +189,11 @@ class ModelRunner:
             if arrays.sampling_rows:
                 logits_LV = self.logits_of(hidden_TD[inputs.last_L])
         launched.logits_LV = logits_LV
+
+    def proposed(self, step: Step) -> Drafts:
+        """Return a step's drafts, and those of the proposer."""
+        drafts: Drafts = step.drafts
+        return drafts if self.drafting is None else {**drafts, **self.drafting.propose(step)}
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed, and no part needs its hidden states."""

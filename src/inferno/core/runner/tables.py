@@ -225,6 +225,12 @@ class Tables:
         same = self.owners[rows] == owners
         self.token_ids[rows[same], arrays.next_positions[same]] = np.array(token_ids)[same]
 
+    def learn_verified(self, arrays: StepArrays, owners: Array, token_ids: list[list[int]]) -> None:
+        """The same for several tokens per slice, as `append_verified` appends them."""
+        same = self.owners[arrays.sampling_rows] == owners
+        own = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]
+        self.append_verified(arrays, own)
+
     def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
         """Append several tokens per slice. They replace its drafts."""
         for row, position, ids in zip(

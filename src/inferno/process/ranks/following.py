@@ -104,9 +104,7 @@ class FollowingRunner(ModelRunner):
         if arrays.drafts is None:
             self._tables.learn(arrays, owners, [token_id for [token_id] in drawn])
         else:
-            same = self._tables.owners[arrays.sampling_rows] == owners
-            own = [ids if is_own else [] for ids, is_own in zip(drawn, same, strict=True)]
-            self._tables.append_verified(arrays, own)
+            self._tables.learn_verified(arrays, owners, drawn)
 
 
 @define(eq=False)

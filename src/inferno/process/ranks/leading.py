@@ -25,6 +25,7 @@ from inferno.process.ranks.group import Group, Launch, Start
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
+from inferno.process.ranks.proposing import Proposing
 from inferno.stores import NoStore
 from inferno.weights.packing import PackedWeights
 
@@ -82,7 +83,7 @@ class Pending:
 
     ticket: LaunchedStep
     drafts: Drafts
-    """Those to verify: of a grammar, which says what comes next."""
+    """Those to verify."""
     masks: Masks = NO_MASKS
 
     def told(self, proposed: Drafts) -> Drafts:
@@ -97,6 +98,10 @@ class LastStage(LeadingRunner):
     def __init__(self, group: Group, stages: int, *given: Any, **more: Any) -> None:
         super().__init__(group, *given, **more)
         self.lag = stages - 1
+        self._proposing: Proposing | None = None
+        if (drafting := self.drafting) is not None:
+            self._proposing = Proposing.of(drafting, self._tables)
+            self._parts = tuple(part for part in self._parts if part is not drafting)
         self._pending = deque[Pending]()
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
@@ -105,12 +110,19 @@ class LastStage(LeadingRunner):
         with self._group.together():
             drawn, self._untold = self._untold, []
             self._group.send(messages.STEP, messages.encode_step(step, drawn))
-            drafts = cut(step.drafts) if cut is not None else step.drafts
+            drafts: Drafts = step.drafts
+            if self._proposing is not None:
+                drafts = {**drafts, **self._proposing.launched(step)}
+            drafts = cut(drafts) if cut is not None else drafts
             if messages.has_drafts(step):
                 self._group.send(messages.DRAFTS, messages.encode_drafts(drafts))
             ticket = LaunchedStep(step, self.plan, self._later)
             self._pending.append(Pending(ticket, drafts))
             return ticket
+
+    def proposed(self, step: Step) -> Drafts:
+        """Return none: `launch` has asked the proposer."""
+        return {}
 
     def _later(self, ticket: LaunchedStep, masks: Masks) -> Callable[[], Sampled]:
         """Draw a step's tokens once it is computed."""
@@ -127,7 +139,9 @@ class LastStage(LeadingRunner):
             with self._group.together():
                 computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
-            self._untold.append(_drawn_by(computed))
+            self._untold.append(drawn := _drawn_by(computed))
+            if self._proposing is not None:
+                self._proposing.computed(computed, drawn)
             if pending.ticket is ticket:
                 return computed.result()
 
