@@ -27,6 +27,7 @@ from inferno.plan import Options, Plan, plan_from_json, plan_of_stage, plan_to_j
 from inferno.plan.pipeline import divide_layers, share_model
 from inferno.plan.ranks import check_ranks
 from inferno.plan.schemes import Matrices, StoredMatrices
+from inferno.plan.speculation import MTPUse
 from inferno.plan.turns import in_turns
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
@@ -120,7 +121,7 @@ def shared(config: Any, paths: Sequence[str], stages: int) -> Any:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     stored = cast(StoredMatrices, Stored(held, plain))
     whole = stored.loaded({}, "bfloat16")
-    return share_model(Options(pp=stages), toy, config, stored, {}, whole, "bfloat16")
+    return share_model(Options(pp=stages), toy, config, stored, {}, whole, "bfloat16", MTPUse())
 
 
 PATHS = ["model.embed_tokens", *(f"model.layers.{n}.mlp.up_proj" for n in range(3))]

@@ -296,9 +296,11 @@ def test_a_family_that_does_not_divide_is_refused_by_name() -> None:
         check_ranks(Options(tp=2), CPU, "Toy", evolve(DENSE, divides={}), mtp=False)
 
 
-def test_layers_that_predict_several_tokens_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="--speculative mtp"):
-        check_ranks(Options(tp=2, speculative="mtp"), CPU, "Toy", DENSE, mtp=True)
+def test_layers_that_predict_several_tokens_are_refused_where_stages_have_several_ranks() -> None:
+    for shared in (Options(tp=2, speculative="mtp"), Options(pp=2, speculative="mtp")):
+        check_ranks(shared, CPU, "Toy", DENSE, mtp=True)
+    with pytest.raises(UnsupportedError, match="--pp 2 cannot .* --speculative mtp"):
+        check_ranks(Options(tp=2, pp=2, speculative="mtp"), CPU, "Toy", DENSE, mtp=True)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])

@@ -138,6 +138,8 @@ class LayerSpan:
     stop: int
     layers: int
     """How many the model has."""
+    predicts: bool = False
+    """Whether it has layers of multi-token prediction too, which read the embedding."""
 
     @property
     def begins(self) -> bool:

@@ -286,11 +286,11 @@ class CausalLM(nn.Module):
 
     def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
         """Keep a pipeline stage's layers (`nn.Staged`); the first stage has the embedding, the last
-        one the heads, and with a tied one the embedding too."""
+        one the heads, and with a tied one or multi-token prediction the embedding too."""
         decoder, tied = getattr(self, self.name), isinstance(self.lm_head, TiedLMHead)
         decoder.keep_layers(span, edges)
         self.edges = edges
-        if not (span.begins or (span.ends and tied)):
+        if not (span.begins or span.predicts or (span.ends and tied)):
             setattr(decoder, self.embedding_name, Absent())
         if not span.ends:
             self.lm_head = nn.Identity()  # what it would draw from, nobody reads

@@ -27,6 +27,8 @@ from inferno.plan.plan import Plan
 from inferno.plan.rank_use import StageUse
 from inferno.plan.ranks import Division, divides_of, kind_of
 from inferno.plan.schemes import Matrices, StoredMatrices
+from inferno.plan.speculation import MTPUse
+from inferno.plan.stored import modules_of
 
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 
@@ -75,7 +77,7 @@ class StagedLayers:
     """The path whose children are the layers."""
 
     def drafting(self, layers: Iterable[int]) -> StagedLayers:
-        """Return them with these layers of a draft model on the last stage."""
+        """Return them with these layers, which draft, on the last stage."""
         *others, last = self.stages
         last = evolve(last, caches=(*last.caches, *layers))
         return evolve(self, stages=(*others, last))
@@ -83,14 +85,10 @@ class StagedLayers:
     def largest(self, sizes: Mapping[str, int]) -> int:
         """Return the most bytes that a stage has of what is beside modules, by their paths. What is
         in no layer counts in each: an embedding may be at both ends."""
+        spans = [range(stage.span.first, stage.span.stop) for stage in self.stages]
         layers = {path: _layer_in(self.inside, path) for path in sizes}
-        outside = sum(sizes[path] for path, layer in layers.items() if layer is None)
-        return outside + max(
-            sum(
-                sizes[p] for p, n in layers.items() if n is not None and span.first <= n < span.stop
-            )
-            for span in (stage.span for stage in self.stages)
-        )
+        inside = [sum(sizes[p] for p, n in layers.items() if n in span) for span in spans]
+        return sum(sizes.values()) - sum(inside) + max(inside)
 
     def count(self, caches: Iterable[int]) -> int:
         """Return how many of these layers' caches a stage has, at most."""
@@ -131,22 +129,26 @@ def share_model(
     packed: Mapping[str, Packed],
     whole: Matrices,
     dtype: str,
+    mtp: MTPUse,
 ) -> Shared:
     """Divide a model, whose matrices are `whole` once loaded, among the ranks that are asked for.
-    Raises UnsupportedError, OptionError."""
+    `mtp` are its multi-token-prediction layers, if they are used. Raises UnsupportedError,
+    OptionError."""
     if options.ranks == 1:
         return Shared(whole)
     held, division, matrices = stored.held(packed), None, whole
     local: Callable[[str], HeldMatrix | None] = held.get
     if options.tp > 1:
-        specs = config.cache_specs()
+        specs = [*config.cache_specs(), *mtp.specs]
         division = Division.of(architecture, specs, held, options.tp, config, experts=options.ep)
         local, matrices = division.local, stored.loaded(packed, dtype, division.local)
     if options.pp == 1:
         return Shared(matrices, division)
     own = {path: part for path in held if (part := local(path)) is not None}
     kinds = divides_of(architecture, config)
-    pipeline = _pipeline(options.pp, config, kinds, own, stored.plain, dtype)
+    pipeline = _pipeline(options.pp, config, kinds, own, stored.plain, dtype, mtp)
+    count = len(config.cache_specs())
+    pipeline = pipeline.drafting(range(count, count + len(mtp.specs)))
     largest = evolve(matrices, share=pipeline.matrix_bytes, num_plain=pipeline.num_plain)
     return Shared(largest, division, pipeline)
 
@@ -158,6 +160,7 @@ def _pipeline(
     held: Mapping[str, HeldMatrix],
     plain: Mapping[str, int],
     dtype: str,
+    mtp: MTPUse,
 ) -> StagedLayers:
     layers: int = getattr(config, "num_hidden_layers", 0)
     if stages > layers > 0:
@@ -171,7 +174,9 @@ def _pipeline(
             "share more than hidden states",
             "Leave --pp out, or use --tp.",
         )
-    inside, caches = _layers_in({*held, *plain}, layers), _layers_of_caches(config, layers)
+    further = {*modules_of(mtp.tensors)}
+    inside = _layers_in({*held, *plain} - further, layers)
+    caches = _layers_of_caches(config, layers)
     if inside is None or caches is None:
         raise UnsupportedError(
             f"--pp {stages}: this model does not say which of its tensors and caches are of which "
@@ -184,7 +189,9 @@ def _pipeline(
     embedding, has_head = 0, False
     for path, matrix in held.items():
         within = path.startswith(f"{parent}.") if parent else True
-        if (layer := _layer_in(inside, path)) is not None:
+        if path in further:  # after the last layer
+            matrices[layers] += matrix.nbytes
+        elif (layer := _layer_in(inside, path)) is not None:
             matrices[layer] += matrix.nbytes
         elif kind_of(kinds, path) == "vocabulary" and within:
             embedding += matrix.nbytes
@@ -192,9 +199,9 @@ def _pipeline(
             has_head |= kind_of(kinds, path) == "vocabulary"
             matrices[layers] += matrix.nbytes
     for path, count in plain.items():
-        layer = _layer_in(inside, path)
+        layer = None if path in further else _layer_in(inside, path)
         others[layers if layer is None else layer] += count
-    if not has_head:  # it is the embedding, which both ends then have
+    if not has_head or further:  # the last stage needs the embedding, which is its head or read
         matrices[layers] += embedding
     sizes = [matrices[n] + others[n] * size for n in range(layers)]
     after = matrices[layers] + others[layers] * size
@@ -205,7 +212,9 @@ def _pipeline(
         nbytes = sum(matrices[n] for n in ids) + (embedding if first == 0 else 0)
         found.append((nbytes, sum(others[n] for n in ids)))
         use = StageUse(
-            span=LayerSpan(first=first, stop=stop, layers=layers),
+            span=LayerSpan(
+                first=first, stop=stop, layers=layers, predicts=bool(further) and stop == layers
+            ),
             caches=tuple(i for i, layer in enumerate(caches) if first <= layer < stop),
             weight_bytes=nbytes + found[-1][1] * size,
         )

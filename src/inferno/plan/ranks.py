@@ -68,7 +68,6 @@ def check_ranks(
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
-        f"--speculative {options.speculative}": mtp,
     }
     if options.ep and not architecture.divides:
         raise UnsupportedError(
@@ -79,6 +78,7 @@ def check_ranks(
         check_pipeline(options, name, architecture)
         asked["--sandbox"] = options.sandbox
         asked["--experts-on-host"] = options.experts_on_host
+        asked[f"--speculative {options.speculative}"] = mtp and options.tp > 1
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(
             f"{options.shared_by} cannot be combined with {', '.join(names)} yet",

@@ -190,7 +190,7 @@ def choose_weights(
     architecture = model.architecture.value
     whole = schemes.value.loaded(packed, dtype)
     stored = schemes.value, packed, whole
-    shared = share_model(options, architecture, model.config, *stored, dtype)
+    shared = share_model(options, architecture, model.config, *stored, dtype, proposal.mtp)
     matrices = shared.matrices
     machine, device = given.machine or Machine(), compute.device
     environ = machine.environ

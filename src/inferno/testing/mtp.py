@@ -4,70 +4,54 @@ Suffixes: L tokens of a sequence, D hidden, V vocabulary."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import attrs
 import pytest
 import torch
 from attrs import frozen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
-from inferno.core.engine import Engine
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.plan import (
-    Opened,
-    Options,
     mtp_tensors,
-    open_model,
     plan_from_json,
     plan_to_json,
     reopen,
-    with_num_blocks,
 )
-from inferno.plan.draft_cost import Acceptance
-from inferno.request.requests import EngineOutput, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import alike
 from inferno.testing.converting import convert
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
-from inferno.testing.installed import Installed
+from inferno.testing.mtp_ranks import MTPRankTests
 from inferno.testing.mtp_reference import MTPReference, SpyLookahead, layers
-from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
+from inferno.testing.mtp_runs import (
+    assert_same,
+    draft_always,
+    knowing,
+    load,
+    opened,
+    requests,
+    run,
+    write,
+)
+from inferno.testing.tiny import assert_close, torch_only
 from inferno.weights.loading import build, check, load_drafter, load_model
 
-ADDED = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")
-"""Ends of the names of matrices whose results are added to the residual stream."""
-PARAMS = (
-    SamplingParams(temperature=0, max_tokens=40, logprobs=2),
-    SamplingParams(temperature=0.7, seed=3, max_tokens=40),
-    SamplingParams(temperature=0.9, seed=4, top_p=0.8, frequency_penalty=0.6, max_tokens=30),
-    SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=30),
-    SamplingParams(temperature=1.2, seed=5, top_k=10, max_tokens=1),
-)
 
-
-class MTPTests(Installed):
+class MTPTests(MTPRankTests):
     """For architectures with multi-token-prediction layers (`Architecture.mtp`), in addition to
     `ArchitectureTests`. Set `config` to a toy `config.json` that has such layers, with the fields
     of DeepSeek-V3, and override `stored` if tensors have other names. The reference is
     transformers' decoder layer."""
-
-    config: ClassVar[dict[str, Any]]
-
-    @classmethod
-    def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what checkpoints store of tensors that are named as DeepSeek-V3's."""
-        return dict(tensors)
 
     @classmethod
     def prefixes(cls) -> tuple[str, ...]:
@@ -186,16 +170,7 @@ class MTPTests(Installed):
 
     def test_good_layers_are_believed(self, catalog: Catalog, tmp_path: Path) -> None:
         """A model whose next token depends on the last one only, and layers that know it."""
-        made = MTPReference.of(self.config)
-        tensors, size = made.tensors(tmp_path), self.config["hidden_size"]
-        for name, tensor in tensors.items():
-            if name.endswith(ADDED):
-                tensor.zero_()
-            elif name.endswith("eh_proj.weight"):
-                tensor.copy_(torch.cat([torch.eye(size), torch.zeros(size, size)], 1))
-            elif "norm" in name and tensor.ndim == 1:
-                tensor.fill_(1.0)
-        path = write(tmp_path / "toy", self.config, self.stored(tensors))
+        path = knowing(self.config, self.stored, tmp_path)
         [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
         engine = load(path, catalog)
         assert_same(run(engine, [wanted]), run(load(path, catalog, None), [wanted]))
@@ -285,13 +260,6 @@ class MTPTests(Installed):
             opened(write(tmp_path / "none", config, kept), catalog)
 
 
-def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    path.mkdir(exist_ok=True)
-    save_file({n: t.contiguous() for n, t in tensors.items()}, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    return path
-
-
 @frozen(eq=False)
 class Spy(CheckpointView):
     """A checkpoint with given headers, which records the names that are read."""
@@ -302,27 +270,6 @@ class Spy(CheckpointView):
     def read(self, name: str) -> Tensor:
         self.names.add(name)
         return self.checkpoint.read(name)
-
-
-def opened(path: Path, catalog: Catalog, speculative: str | None = "mtp", **options: Any) -> Opened:
-    few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 160}
-    given = {"dtype": "float32", "device": "cpu", **few, **options}
-    return open_model(str(path), Options(speculative=speculative, **given), catalog)
-
-
-def load(
-    path: Path,
-    catalog: Catalog,
-    speculative: str | None = "mtp",
-    num_blocks: int = 0,
-    **options: Any,
-) -> Engine:
-    """Return an engine, with only so many blocks if given, in which 64 tokens fit."""
-    with opened(path, catalog, speculative, **options) as held:
-        if num_blocks:
-            groups = with_num_blocks(held.plan.groups, num_blocks)
-            held = attrs.evolve(held, plan=attrs.evolve(held.plan, groups=groups, max_model_len=64))
-        return Engine.load(held)
 
 
 @frozen(eq=False)
@@ -359,42 +306,3 @@ def proposals(
             draft_always(patched)
         run(load(path, torch_only(), cache_policy="none", **options), requests(config))
     return found
-
-
-def draft_always(patched: pytest.MonkeyPatch) -> None:
-    """Propose as many drafts as allowed, however few are accepted."""
-    patched.setattr(Acceptance, "count", lambda self, cost, num_running: cost.most)
-
-
-def requests(
-    config: Mapping[str, Any], params: Sequence[SamplingParams] = PARAMS, length: int | None = None
-) -> list[Request]:
-    prompts = ragged_prompts(config["vocab_size"], (5, 70, 17, 33, 1))
-    return [
-        Request(id=str(i), token_ids=tuple(prompts[i % 5][:length]), params=each)
-        for i, each in enumerate(params)
-    ]
-
-
-def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, list[EngineOutput]]:
-    """Return each request's outputs."""
-    found = defaultdict[str, list[EngineOutput]](list)
-    for request in wanted:
-        engine.submit(request)
-    while engine.busy:
-        for output in engine.step():
-            found[output.request_id].append(output)
-        engine.check()
-    return dict(found)
-
-
-def assert_same(
-    ours: Mapping[str, Sequence[EngineOutput]], theirs: Mapping[str, Sequence[EngineOutput]]
-) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, outputs in theirs.items():
-        for mine, other in zip(ours[name], outputs, strict=True):
-            assert (mine.token_id, mine.finish) == (other.token_id, other.finish)
-            if other.logprobs is not None:
-                assert mine.logprobs is not None
-                assert mine.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-3)

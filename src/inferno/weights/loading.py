@@ -66,7 +66,7 @@ def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module
 def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
     """Return the model's multi-token-prediction layers, loaded likewise."""
     layers, first = build_mtp(opened, model), len(opened.config.cache_specs())
-    _fill(layers, stored_mtp_modules(opened), opened)
+    _fill(layers, stored_mtp_modules(opened), opened, whole=False)
     check_layers(layers, opened.plan, range(first, sys.maxsize))
     return _finalized(layers, opened)
 
@@ -141,6 +141,8 @@ def build_mtp(opened: Opened, model: nn.Module) -> nn.Module:
     assert make is not None, "the plan has refused models without them"
     with torch.device("meta"):
         layers: nn.Module = make(opened.config, model)
+    if opened.shard.ranks > 1:
+        divide(layers, opened.shard)
     return layers
 
 
@@ -165,8 +167,11 @@ def _fill(
     modules: Mapping[str, Mapping[str, TensorInfo]],
     opened: Opened,
     packed: PackedWeights | None = None,
+    *,
+    whole: bool = True,
 ) -> None:
-    plan, pairs = opened.plan, of_rank(model, pair(model, modules), opened)
+    """Fill a `whole` model, or layers beside it."""
+    plan, pairs = opened.plan, of_rank(model, pair(model, modules), opened, whole=whole)
     shapes = {
         each.path: placeholder.shape
         for each in pairs

@@ -15,13 +15,15 @@ from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import Stored
 
 
-def of_rank(model: nn.Module, pairs: Sequence[Stored], opened: Opened) -> Sequence[Stored]:
-    """Drop the layers of other stages, and the experts of other ranks, from a model that is on meta
-    and paired with its checkpoint. Returns the pairs of what is left. Raises PluginError if the
-    model does not know of stages."""
+def of_rank(
+    model: nn.Module, pairs: Sequence[Stored], opened: Opened, *, whole: bool = True
+) -> Sequence[Stored]:
+    """Drop the layers of other stages, and the experts of other ranks, from a `whole` model that is
+    on meta and paired with its checkpoint, or from layers that one stage has all of. Returns the
+    pairs of what is left. Raises PluginError if the model does not know of stages."""
     if opened.plan.ranks is None:
         return pairs
-    if (span := opened.span) is not None:
+    if (span := opened.span) is not None and whole:
         _keep_layers(model, span, opened)
     for module in model.modules():
         if isinstance(module, Experts):

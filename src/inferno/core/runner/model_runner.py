@@ -114,7 +114,7 @@ class ModelRunner:
             replays = Replays.of_model(layers, capture, use, spec, self._begin)
         sizes = self.plan.vocab_size, (draft or self.plan).vocab_size
         begin = self._begin or (lambda batch: None)
-        return Drafting(drafter, self._tables, spec, self._sampler, *sizes, begin, replays)
+        return Drafting(drafter, self._tables, spec, self._sampler.peek, *sizes, begin, replays)
 
     @torch.inference_mode()
     def capture_ahead(self, most: int = sys.maxsize) -> int:

@@ -27,9 +27,10 @@ from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
+from inferno.process.ranks.proposing import is_shared
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
-from inferno.weights.loading import begin_of, capture_of, load_model
+from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model
 from inferno.weights.packing import PackedWeights
 from inferno.weights.resident import Loaded, Resident
 from inferno.weights.updates import Update
@@ -109,11 +110,13 @@ class FollowingRunner(ModelRunner):
 
 @define(eq=False)
 class FollowingResident(Resident):
-    """A rank's part of a model: it is told its drafts."""
+    """A rank's part of a model: it is told its drafts, or proposes them as rank 0 does."""
 
     def _loaded_from(self, opened: Opened, packed: PackedWeights | None) -> Loaded:
-        drafter: Drafter | None = NoDrafts() if opened.plan.speculation is not None else None
         model, ops = load_model(opened, packed), ops_of(opened)
+        drafter: Drafter | None = NoDrafts() if opened.plan.speculation is not None else None
+        if is_shared(opened) and (opened.span is None or opened.span.ends):
+            drafter = load_drafter(opened, model, None)
         return Loaded(model, ops, drafter, Adapters.of(opened, model, ops))
 
 
@@ -189,6 +192,13 @@ def follow(
         told: Drafts = messages.decode_drafts(body)
         return told
 
+    def peeked(*given: Any) -> list[int]:
+        kind, body = receive()
+        if kind != messages.PEEKED:
+            raise ConnectionError("rank 0 has left")
+        drawn: list[int] = messages.decode_peeked(body)
+        return drawn
+
     while True:
         kind, body = receive()
         if kind == messages.CHANGE:
@@ -216,6 +226,8 @@ def follow(
             runner.learn(drawn)
         told = drafts if messages.has_drafts(given.step) else None
         runner.read_adapters(given.step)
+        if (drafting := runner.drafting) is not None:
+            drafting.peek, drafting.is_shared = peeked, True
         runner.launch(given.step, told)
 
 

@@ -25,7 +25,7 @@ from inferno.process.ranks.group import Group, Launch, Start
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
-from inferno.process.ranks.proposing import Proposing
+from inferno.process.ranks.proposing import Proposing, is_shared
 from inferno.stores import NoStore
 from inferno.weights.packing import PackedWeights
 
@@ -66,6 +66,19 @@ class LeadingRunner(ModelRunner):
 
         return told
 
+    def share_drafting(self) -> None:
+        """Tell the others what is drawn for drafts: they propose them too."""
+        if (drafting := self.drafting) is None:
+            return
+        peek, drafting.is_shared = drafting.peek, True
+
+        def told(*given: Any) -> list[int]:
+            drawn = [int(token_id) for token_id in peek(*given)]
+            self._group.send(messages.PEEKED, messages.encode(drawn))
+            return drawn
+
+        drafting.peek = told
+
     def capture_ahead(self, most: int = 1 << 30) -> int:
         with self._group.together():
             self._group.send(messages.CAPTURE, messages.encode(most))
@@ -101,7 +114,8 @@ class LastStage(LeadingRunner):
         self._proposing: Proposing | None = None
         if (drafting := self.drafting) is not None:
             self._proposing = Proposing.of(drafting, self._tables)
-            self._parts = tuple(part for part in self._parts if part is not drafting)
+            kept = (part for part in self._parts if part is not drafting)
+            self._parts = (*kept, self._proposing)
         self._pending = deque[Pending]()
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
@@ -215,7 +229,10 @@ class LeadingHome(Home):
     def runner(self, *given: Any, **more: Any) -> ModelRunner:
         around = Neighbours.of(self.resident.opened, self.resident.present.model)
         if around is None:
-            return LeadingRunner(self.group, *given, **more)
+            leading = LeadingRunner(self.group, *given, **more)
+            if is_shared(self.resident.opened):
+                leading.share_drafting()
+            return leading
         self.last = LastStage(self.group, self.group.stages, *given, parts=[around], **more)
         return self.last
 

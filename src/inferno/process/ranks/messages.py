@@ -18,6 +18,8 @@ from inferno.request.sampling_params import SamplingParams
 
 STEP, DRAFTS, CAPTURE, END = b"S", b"D", b"C", b"E"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
+PEEKED = b"P"
+"""The kind of what rank 0 draws while all ranks of a stage propose drafts."""
 CHANGE, CHANGED = b"H", b"h"
 """Kinds of messages between two steps: what followers are to do with their weights (`Change`), and
 how each has fared (`Words`)."""
@@ -124,6 +126,7 @@ class Ended:
 encode = msgspec.msgpack.Encoder().encode
 decode_step: Any = msgspec.msgpack.Decoder(NextStep).decode
 decode_drafts: Any = msgspec.msgpack.Decoder(dict[int, list[int]]).decode
+decode_peeked: Any = msgspec.msgpack.Decoder(list[int]).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_change: Any = msgspec.msgpack.Decoder(Change).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode

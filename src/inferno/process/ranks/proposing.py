@@ -7,25 +7,37 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 from attrs import define, evolve, field
+from torch import Tensor
 
 from inferno.constraints import Drafts
-from inferno.core.runner import LaunchedStep, Tables
+from inferno.core.runner import LaunchedStep, PartResults, StepArrays, StepPart, Tables
 from inferno.core.runner.parts import Drafting
 from inferno.core.types import Step
+from inferno.plan import Opened
 from inferno.process.ranks.messages import Drawn
+
+Array = np.ndarray[Any, Any]
+
+
+def is_shared(opened: Opened) -> bool:
+    """Whether all ranks propose drafts together: with layers that they share as those of the
+    model."""
+    proposer = opened.parts.proposer
+    return proposer is not None and proposer.needs == "mtp"
 
 
 @define(eq=False)
-class Proposing:
+class Proposing(StepPart):
     """What proposes drafts, with the tokens and blocks of running sequences as of the step that was
     launched last. Those of the runner are as of the one that was computed last, when rows may have
     had other owners."""
 
     drafting: Drafting
     tables: Tables
-    _in_flight: deque[tuple[Step, np.ndarray[Any, Any]]] = field(factory=deque)
-    """Steps that are not computed yet, with the owners of the rows that draw."""
+    _in_flight: deque[tuple[Step, Array]] = field(factory=deque)
+    """Steps that are not computed yet, with the owners of their slices' rows."""
 
     @classmethod
     def of(cls, drafting: Drafting, like: Tables) -> Proposing:
@@ -41,13 +53,32 @@ class Proposing:
             self.drafting.admit(new)
         # Of a row whose prompt is still in flight, the sampler knows nothing yet.
         busy = {piece.row for each, _ in self._in_flight for piece in each.slices}
-        drawing = [piece.row for piece in step.slices if piece.samples]
-        self._in_flight.append((step, self.tables.owners[drawing]))
+        rows = [piece.row for piece in step.slices]
+        self._in_flight.append((step, self.tables.owners[rows]))
         free = tuple(piece for piece in step.slices if piece.row not in busy)
         return self.drafting.propose(evolve(step, slices=free))
 
     def computed(self, launched: LaunchedStep, drawn: Drawn) -> None:
         """Take the tokens that the first step in flight has drawn."""
-        _, owners = self._in_flight.popleft()
+        step, owners = self._in_flight.popleft()
         if (arrays := launched.arrays) is not None and drawn:
-            self.tables.learn_verified(arrays, owners, drawn)
+            drawing = [piece.samples for piece in step.slices]
+            self.tables.learn_verified(arrays, owners[drawing], drawn)
+
+    def refuses_replay(self, arrays: StepArrays) -> bool:
+        return self.drafting.refuses_replay(arrays)
+
+    def after(
+        self, step: Step, arrays: StepArrays, hidden_TD: Tensor, results: PartResults
+    ) -> None:
+        """Show the proposer what was computed of rows that have the same owner as then."""
+        if (drafter := self.drafting.drafter) is None or not drafter.sees_steps:
+            return
+        _, owners = self._in_flight[0]
+        spans = arrays.spans
+        same = self.tables.owners[[span.row for span in spans]] == owners
+        parts = torch.split(hidden_TD, [span.num_tokens for span in spans])
+        own = [(span, x) for span, x, is_own in zip(spans, parts, same, strict=True) if is_own]
+        if own:
+            kept, hidden = zip(*own, strict=True)
+            self.drafting.show(kept, torch.cat(hidden))

@@ -21,7 +21,6 @@ from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import NewSequence, Slice, Step
 from inferno.nn.batch import Batch
-from inferno.sampling import Sampler
 
 log = logging.getLogger("inferno.runner")
 
@@ -35,7 +34,8 @@ class Drafting(StepPart):
     """None once it has failed."""
     tables: Tables
     spec: InputSpec
-    sampler: Sampler
+    peek: Callable[[Tensor, Sequence[int], int], list[int]]
+    """Draws drafts, as `draw_draft`."""
     vocab_size: int
     """Of the model."""
     draft_vocab_size: int
@@ -43,6 +43,8 @@ class Drafting(StepPart):
     """Called with every batch that is computed."""
     draft_replays: Replays | None = None
     """Captured steps of the draft model."""
+    is_shared: bool = False
+    """Whether several ranks compute with the same proposer, which all must do or none."""
 
     def admit(self, new: NewSequence) -> None:
         if self.drafter is not None:
@@ -56,8 +58,13 @@ class Drafting(StepPart):
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor, results: PartResults
     ) -> None:
         if self.drafter is not None and self.drafter.sees_steps:
+            self.show(arrays.spans, hidden_TD)
+
+    def show(self, spans: Sequence[Span], hidden_TD: Tensor) -> None:
+        """Show the drafter what was computed."""
+        if self.drafter is not None:
             with self._trusting():
-                self.drafter.computed(arrays.spans, hidden_TD, self)
+                self.drafter.computed(spans, hidden_TD, self)
 
     def propose(self, step: Step) -> dict[int, list[int]]:
         """Return the drafts of the slices that take some and were given none, by row."""
@@ -84,6 +91,8 @@ class Drafting(StepPart):
         try:
             yield
         except Exception:
+            if self.is_shared:
+                raise
             log.exception("the proposer of drafts failed; steps go on without drafts")
             self.drafter = None
 
@@ -123,4 +132,4 @@ class Drafting(StepPart):
         self.tables.token_ids[row, position] = token_id
 
     def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
-        return self.sampler.peek(logits_SV, rows, offset)
+        return self.peek(logits_SV, rows, offset)
