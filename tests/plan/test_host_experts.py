@@ -17,6 +17,8 @@ from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.backends import choose_capture
 from inferno.plan.decided import Decided
 from inferno.plan.host_experts import choose_host_experts
+from inferno.plan.pipeline import Shared
+from inferno.plan.schemes import Matrices
 
 GPU = Device("cuda", name="a GPU", total=8 << 30, free=8 << 30)
 CPU = Device("cpu", name="a CPU", total=8 << 30, free=8 << 30)
@@ -49,9 +51,9 @@ def chosen(
     adapters: AdapterRoom | None = None,
 ) -> Decided[HostExpertsUse | None]:
     options = Options(experts_on_host=count)
-    return choose_host_experts(
-        load_catalog(), options, device, Host(), held, MODEL, "bfloat16", adapters
-    )
+    given = load_catalog(), options, device, Host(), held, MODEL
+    alone = Shared(Matrices((), {}, {}, {}, (), 0))
+    return choose_host_experts(*given, "bfloat16", adapters, alone.largest)
 
 
 def test_the_first_experts_of_each_layer_that_a_process_has_are_kept() -> None:

@@ -86,8 +86,23 @@ def test_ranks_keep_experts_on_the_host(toy: Path, catalog: Catalog) -> None:
     params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
     assert [tokens_of(answers(engine, PROMPTS, each)) for each in params] == expected
     engine.close()
-    with pytest.raises(UnsupportedError, match="cannot be combined with --experts-on-host yet"):
-        load_shared(toy, catalog, 1, pp=2, experts_on_host=1)
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, {}), (2, {"ep": True})])
+def test_the_host_holds_experts_of_a_stages_layers(
+    ranks: int, more: dict[str, Any], toy: Path, catalog: Catalog
+) -> None:
+    engine = load_shared(toy, catalog, ranks, pp=2, experts_on_host=2, **more)
+    whole = load_shared(toy, catalog, ranks, experts_on_host=2, **more)
+    params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
+    found = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
+    assert found == tokens(toy, catalog, 1)
+    planned = [each.plan.host_experts for each in (engine, whole)]
+    engine.close()
+    whole.close()
+    assert planned[0] is not None and planned[1] is not None
+    assert 2 * planned[0].layers == planned[1].layers
+    assert 2 * planned[0].nbytes == planned[1].nbytes
 
 
 @pytest.mark.parametrize("isq", ["q4_0"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
@@ -43,9 +43,11 @@ def choose_host_experts(
     model: ModelConfig,
     dtype: DType,
     adapters: AdapterRoom | None,
+    largest: Callable[[Mapping[str, int]], int],
 ) -> Decided[HostExpertsUse | None]:
-    """Choose the experts among the matrices that one rank has, by path. Raises OptionError,
-    UnsupportedError, OutOfMemoryError."""
+    """Choose the experts among the matrices that one rank has in any stage, by path; `largest`
+    returns what one rank has of sizes by path. Raises OptionError, UnsupportedError,
+    OutOfMemoryError."""
     if not (count := options.experts_on_host):
         return Decided(None)
     _check(device, adapters)
@@ -69,7 +71,8 @@ def choose_host_experts(
         for path, matrix in held.items()
         if (found := expert_of(path)) is not None and found[1] in own[found[0]]
     }
-    nbytes = sum(matrix.nbytes for matrix in chosen.values())
+    nbytes = largest({path: matrix.nbytes for path, matrix in chosen.items()})
+    layers = largest(dict.fromkeys(numbers, 1))
     cpu = device if device.kind == "cpu" else machine.cpu()
     if device.kind != "cpu" and not machine.elsewhere:
         _check_memory(nbytes, count, cpu)
@@ -90,9 +93,9 @@ def choose_host_experts(
         count=count,
         of=most,
         modules=tuple(sorted({pattern_of(parent) for parent in numbers})),
-        layers=len(numbers),
+        layers=layers,
         nbytes=nbytes,
-        moved_bytes=0 if device.kind == "cpu" else _moved(model, dtype) * len(numbers),
+        moved_bytes=0 if device.kind == "cpu" else _moved(model, dtype) * layers,
         kernels=kernels.value,
         products=by_pattern({path: provider_of(each) for path, each in chosen.items()}),
     )

@@ -77,7 +77,6 @@ def check_ranks(
     if options.pp > 1:
         check_pipeline(options, name, architecture)
         asked["--sandbox"] = options.sandbox
-        asked["--experts-on-host"] = options.experts_on_host
         asked[f"--speculative {options.speculative}"] = mtp and options.tp > 1
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(

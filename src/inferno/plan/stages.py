@@ -211,7 +211,8 @@ def choose_weights(
     )
     held = shared.held(schemes.value.held(packed))
     room = adapters.value
-    hosted = choose_host_experts(catalog, options, device, machine, held, model.config, dtype, room)
+    own = held, model.config, dtype, room, shared.largest
+    hosted = choose_host_experts(catalog, options, device, machine, *own)
     return Weights(
         schemes=schemes,
         isq=isq,

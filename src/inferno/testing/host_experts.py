@@ -15,10 +15,11 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.nn import Experts
-from inferno.testing.alike import alike
-from inferno.testing.ranks import RankTests
+from inferno.testing.alike import alike, in_turn
+from inferno.testing.pipelines import PipelineTests
 from inferno.testing.thread_ranks import (
     GREEDY,
+    RANKS,
     SEEDED,
     Alone,
     assert_captures_change_nothing,
@@ -28,7 +29,7 @@ from inferno.testing.thread_ranks import (
 from inferno.testing.tiny import without_kernels
 
 
-class HostExpertTests(RankTests):
+class HostExpertTests(PipelineTests):
     """Mixed into `ArchitectureTests`: a family with routed experts gives the same tokens when the
     host's memory holds some of them, or all; another is refused by name."""
 
@@ -74,6 +75,25 @@ class HostExpertTests(RankTests):
                 assert mixture.host is not None and mixture.near is not None
                 mixture.host.copied = copied
             assert_same_tokens(hosted, alone, prompts, params)
+
+    @in_turn
+    @pytest.mark.slow
+    def test_experts_on_the_host_of_stages_give_the_same_tokens(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        routed: int,
+        stages: int,
+        alone: Alone,
+        prompts: list[list[int]],
+    ) -> None:
+        """Each stage's host holds those of its layers."""
+        if not routed or not stages:
+            pytest.skip("no routed experts on the host, or no pipeline stages")
+        plain, count = without_kernels(catalog), -(-routed // 2)
+        ours = load_shared(checkpoint, plain, 1, pp=RANKS, experts_on_host=count)
+        assert_same_tokens(ours, alone, prompts, GREEDY)
+        ours.close()
 
     @pytest.mark.slow
     def test_captured_steps_change_nothing_for_experts_on_the_host(
