@@ -266,6 +266,9 @@ class HeldMatrix:
     """Rows and columns: output and input features. None: known only once it is loaded."""
     nbytes: int
     """Bytes of memory that the weight takes."""
+    values: int = 0
+    """Rows times columns, where headers do not tell the shape: the plan then finds the shape of a
+    matrix that reads or gives hidden states. 0: they do not tell that either."""
     unit: tuple[int, int] | None = None
     """Rows and columns that `Weight.cut` keeps together, such as those of a block: (1, 1) for a
     plain matrix. 0 columns: it is cut by rows only, as where columns are in another order. None: it

@@ -31,6 +31,10 @@ from inferno.plan.rank_experts import Dealt
 from inferno.plan.rank_heads import attended, of_state, whole_attention, whole_states
 from inferno.plan.rank_use import RankUse, WholeUse
 
+_OF_HIDDEN: frozenset[Divided] = frozenset(
+    {"heads", "from heads", "inner", "two inner", "from inner", "vocabulary"}
+)
+"""Matrices that read hidden states, or whose results are added to them."""
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -133,6 +137,7 @@ class Division:
         """Deal routed `experts` out whole, instead of dividing each. Raises UnsupportedError for a
         matrix that would be divided, but whose scheme cannot cut it."""
         divides, shard = divides_of(architecture, config), Shard(ranks=ranks, experts=experts)
+        held = with_shapes(held, divides, config)
         named = {path: kind_of(divides, path) for path in held if not shard.expert_of(path)}
         columns = all(
             (held[path].unit or (1, 1))[1] for path, kind in named.items() if kind in COLUMNS
@@ -322,6 +327,24 @@ def divides_of(architecture: Architecture, config: object) -> Mapping[str, Divid
     """Return what a model's matrices are divided by (`Architecture.divides`)."""
     own: Mapping[str, Divided] = getattr(config, "divides", {})
     return {**architecture.divides, **own}
+
+
+def with_shapes(
+    held: Mapping[str, HeldMatrix], divides: Mapping[str, Divided], config: object
+) -> Mapping[str, HeldMatrix]:
+    """Return the matrices with the shapes of those whose headers tell the number of values only:
+    their rows or columns are a hidden state's, by what they are divided by. Modules know their
+    shapes, and the loader compares them with what is stored."""
+    hidden: int = getattr(config, "hidden_size", 0)
+
+    def shaped(path: str, matrix: HeldMatrix) -> HeldMatrix:
+        kind, values = kind_of(divides, path), matrix.values
+        if matrix.shape is not None or kind not in _OF_HIDDEN or not hidden or values % hidden:
+            return matrix
+        other = values // hidden
+        return evolve(matrix, shape=(hidden, other) if kind in COLUMNS else (other, hidden))
+
+    return {path: shaped(path, matrix) for path, matrix in held.items()}
 
 
 def _axis(kind: Divided) -> int:

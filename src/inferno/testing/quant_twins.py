@@ -19,7 +19,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.errors import UnsupportedError
 from inferno.nn import Experts
 from inferno.testing.reference import transformers_model
-from inferno.testing.thread_ranks import GREEDY, answers, load_shared, tokens_of
+from inferno.testing.thread_ranks import GREEDY, RANKS, answers, load_shared, tokens_of
 from inferno.testing.tiny import generate, load_toy, plan_of, ragged_prompts
 from inferno.testing.updates import assert_updated
 
@@ -96,11 +96,10 @@ def assert_same_tokens(
     catalog: Catalog | None = None,
     *,
     updates: bool = True,
-    divides: bool = True,
 ) -> None:
     """Both give the same greedy tokens, and logits within 1e-4. Kernels may round activations: then
-    give `torch_only()`. So do two ranks that have some experts of the first each, if it has any,
-    unless ranks are refused because its scheme never `divides` a matrix. And the first, if it is a
+    give `torch_only()`. So do two ranks that share the matrices of the first, and have some of its
+    experts each, if it has any. And the first, if it is a
     folder, takes `updates` of its tensors, unless its scheme reads them under other names."""
     prompts = ragged_prompts(VOCAB)
     toys = [load_toy(path, catalog) for path in twins]
@@ -108,14 +107,27 @@ def assert_same_tokens(
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.logits_NV, other.logits_NV, rtol=1e-4, atol=1e-4)
         assert mine.token_ids == other.token_ids
-    if divides and any(isinstance(module, Experts) for module in toys[0].model.modules()):
-        engine = load_shared(twins[0], catalog or load_catalog(), ep=True)
-        dealt = tokens_of(answers(engine, prompts, evolve(GREEDY, max_tokens=16, ignore_eos=False)))
-        engine.close()
-        assert dealt == [[*mine.token_ids] for mine in ours]
+    routed = any(isinstance(module, Experts) for module in toys[0].model.modules())
+    assert_same_in_ranks(twins[0], [mine.token_ids for mine in ours], catalog, ep=routed)
     if updates and twins[0].is_dir():
         with TemporaryDirectory() as folder:
             assert_updated(twins[0], catalog, Path(folder))
+
+
+def assert_same_in_ranks(
+    path: Path,
+    wanted: Sequence[Sequence[int]],
+    catalog: Catalog | None = None,
+    ranks: int = RANKS,
+    **shared: Any,
+) -> None:
+    """Ranks that share a model give the 16 greedy tokens that are wanted after each of
+    `ragged_prompts`: as many for each pipeline stage, with more options in `shared`."""
+    engine = load_shared(path, catalog or load_catalog(), ranks, **shared)
+    params = evolve(GREEDY, max_tokens=16, ignore_eos=False)
+    found = tokens_of(answers(engine, ragged_prompts(VOCAB), params))
+    engine.close()
+    assert found == [[*each] for each in wanted]
 
 
 def assert_kernels(twins: Sequence[Path], layout: str) -> None:

@@ -13,6 +13,7 @@ from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError
 from inferno.testing import (
     ArchitectureTests,
+    assert_same_in_ranks,
     generate,
     load_toy,
     ragged_prompts,
@@ -61,7 +62,8 @@ class TestGptOss20B(ArchitectureTests):
         self, checkpoint: Path, tmp_path: Path
     ) -> None:
         """The same from a checkpoint as published, whose experts stay packed, and from one that
-        holds transformers' values."""
+        holds transformers' values; also where ranks share it: three blocks of columns are not as
+        many for each of two, nor five experts."""
         pytest.importorskip("inferno_mxfp4")
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -98,9 +100,13 @@ class TestGptOss20B(ArchitectureTests):
             ("mxfp4-blocks", 3 * 5 * 3)
         ]
         prompts = ragged_prompts(self.config["vocab_size"])
-        for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
+        found = [generate(toy, prompts, 16) for toy in toys]
+        for ours, theirs in zip(*found, strict=True):
             assert ours.token_ids == theirs.token_ids
             torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
+        wanted, path = [ours.token_ids for ours in found[0]], tmp_path / "packed"
+        for ranks, shared in ((2, {}), (3, {}), (2, {"ep": True}), (1, {"pp": 3}), (2, {"pp": 2})):
+            assert_same_in_ranks(path, wanted, torch_only(), ranks, **shared)
 
 
 class TestGptOss120B(ArchitectureTests):

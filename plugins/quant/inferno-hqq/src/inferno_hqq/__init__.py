@@ -12,11 +12,12 @@ refuses = refusal_of(Packing.of)
 def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     """Return the matrix in a public layout, or dense. Headers tell its size, but not its shape."""
     packing = Packing.of(stored)
-    if packing.layout is None:
-        nbytes = packing.groups * packing.group * DTYPE_BYTES[dtype]
-        return HeldMatrix(shape=None, nbytes=nbytes)
-    nbytes = packing.layout.nbytes(packing.groups, packing.group)
-    return HeldMatrix(layout=packing.layout.name, shape=None, nbytes=nbytes)
+    values, layout = packing.groups * packing.group, packing.layout
+    if layout is None:
+        nbytes = values * DTYPE_BYTES[dtype]
+        return HeldMatrix(shape=None, nbytes=nbytes, values=values, unit=(1, 1))
+    nbytes, unit = layout.nbytes(packing.groups, packing.group), (1, packing.group)
+    return HeldMatrix(layout=layout.name, shape=None, nbytes=nbytes, values=values, unit=unit)
 
 
 @hookimpl
