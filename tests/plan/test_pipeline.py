@@ -202,9 +202,6 @@ def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any]) -> No
 def test_families_without_stages_are_refused_by_name() -> None:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     check_ranks(Options(pp=2), CPU, "Toy", toy, mtp=False)
-    seeing = evolve(toy, images=lambda *given: None)
-    with pytest.raises(UnsupportedError, match="Toy .* yet: it sees images"):
-        check_ranks(Options(pp=2), CPU, "Toy", seeing, mtp=False)
     own = type("Own", (), {"divides": {"a": "outputs"}})
     with pytest.raises(UnsupportedError, match="not those of inferno.nn") as refused:
         check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), own, mtp=False)

@@ -32,8 +32,11 @@ class ModelConfig(Protocol):
     `unused_tensors`, a tuple of patterns (`*` matches anything) of stored tensors that the model
     does not read, `num_experts`, if layers have routed experts (`nn.Experts`), `divides`, as its
     architecture has it, by the whole path of a matrix, and `spec_layers`, the layer of each of
-    `cache_specs`, unless each of its `num_hidden_layers` has exactly one; empty: they cannot be of
-    several pipeline stages."""
+    `cache_specs`, unless each of its `num_hidden_layers` has exactly one. For pipeline stages it
+    has, if that is not usual, `stage_starts`, the layers that a stage may begin with, where others
+    read more than hidden states of the layers before them; `first_modules`, the names of modules
+    that the first stage has beside the embedding; and `passed_size`, how many numbers of each token
+    go from stage to stage, instead of `hidden_size`."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -72,7 +72,7 @@ class Seeing:
     (`core.runner.StepPart`). Text costs one addition for each token's position."""
 
     encoders: Mapping[str, MediaEncoder]
-    """By medium."""
+    """By medium; none in a pipeline stage whose layers read no embeddings, but positions."""
     inputs: ImageInputs
     num_rows: int
     num_tokens: int
@@ -102,9 +102,11 @@ class Seeing:
         """Return the part of a model that sees images or hears audio; none for others."""
         found = (module for module in model.modules() if isinstance(module, MediaEncoder))
         encoders = {module.medium: module for module in found}
-        if not plan.media or not encoders:
+        if not plan.media:
             return []
-        [inputs] = [module for module in model.modules() if isinstance(module, ImageInputs)]
+        inputs = next((each for each in model.modules() if isinstance(each, ImageInputs)), None)
+        if inputs is None:
+            return []
         captured = max(plan.capture.sizes, default=0) if plan.capture is not None else 0
         most = max(plan.max_num_batched_tokens, captured)
         kept = Embeddings(sum(use.cache_bytes for use in plan.media))
@@ -141,7 +143,7 @@ class Seeing:
         self.inputs.given = self.inputs.spans = None
         if own:
             self._give(arrays.positions, rows_T, own)
-        self._is_given = self.inputs.given is not None
+        self._is_given = self.inputs.spans is not None
 
     def _give(self, positions_T: Array, rows_T: Array, own: list[int]) -> None:
         """Give the step's tokens that are images', if there are any, and their embeddings."""
@@ -158,9 +160,11 @@ class Seeing:
                     at.append(
                         np.stack([mine_N[inside], place_N, np.full_like(place_N, image.stop)])
                     )
-                    rows.append(self._embeddings_of(image)[index_N.to(self.device)])
+                    if self.encoders:
+                        rows.append(self._embeddings_of(image)[index_N.to(self.device)])
         if at:
             self.inputs.spans = torch.from_numpy(np.concatenate(at, 1))
+        if rows:
             self.inputs.given = self.inputs.spans[0].to(self.device), torch.cat(rows)
 
     def _embeddings_of(self, image: ImagePart) -> Tensor:

@@ -24,7 +24,7 @@ from inferno.plan.measured_use import Measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
-from inferno.plan.pipeline import plan_of_stage
+from inferno.plan.pipeline import plan_of_stage, stage_starts
 from inferno.plan.plan import (
     TORCH,
     AttentionUse,
@@ -98,6 +98,7 @@ __all__ = [
     "sha256_of",
     "trial_lengths",
     "trial_plan",
+    "stage_starts",
     "unused_tensors",
     "with_measured",
     "with_num_blocks",

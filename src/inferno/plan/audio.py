@@ -23,6 +23,9 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
     options, config, offered = given.options, model.config, model.architecture.value
     if offered.audio is None:
         return Decided(None)
+    if options.nodes > 1:
+        note = "audio is off with --nodes: the other machines do not have its files"
+        return Decided(None, notes=(note,))
     if not isinstance(config, AudioModelConfig):
         raise UnsupportedError(
             f"{offered.name}: its config lacks attributes of contracts.AudioModelConfig",

@@ -31,6 +31,8 @@ from inferno.plan.speculation import MTPUse
 from inferno.plan.stored import modules_of
 
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
+_FIRST = -1
+"""Counts as the layer of what is before the layers: encoders of images and audio too."""
 
 
 def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) -> list[Range]:
@@ -153,6 +155,13 @@ def share_model(
     return Shared(largest, division, pipeline)
 
 
+def stage_starts(config: object) -> Sequence[int]:
+    """Return the layers that a pipeline stage may begin with."""
+    layers: int = getattr(config, "num_hidden_layers", 0)
+    starts: Sequence[int] = getattr(config, "stage_starts", range(layers))
+    return starts
+
+
 def _pipeline(
     stages: int,
     config: ModelConfig,
@@ -163,19 +172,18 @@ def _pipeline(
     mtp: MTPUse,
 ) -> StagedLayers:
     layers: int = getattr(config, "num_hidden_layers", 0)
-    if stages > layers > 0:
+    starts = stage_starts(config)
+    if stages > len(starts) > 0:
+        each = "each stage needs one"
+        if len(starts) < layers:
+            each = f"{layers - len(starts)} cannot begin a stage, as they read of those before them"
         raise OptionError(
-            f"--pp {stages}: the model has {layers} layers, and each stage needs one",
-            f"Use --pp {layers}." if layers > 1 else "Leave --pp out.",
-        )
-    if getattr(config, "spec_layers", None) == ():
-        raise UnsupportedError(
-            f"--pp {stages}: this model cannot be computed in pipeline stages yet: its layers "
-            "share more than hidden states",
-            "Leave --pp out, or use --tp.",
+            f"--pp {stages}: the model has {layers} layers, and {each}",
+            f"Use --pp {len(starts)}." if len(starts) > 1 else "Leave --pp out, or use --tp.",
         )
     further = {*modules_of(mtp.tensors)}
-    inside = _layers_in({*held, *plain} - further, layers)
+    encoders = {path for path in (*held, *plain) if _is_encoders(config, path)}
+    inside = _layers_in({*held, *plain} - further - encoders, layers)
     caches = _layers_of_caches(config, layers)
     if inside is None or caches is None:
         raise UnsupportedError(
@@ -189,10 +197,14 @@ def _pipeline(
     embedding, has_head = 0, False
     for path, matrix in held.items():
         within = path.startswith(f"{parent}.") if parent else True
-        if path in further:  # after the last layer
+        if path in encoders:
+            matrices[_FIRST] += matrix.nbytes
+        elif path in further:  # after the last layer
             matrices[layers] += matrix.nbytes
         elif (layer := _layer_in(inside, path)) is not None:
             matrices[layer] += matrix.nbytes
+        elif _is_first(config, path):
+            matrices[_FIRST] += matrix.nbytes
         elif kind_of(kinds, path) == "vocabulary" and within:
             embedding += matrix.nbytes
         else:
@@ -200,15 +212,22 @@ def _pipeline(
             matrices[layers] += matrix.nbytes
     for path, count in plain.items():
         layer = None if path in further else _layer_in(inside, path)
-        others[layers if layer is None else layer] += count
+        layer = layers if layer is None else layer
+        others[_FIRST if path in encoders or _is_first(config, path) else layer] += count
     if not has_head or further:  # the last stage needs the embedding, which is its head or read
         matrices[layers] += embedding
     sizes = [matrices[n] + others[n] * size for n in range(layers)]
     after = matrices[layers] + others[layers] * size
-    spans = divide_layers(sizes, embedding, after, stages)
+    before = embedding + matrices[_FIRST] + others[_FIRST] * size
+    bounds = [*starts, layers]
+    parts = [sum(sizes[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    divided = divide_layers(parts, before, after, stages)
+    spans = [(bounds[first], bounds[stop]) for first, stop in divided]
     found, uses = list[tuple[int, int]](), list[StageUse]()
     for first, stop in spans:
         ids = [*range(first, stop), *([layers] if stop == layers else [])]
+        if first == 0 or first < _features(config):
+            ids.append(_FIRST)
         nbytes = sum(matrices[n] for n in ids) + (embedding if first == 0 else 0)
         found.append((nbytes, sum(others[n] for n in ids)))
         use = StageUse(
@@ -220,7 +239,7 @@ def _pipeline(
         )
         uses.append(use)
     matrix_bytes, num_plain = max(found, key=lambda each: each[0] + each[1] * size)
-    width: int = getattr(config, "hidden_size", 0)
+    width: int = getattr(config, "passed_size", getattr(config, "hidden_size", 0))
     single = getattr(config, "residual_in_fp32", False)
     return StagedLayers(
         stages=tuple(uses),
@@ -229,6 +248,23 @@ def _pipeline(
         passed_bytes=width * (4 if single else size),
         inside=inside,
     )
+
+
+def _is_encoders(config: ModelConfig, path: str) -> bool:
+    """Return whether a module is an encoder of images or of audio, or in one."""
+    names = (getattr(config, name, None) for name in ("image_encoder", "audio_encoder"))
+    return any(path == name or path.startswith(f"{name}.") for name in names if name)
+
+
+def _is_first(config: ModelConfig, path: str) -> bool:
+    """Return whether a module is of the first stage, beside the embedding."""
+    return not {*path.split(".")}.isdisjoint(getattr(config, "first_modules", ()))
+
+
+def _features(config: ModelConfig) -> int:
+    """Return how many layers, from the first one on, add features of images."""
+    vision: object = getattr(config, "vision", None)
+    return len(getattr(vision, "deepstack_visual_indexes", ()))
 
 
 def _layers_in(paths: Iterable[str], layers: int) -> str | None:

@@ -91,14 +91,10 @@ def check_ranks(
 
 def check_pipeline(options: Options, name: str, architecture: Architecture) -> None:
     """Raise UnsupportedError for a model whose layers cannot be of several stages yet."""
-    why = "its layers are not those of inferno.nn" if not architecture.divides else ""
-    if architecture.images is not None:
-        why = "it sees images, which the first stage would need"
-    elif architecture.audio is not None:
-        why = "it hears audio, which the first stage would need"
-    if why:
+    if not architecture.divides:
         raise UnsupportedError(
-            f"--pp {options.pp}: {name} cannot be computed in pipeline stages yet: {why}",
+            f"--pp {options.pp}: {name} cannot be computed in pipeline stages yet: its layers are "
+            "not those of inferno.nn",
             f"Use --tp {options.ranks} instead, or leave --pp out.",
         )
 

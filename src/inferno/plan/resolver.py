@@ -142,6 +142,8 @@ def _decide(given: stages.Given) -> Opened:
     notes = [
         *notes_of_model(given, model),
         *(note for decision in decisions for note in decision.notes),
+        *images.notes,
+        *audio.notes,
         *weights.whole.notes,
         *notes_of_positions(model.config, longest),
     ]

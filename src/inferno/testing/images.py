@@ -22,15 +22,15 @@ from inferno.images.pixels import Picture, PixelFiles
 from inferno.images.preparing import Preparer
 from inferno.images.seeing import Seeing
 from inferno.llm.images import SeeingTokens, images_of
-from inferno.nn import MediaEncoder
-from inferno.plan import Opened, Options, open_model
+from inferno.nn import DeepstackLayer, MediaEncoder
+from inferno.plan import Opened, Options, open_model, plan_of_stage, stage_starts
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import alike
 from inferno.testing.converting import convert
 from inferno.testing.reference import transformers_model
-from inferno.testing.thread_ranks import load_shared
+from inferno.testing.thread_ranks import held_bytes, load_shared
 from inferno.testing.tiny import installed, torch_only
 from inferno.testing.trained_weights import like_trained
 from inferno.weights.loading import load_model
@@ -267,18 +267,48 @@ class ImageTests(SeeingToy):
         assert found == asked[1].wanted and cached <= 16, "what is before the image may be left"
 
     @alike
-    def test_ranks_see_as_one_process_does(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
+    @pytest.mark.parametrize("shared", ["--tp", "--pp"])
+    def test_ranks_see_as_one_process_does(
+        self, shared: str, checkpoint: Path, asked: Sequence[Asked]
+    ) -> None:
+        """Ranks that share each layer, or as many pipeline stages as there can be, at most
+        four: those after the first one have an encoder only if their layers read features of it."""
         catalog = torch_only()
         with self.opened(checkpoint) as opened:
             divided = catalog.architecture(opened.plan.architecture).item.divides
+            stages = min(4, len(stage_starts(opened.config)))
         if not divided:
             pytest.skip("the architecture does not divide")
-        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "memory": "2GiB"}
-        engine = load_shared(checkpoint, catalog, dtype="float32", device="cpu", **limits)
+        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "memory": "4GiB"}
+        limits |= {"dtype": "float32", "device": "cpu"}
+        ranks = 1 if shared == "--pp" else 2
+        limits |= {"pp": stages} if shared == "--pp" else {}
+        engine = load_shared(checkpoint, catalog, ranks, **limits)
         try:
             assert generated(engine, asked)[0] == [each.wanted for each in asked]
         finally:
             engine.close()
+
+    @alike
+    def test_a_stage_has_an_encoder_if_its_layers_read_of_it(self, checkpoint: Path) -> None:
+        """Weights are within 5 % of what is planned for each of two stages."""
+        with self.opened(checkpoint) as opened:
+            divided = torch_only().architecture(opened.plan.architecture).item.divides
+            if not divided or len(stage_starts(opened.config)) < 2:
+                pytest.skip("the family has no pipeline stages, or the toy one layer")
+        with self.opened(checkpoint, pp=2, nodes=2, memory="4GiB") as opened:
+            assert not opened.plan.media, "the other machine does not have the pixels"
+            assert any("off with --nodes" in note for note in opened.plan.notes)
+        nobody: Any = object()
+        with self.opened(checkpoint, pp=2, memory="4GiB") as opened:
+            assert (ranks := opened.plan.ranks) is not None
+            for rank in range(2):
+                use, plan = ranks.pipeline[1 - rank], plan_of_stage(opened.plan, 1 - rank)
+                own = attrs.evolve(opened, plan=plan, rank=rank, communicator=nobody)
+                model = load_model(own)
+                reads = any(isinstance(module, DeepstackLayer) for module in model.modules())
+                assert bool(_encoders(model)) == (rank == 1 or reads)
+                assert held_bytes(model) == pytest.approx(use.weight_bytes, rel=0.05)
 
     @alike
     @pytest.mark.parametrize("to", ["fp8", "gptq-int4"])

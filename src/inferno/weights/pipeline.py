@@ -9,7 +9,7 @@ from torch import nn
 
 from inferno.contracts import LayerSpan
 from inferno.errors import PluginError
-from inferno.nn import Edges, Experts, Staged
+from inferno.nn import Absent, DeepstackLayer, Edges, Experts, MediaEncoder, Staged
 from inferno.plan import Opened
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import Stored
@@ -49,6 +49,18 @@ def _keep_layers(model: nn.Module, span: LayerSpan, opened: Opened) -> None:
         )
     before, after = (None if end else _rows(opened) for end in (span.begins, span.ends))
     model.keep_layers(span, Edges(before, after))
+    kept = {*model.modules()}
+    if not span.begins and not any(isinstance(module, DeepstackLayer) for module in kept):
+        _drop_encoders(model)
+
+
+def _drop_encoders(module: nn.Module) -> None:
+    """Replace encoders of images and audio: no layer of this stage reads their results."""
+    for name, child in module.named_children():
+        if isinstance(child, MediaEncoder):
+            setattr(module, name, Absent())
+        else:
+            _drop_encoders(child)
 
 
 def _rows(opened: Opened) -> torch.Tensor:
@@ -56,7 +68,7 @@ def _rows(opened: Opened) -> torch.Tensor:
     at most, or a captured one with its padding rows."""
     plan, config = opened.plan, opened.config
     assert plan.ranks is not None, "a plan with stages"
-    width: int = getattr(config, "hidden_size", 0)
+    width: int = getattr(config, "passed_size", getattr(config, "hidden_size", 0))
     single = getattr(config, "residual_in_fp32", False)
     dtype = torch.float32 if single else dtype_of(plan)
     padded = (*plan.capture.sizes, *plan.capture.prompts) if plan.capture is not None else ()
