@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from inferno.catalog import Catalog
-from inferno.errors import UnsupportedError
+from inferno.errors import EngineDeadError, UnsupportedError
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import in_turn
 from inferno.testing.installed import Installed
@@ -88,6 +88,19 @@ class MTPRankTests(Installed):
             stats = engine.stats()
             engine.close()
             assert stats.accepted_tokens == stats.draft_tokens > 30
+
+    def test_a_proposer_that_fails_on_one_rank_ends_the_group(
+        self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others are in a layer that it has left."""
+        engine = load_shared(checkpoint, without_kernels(catalog), 2, **MTP)
+        runner: Any = engine._runner
+        monkeypatch.setattr(runner.drafting.drafter, "propose", lambda *given: 1 / 0)
+        draft_always(monkeypatch)
+        with pytest.raises((ZeroDivisionError, EngineDeadError)):
+            run(engine, requests(self.config))
+        with pytest.raises(EngineDeadError):
+            engine.step()
 
     def test_ranks_within_stages_are_refused(self, checkpoint: Path, catalog: Catalog) -> None:
         with pytest.raises(UnsupportedError, match="--pp 2 cannot .* --speculative mtp"):
