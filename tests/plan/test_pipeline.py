@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -136,6 +137,55 @@ def test_what_a_layer_keeps_is_with_it() -> None:
     assert found.passed_bytes == 64 * 2
     single = shared(Config(residual_in_fp32=True), [*PATHS, "lm_head"], 3).pipeline
     assert single.passed_bytes == 64 * 4
+
+
+@frozen
+class Sharing(Config):
+    """One whose third layer reads what the second keeps, and that is given inputs and images."""
+
+    spec_layers: tuple[int, ...] = (0, 0, 1)
+    stage_starts: tuple[int, ...] = (0, 1)
+    first_modules: tuple[str, ...] = ("inputs",)
+    passed_size: int = 100
+    image_encoder: str = "visual"
+
+
+@frozen
+class Deep(Sharing):
+    """One whose first two layers add features of images."""
+
+    vision: Any = SimpleNamespace(deepstack_visual_indexes=(5, 6))
+
+
+def test_layers_that_read_of_others_are_in_one_stage_with_them() -> None:
+    found = shared(Sharing(), [*PATHS, "lm_head"], 2).pipeline
+    assert [(use.span.first, use.span.stop) for use in found.stages] == [(0, 1), (1, 3)]
+    assert found.passed_bytes == 100 * 2
+    with pytest.raises(OptionError, match="3 layers, and 1 cannot begin a stage") as refused:
+        shared(Sharing(), PATHS, 3)
+    assert "--pp 2" in refused.value.remedy
+
+
+def test_what_is_before_the_layers_is_on_the_first_stage() -> None:
+    """An encoder with as many layers as the model, and what makes inputs of layers."""
+    encoder, usual = [f"visual.layers.{n}.fc" for n in range(3)], [*PATHS, "lm_head"]
+
+    def added(config: Config, *paths: str) -> list[int]:
+        bytes_of = [
+            [use.weight_bytes for use in shared(config, each, 2).pipeline.stages]
+            for each in (usual, [*paths, *usual])
+        ]
+        return [more - less for less, more in zip(*bytes_of, strict=True)]
+
+    assert added(Sharing(), *encoder, "model.inputs") == [400, 0]
+    assert added(Deep(), *encoder) == [300, 300], "its second layer adds features of images"
+    assert shared(Sharing(), [*encoder, *usual], 2).pipeline.inside == "model.layers"
+
+
+def test_sizes_by_path_are_those_of_the_largest_stage() -> None:
+    found = shared(Sharing(), [*PATHS, "lm_head"], 2)
+    sizes = dict.fromkeys(PATHS, 10) | {"lm_head": 5}
+    assert found.largest(sizes) == 15 + 20, "what is in no layer counts in each"
 
 
 def test_a_model_whose_layers_are_not_known_is_refused() -> None:

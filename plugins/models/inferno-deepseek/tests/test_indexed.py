@@ -174,7 +174,9 @@ def test_layers_that_share_an_index_are_listed_or_counted() -> None:
     assert shared(index_topk_pattern="FSFS") == [1, 3]
     assert shared(index_topk_freq=2) == [2]
     assert shared(index_topk_freq=3, index_skip_topk_offset=1) == [1, 2]
-    assert GlmMoeDsaConfig.from_json(GLM5).spec_layers == ()
+    config = GlmMoeDsaConfig.from_json(GLM5)
+    own = [n for n in range(config.num_hidden_layers) if not config.shares(n)]
+    assert [*config.stage_starts] == own != [*range(config.num_hidden_layers)]
 
 
 @pytest.mark.parametrize(

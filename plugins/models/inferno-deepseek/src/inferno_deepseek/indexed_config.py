@@ -84,9 +84,9 @@ class GlmMoeDsaConfig(IndexedConfig):
         return self.indexer_types[layer : layer + 1] == ("shared",)
 
     @property
-    def spec_layers(self) -> Sequence[int]:
-        """None where layers share an index: a stage may lack the layer that has it."""
-        return () if "shared" in self.indexer_types else range(self.num_hidden_layers)
+    def stage_starts(self) -> Sequence[int]:
+        """The layers that a pipeline stage may begin with: those with an index."""
+        return [layer for layer in range(self.num_hidden_layers) if not self.shares(layer)]
 
 
 def _types(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:

@@ -98,6 +98,14 @@ class Gemma3nConfig(SharingConfig):
         normal, none = NormalDist(), float("-inf")
         return tuple(normal.inv_cdf(p) if p else none for p in self.activation_sparsity_pattern)
 
+    @property
+    def num_states(self) -> int:
+        return self.altup_num_inputs
+
+    @property
+    def first_modules(self) -> tuple[str, ...]:
+        return (*super().first_modules, "altup_projections")
+
     def slides(self, layer: int) -> bool:
         return (layer + 1) % 5 > 0
 

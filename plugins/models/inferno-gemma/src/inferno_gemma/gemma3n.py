@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.configs import FULL, SLIDING
-from inferno.nn import CausalLM, GatedMLP, Linear, RMSNorm, RopeByKind
+from inferno.contracts import LayerSpan
+from inferno.nn import CausalLM, Edges, GatedMLP, Linear, RMSNorm, RopeByKind
 from inferno.nn.batch import Batch
 from inferno_gemma.config3n import Gemma3nConfig
 from inferno_gemma.sharing import (
@@ -149,6 +150,13 @@ class Gemma3nDecoder(SharingDecoder):
         hidden, others = more["hidden_size"], range(states - 1)
         self.altup_projections = nn.ModuleList([Linear(hidden, hidden) for _ in others])
         self.altup_unembed_projections = nn.ModuleList([Linear(hidden, hidden) for _ in others])
+
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        super().keep_layers(span, edges)
+        if not span.begins:
+            self.altup_projections = nn.ModuleList()
+        if not span.ends:
+            self.altup_unembed_projections = nn.ModuleList()
 
     def spread(self, x_TD: Tensor) -> Tensor:
         size_T1 = _size(x_TD)

@@ -19,10 +19,12 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
-from inferno.contracts import AttentionSpec, Shard
+from inferno.contracts import AttentionSpec, LayerSpan, Shard
 from inferno.nn import (
+    Absent,
     Attention,
     Decoder,
+    Edges,
     Embedding,
     Finalize,
     Layer,
@@ -31,6 +33,7 @@ from inferno.nn import (
     RMSNorm,
     Rotation,
     SelfAttention,
+    present,
 )
 from inferno.nn.batch import Batch
 from inferno.nn.mlp import gated
@@ -168,12 +171,12 @@ class SharingDecoder(Decoder):
     def __init__(self, *args: Any, width: int, known: int, **more: Any) -> None:
         """`width` is that of a layer's input, 0 without any; tokens up to `known` have one."""
         super().__init__(*args, **more)
-        self.width, self.known = width, known
+        self.width, self.known, self.hidden_size = width, known, more["hidden_size"]
         if width:
-            hidden, size = more["hidden_size"], len(self.layers) * width
-            self.embed_tokens_per_layer = Embedding(known, size)
-            self.per_layer_model_projection = Linear(hidden, size)
-            self.per_layer_projection_norm = RMSNorm(width, more["eps"])
+            hidden, size = self.hidden_size, len(self.layers) * width
+            self.embed_tokens_per_layer: nn.Module = Embedding(known, size)
+            self.per_layer_model_projection: nn.Module = Linear(hidden, size)
+            self.per_layer_projection_norm: nn.Module = RMSNorm(width, more["eps"])
 
     def inputs(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor | None:
         """Return the layers' inputs, (T, L, P), from the embeddings and ids of a step's tokens."""
@@ -188,6 +191,12 @@ class SharingDecoder(Decoder):
         both_TLP: Tensor = self.per_layer_projection_norm(h_TLP) + looked_up_TLP * scale
         return both_TLP * math.sqrt(0.5)
 
+    def keep_layers(self, span: LayerSpan, edges: Edges) -> None:
+        super().keep_layers(span, edges)
+        if self.width and not span.begins:
+            self.embed_tokens_per_layer, self.per_layer_model_projection = Absent(), Absent()
+            self.per_layer_projection_norm = Absent()
+
     def spread(self, x_TD: Tensor) -> Tensor:
         """Return what the first layer is given of the embeddings."""
         return x_TD
@@ -196,11 +205,25 @@ class SharingDecoder(Decoder):
         """Return the state of each token from what the last layer returns."""
         return x_TD
 
+    def begin(self, token_ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the first layer is given, and the inputs of all layers: of the embeddings, or
+        of what the pipeline stage before has passed on."""
+        if self.edges.received_ND is None:
+            embedded_TD = self.embed(token_ids_T)
+            return self.spread(embedded_TD), self.inputs(embedded_TD, token_ids_T)
+        received_TN = self.edges.received_ND[: len(token_ids_T)]
+        size = received_TN.shape[1] - len(self.layers) * self.width
+        x, inputs_TX = received_TN[:, :size], received_TN[:, size:]
+        x = x if size == self.hidden_size else x.unflatten(1, (-1, self.hidden_size))
+        return x, inputs_TX.unflatten(1, (-1, self.width)) if self.width else None
+
     def forward(self, batch: Batch) -> Tensor:
-        embedded_TD = self.embed(batch.token_ids_T)
-        given = Given(self.rope(batch), self.inputs(embedded_TD, batch.token_ids_T))
-        x, delta = self.spread(embedded_TD), None
-        for layer in self.layers:
+        x, inputs_TLP = self.begin(batch.token_ids_T)
+        given, delta = Given(self.rope(batch), inputs_TLP), None
+        for layer in present(self.layers):
             x, delta = layer(x, delta, given, batch)
+        if (passed_ND := self.edges.passed_ND) is not None:
+            inputs = () if inputs_TLP is None else (inputs_TLP.flatten(1),)
+            return passed_ND[: len(x)].copy_(torch.cat([x.flatten(1), *inputs], 1))
         y_TD: Tensor = self.get_submodule(self.norm_name)(self.gather(x))
         return y_TD

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import field, frozen
 from attrs.validators import ge, gt
 
@@ -25,10 +27,33 @@ class SharingConfig(WindowedConfig):
     """Rotary config of the sliding-window layers. `rope` is for the others."""
 
     @property
-    def spec_layers(self) -> tuple[int, ...]:
-        """None: layers read the keys of others and inputs of their own, so that they cannot be of
-        several pipeline stages."""
-        return ()
+    def spec_layers(self) -> Sequence[int]:
+        """Those of the layers that have keys."""
+        return range(self.num_own)
+
+    @property
+    def stage_starts(self) -> Sequence[int]:
+        """The layers that a pipeline stage may begin with: those whose keys others read are in one
+        stage with them."""
+        read = map(self.source, range(self.num_own, self.num_hidden_layers))
+        return range(min(read, default=self.num_hidden_layers - 1) + 1)
+
+    @property
+    def first_modules(self) -> tuple[str, ...]:
+        """What makes the layers' inputs."""
+        names = "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"
+        return names if self.hidden_size_per_layer_input else ()
+
+    @property
+    def passed_size(self) -> int:
+        """A token's states, and the inputs of all layers."""
+        inputs = self.num_hidden_layers * self.hidden_size_per_layer_input
+        return self.num_states * self.hidden_size + inputs
+
+    @property
+    def num_states(self) -> int:
+        """How many states a token has."""
+        return 1
 
     @property
     def num_own(self) -> int:
