@@ -55,8 +55,8 @@ def test_an_adapter_of_another_stages_layers_is_computed_there(
     given = [MemoryAdapter.random(i, each, 4) for i, each in enumerate(chosen, 1)]
     served, refs = serving(catalog, given), [None, *(each.ref for each in given)] * 2
     found = list[list[list[int | None]]]()
-    for shared in ({}, {"pp": 2}):
-        engine = load_shared("demo", served, ranks if shared else 1, **shared, **ROOM)
+    for count, stages in ((1, 1), (ranks, 2)):
+        engine = load_shared("demo", served, count, pp=stages, **ROOM)
         found += [tokens_of(answers(engine, [p] * 4, GREEDY, refs[:4])) for p in PROMPTS]
         engine.close()
     half = len(found) // 2

@@ -60,8 +60,8 @@ def test_drafts_of_the_last_stage_change_nothing(
 
 def test_steps_with_drafts_are_in_flight_in_every_stage(catalog: Catalog, always: None) -> None:
     engine = load_shared("demo", catalog, 1, pp=2, speculative="demo")
+    assert isinstance(engine._runner, LastStage)
     runner: Any = engine._runner
-    assert isinstance(runner, LastStage)
     launch, drafted = runner.launch, list[int]()
 
     def noted(step: Any, *more: Any) -> Any:
@@ -136,8 +136,8 @@ def test_the_last_stage_has_the_draft_models_layers(catalog: Catalog) -> None:
 def test_native_kernels_replay_steps_with_drafts_in_stages(always: None) -> None:
     catalog = load_catalog()
     found = list[Any]()
-    for options in ({}, {"pp": 2, "speculative": "demo"}):
-        engine = load_shared("demo", catalog, 1, **options)
+    for stages, proposer in ((1, None), (2, "demo")):
+        engine = load_shared("demo", catalog, 1, pp=stages, speculative=proposer)
         engine._runner.capture_ahead()  # type: ignore[attr-defined]
         found.append([tokens_of(answers(engine, [p], GREEDY)) for p in PROMPTS])
         engine.close()

@@ -163,9 +163,9 @@ class Seeing:
                     if self.encoders:
                         rows.append(self._embeddings_of(image)[index_N.to(self.device)])
         if at:
-            self.inputs.spans = torch.from_numpy(np.concatenate(at, 1))
-        if rows:
-            self.inputs.given = self.inputs.spans[0].to(self.device), torch.cat(rows)
+            self.inputs.spans = spans = torch.from_numpy(np.concatenate(at, 1))
+            if rows:
+                self.inputs.given = spans[0].to(self.device), torch.cat(rows)
 
     def _embeddings_of(self, image: ImagePart) -> Tensor:
         """Return an image's embeddings, (M, D), which are computed unless they are kept."""

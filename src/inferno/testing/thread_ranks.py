@@ -281,8 +281,8 @@ def assert_same_with_adapters(
     served = serving(catalog, given)
     options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
     found, params = list[list[list[int | None]]](), evolve(GREEDY, logprobs=1)
-    for ranks in ({"tp": 1}, {"tp": 1, **shared}):
-        engine = load_shared(checkpoint, served, ranks.pop("tp"), **ranks, **options)
+    for ranks, stages in ((1, 1), (shared.get("tp", 1), shared.get("pp", 1))):
+        engine = load_shared(checkpoint, served, ranks, pp=stages, **options)
         tokens = list[list[int | None]]()
         for _ in range(2):
             refs = [None, *(each.ref for each in given)]
