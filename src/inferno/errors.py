@@ -228,6 +228,10 @@ class EngineDeadError(InfernoError):
     code = "engine_restarting"
 
 
+class EngineKilledError(EngineDeadError):
+    """A process of the engine was killed from outside, not by what it computed."""
+
+
 class NonFiniteError(InfernoError):
     """The model's numbers for a request are NaN or infinite: its compute or cache type is too
     narrow for it, or its weights are damaged. Other requests go on."""
@@ -332,6 +336,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         ModelUnavailableError,
         AsleepError,
         EngineDeadError,
+        EngineKilledError,
         NonFiniteError,
         RequestTimeoutError,
         QueueFullError,

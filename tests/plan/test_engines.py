@@ -65,13 +65,18 @@ def test_the_ranks_of_each_engine_are_bound_to_its_own_cores() -> None:
     assert second is not None and second.cores == plan.engines.cores[1]
 
 
-def test_a_core_is_needed_for_each() -> None:
-    with pytest.raises(OptionError, match=r"--dp 9 .* 9 engines, .* has 8\nUse --dp 8"):
+def test_a_core_is_needed_for_each_engine() -> None:
+    with pytest.raises(OptionError, match=r"--dp 9 .* each engine, .* has 8\nUse --dp 8"):
         plan_of(dp=9)
-    with pytest.raises(OptionError, match=r"10 processes, .*\nUse --dp 4"):
-        plan_of(dp=5, tp=2)
     elsewhere = resolve("demo", Options(device="cpu", dp=9), machine=Machine(elsewhere=True))
     assert any("another machine" in note for note in elsewhere.notes)
+
+
+def test_more_ranks_than_cores_are_slow_and_not_refused() -> None:
+    """As those of one engine are: a deployment can be tried on a small machine."""
+    plan = plan_of(dp=5, tp=2, memory="8GiB")
+    assert "10 processes take turns on 8 cores: fewer would be faster" in plan.notes
+    assert plan.threads == 1 and not plan_of(dp=4, tp=2).notes
 
 
 def test_too_little_memory_for_so_many_is_refused_with_a_remedy() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,27 @@ import pytest
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 from tests.peft_adapters import matrices, pairs, write_peft
+from tests.process.routed import (
+    LONG,
+    PROMPTS,
+    SHORT,
+    WithClient,
+    both,
+    collect,
+    ids,
+    request,
+    router,
+    running,
+    submit,
+    until,
+)
 
 from inferno import LLM, host
 from inferno.errors import AsleepError, EngineDeadError, InfernoError, OptionError
 from inferno.llm.adapters import AdapterNames, reading
 from inferno.plan import Options, Plan, open_model, resolve
-from inferno.process.engines.client import EnginesClient, RoutedStream, _Joined
-from inferno.process.engines.router import Placed, Router
+from inferno.process.engines.client import EnginesClient, _Joined
+from inferno.process.engines.router import Router
 from inferno.process.engines.totals import total_health, total_stats
 from inferno.process.health import Health
 from inferno.process.protocol import Control
@@ -32,10 +46,6 @@ from inferno.weights.loading import load_model
 
 pytest.importorskip("inferno_demo")
 
-SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
-PROMPTS = [tuple(5 + (7 * i + j) % 90 for j in range(4 + 9 * i)) for i in range(6)]
-
 
 @pytest.fixture(scope="module")
 def plan() -> Iterator[Plan]:
@@ -44,69 +54,10 @@ def plan() -> Iterator[Plan]:
         yield resolve("demo", Options(device="cpu", memory="3GiB", dp=2, max_loras=1))
 
 
-def request(
-    name: str, params: SamplingParams = SHORT, token_ids: Sequence[int] = (5, 6, 7), **more: Any
-) -> Request:
-    return Request(id=name, token_ids=tuple(token_ids), params=params, **more)
-
-
-async def collect(stream: AsyncIterable[list[EngineOutput]]) -> list[EngineOutput]:
-    return [token for tokens in [batch async for batch in stream] for token in tokens]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-def submit(client: EnginesClient, *requests: Request) -> list[RoutedStream]:
-    streams = [client.submit(each) for each in requests]
-    return [each for each in streams if isinstance(each, RoutedStream)]
-
-
-class Dealing(Router):
-    """Gives the engines requests by turns: what a busy machine measures decides nothing here."""
-
-    turns = 0
-
-    def place(self, request: Request, able: Sequence[int], answer_cost: float = 1.0) -> Placed:
-        self.turns += 1
-        return super().place(request, [able[self.turns % len(able)]], answer_cost)
-
-
-def router(kind: type[Router]) -> Router:
-    return kind(2, block_size=16, num_blocks=4096)
-
-
-WithClient = Callable[[Callable[[EnginesClient], Awaitable[None]]], None]
-"""Runs a body with the module's client."""
-
-
 @pytest.fixture(scope="module")
 def with_client(plan: Plan) -> Iterator[WithClient]:
     """Two engine processes for all tests: a start takes seconds. A test leaves them running."""
-    with asyncio.Runner() as runner:
-        client = EnginesClient(plan)
-        runner.run(client.start())
-
-        async def run(body: Callable[[EnginesClient], Awaitable[None]]) -> None:
-            client._router = router(Dealing)
-            await body(client)
-
-        yield lambda body: runner.run(run(body))
-        runner.run(client.close())
-
-
-async def both(client: EnginesClient, **more: Any) -> list[list[EngineOutput]]:
-    """What each engine answers to the same request."""
-    streams = submit(client, request("first", **more), request("second", **more))
-    assert {stream.placed.engine for stream in streams} == {0, 1}
-    return list(await asyncio.gather(*map(collect, streams)))
-
-
-def ids(outputs: Sequence[EngineOutput]) -> list[int | None]:
-    return [output.token_id for output in outputs]
+    yield from running(plan)
 
 
 def test_tokens_are_those_of_one_engine(with_client: WithClient) -> None:

@@ -50,8 +50,9 @@ class RankProcess(Protocol):
     """A rank that was started, or another machine's part of an engine."""
 
     def wait(self) -> str:
-        """Wait until it has ended, and return how, as a sentence without a subject: "ended with
-        code 1". A thread calls it once."""
+        """Wait until it has ended, and return how, as a sentence without a subject, with the name
+        of a signal that ended it: "ended with code 1", "was killed by SIGKILL". A thread calls it
+        once."""
         ...
 
     def is_stopped(self) -> bool:

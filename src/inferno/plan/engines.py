@@ -43,13 +43,13 @@ def choose_engines(
         )
     cores, count = host.usable_cores(), options.processes_here
     notes = tuple[str, ...]()
-    if count > cores:
-        processes = f"{count} processes" if options.ranks > 1 else f"{count} engines"
-        cause = f"{asked} needs a core for each of {processes}, and this machine has {cores}"
-        most = cores // options.ranks
+    if options.dp > cores:
+        cause = f"{asked} needs a core for each engine, and this machine has {cores}"
         if not elsewhere:
-            raise OptionError(cause, f"Use --dp {most}." if most > 1 else "Leave --dp out.")
+            raise OptionError(cause, f"Use --dp {cores}." if cores > 1 else "Leave --dp out.")
         notes = (f"{cause}: the plan is for another machine",)
+    elif count > cores:  # slow, as more ranks of one engine than cores are
+        notes = (f"{count} processes take turns on {cores} cores: fewer would be faster",)
     own, each = process_cores(options), options.ranks
     dealt = tuple(own[i : i + each] for i in range(0, len(own), each))
     return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)

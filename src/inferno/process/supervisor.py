@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from inferno.errors import EngineDeadError, InfernoError
+from inferno.errors import EngineDeadError, EngineKilledError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.connection import Connection
@@ -55,7 +55,8 @@ class Supervisor:
         self.restarts = 0
         """How many processes ended or hung."""
         self.killed = False
-        """Whether the last one was ended from outside, and not by what it computed."""
+        """Whether the last one, or one of its ranks, was ended from outside, and not by what it
+        computed."""
         self.name = name or plan.model_id
         self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -217,7 +218,7 @@ class Supervisor:
                 return
             self.restarts += 1
             by_signal = process.returncode == -signal.SIGKILL
-            self.killed = by_signal and not (self._last_words or watchdog.verdict)
+            self.killed |= by_signal and not (self._last_words or watchdog.verdict)
             words, ending = self._last_words, watchdog.verdict or _ending(process)
             cause = words.cause if words else f"the engine process {ending}"
             log.error("%s: %s; starting another", self.name, cause)
@@ -286,6 +287,7 @@ class Supervisor:
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)
             self._last_words = failure.error()
+            self.killed = isinstance(self._last_words, EngineKilledError)
             if self.running:  # it computes nothing more, and its end takes a moment
                 self.running = False
                 self._on_end(_restarting(self._last_words.cause))

@@ -16,7 +16,7 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 
 from inferno.contracts import MachineStart, RankPlace, RankProcess, RankStart
-from inferno.errors import EngineDeadError
+from inferno.errors import EngineDeadError, EngineKilledError
 from inferno.plan import AdapterPlaces, Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
@@ -31,6 +31,8 @@ PLAN = "plan.json"
 """The file in the ranks' folder with their plan."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
+KILLED = "SIGKILL"
+"""The signal that ends a rank whatever it computes (`contracts.RankProcess.wait`)."""
 _PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 10.0
 """Seconds to wait for the last words of a rank, once its end is felt; and of one that ended with an
 error of its own, which says why, over a network perhaps later than its machine tells the end."""
@@ -280,7 +282,9 @@ class Group:
             error = EngineDeadError(f"rank {rank}: {failure.cause}", remedy)
             return error.with_detail(failure.detail)
         for rank, ending in self._endings.items():
-            return EngineDeadError(f"rank {rank} of {self.ranks} {ending}", _RESTARTED)
+            killed = KILLED in ending
+            kind = EngineKilledError if killed else EngineDeadError
+            return kind(f"rank {rank} of {self.ranks} {ending}", _RESTARTED)
         return EngineDeadError(self._launched, _RESTARTED) if self._launched else None
 
     def _failures(self) -> dict[int, Failure]:
