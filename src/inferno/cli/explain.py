@@ -62,10 +62,11 @@ def _survey(opened: Opened) -> Survey | None:
 
 
 def _as_json(plan: Plan, found: Survey | None) -> str:
-    """The plan, with what `tiers` adds of the folder as it is now, which is no decision."""
-    from inferno.cli import tiers
+    """The plan, with what follows from it for each machine, and what `tiers` adds of the folder as
+    it is now, which is no decision."""
+    from inferno.cli import machine_rows, tiers
     from inferno.plan import plan_to_json
 
     text = plan_to_json(plan)
-    added = tiers.document(plan, found)
+    added = machine_rows.document(plan) | tiers.document(plan, found)
     return json.dumps(json.loads(text) | added, indent=2) if added else text

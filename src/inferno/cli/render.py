@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from inferno import __version__, host
-from inferno.cli import tiers
+from inferno.cli import machine_rows, tiers
 from inferno.cli.adapters import adapter_rows
 from inferno.cli.attended import attention_rows, backends
 from inferno.cli.images import audio_rows, image_rows
@@ -89,6 +89,8 @@ def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | Non
             _table(_memory_rows(plan), columns),
         ),
     ]
+    if (machines := machine_rows.section(plan)) is not None:
+        parts.append(_section(machines[0], _table(machines[1], columns)))
     for title, rows in tiers.sections(plan, survey):
         parts.append(_section(title, _table(rows, columns)))
     if plan.notes:

@@ -19,6 +19,7 @@ from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.image_use import ImageUse
 from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.kernel_use import KernelUse
+from inferno.plan.machines import MachineBytes, RankBytes, machines_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.measured_use import Measured
 from inferno.plan.nvml import Gpu
@@ -65,6 +66,7 @@ __all__ = [
     "InSituUse",
     "KernelUse",
     "Machine",
+    "MachineBytes",
     "Measured",
     "MERGE_ADAPTER",
     "MemoryItem",
@@ -74,6 +76,7 @@ __all__ = [
     "OverrideUse",
     "Parts",
     "Plan",
+    "RankBytes",
     "SandboxUse",
     "SchemeUse",
     "StateUse",
@@ -83,6 +86,7 @@ __all__ = [
     "find_adapter",
     "names_in_model",
     "find_device",
+    "machines_of",
     "modules_of",
     "mtp_tensors",
     "open_model",

@@ -31,8 +31,6 @@ from inferno.plan.speculation import MTPUse
 from inferno.plan.stored import modules_of
 
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
-_FIRST = -1
-"""Counts as the layer of what is before the layers: encoders of images and audio too."""
 
 
 def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) -> list[Range]:
@@ -74,6 +72,8 @@ class StagedLayers:
     """Of the matrices of the largest stage."""
     num_plain: int
     """Elements of its other tensors."""
+    ranks: tuple[int, ...]
+    """Bytes of the weights of each rank."""
     passed_bytes: int
     inside: str
     """The path whose children are the layers."""
@@ -106,6 +106,8 @@ class Shared:
     matrices: Matrices
     division: Division | None = None
     pipeline: StagedLayers | None = None
+    ranks: tuple[int, ...] = ()
+    """Bytes of the weights of each rank."""
 
     def held(self, whole: Mapping[str, HeldMatrix]) -> Mapping[str, HeldMatrix]:
         """Return what the largest rank has of each matrix, in all stages."""
@@ -144,15 +146,20 @@ def share_model(
         specs = [*config.cache_specs(), *mtp.specs]
         division = Division.of(architecture, specs, held, options.tp, config, experts=options.ep)
         local, matrices = division.local, stored.loaded(packed, dtype, division.local)
+    each = [{path: matrix.nbytes for path, matrix in held.items()}]
+    if division is not None:
+        parts = {path: division.nbytes(path) for path in held}
+        each = [{path: own[rank] for path, own in parts.items()} for rank in range(options.tp)]
     if options.pp == 1:
-        return Shared(matrices, division)
+        plain = matrices.num_plain * DTYPE_BYTES[dtype]
+        return Shared(matrices, division, ranks=tuple(sum(own.values()) + plain for own in each))
     own = {path: part for path in held if (part := local(path)) is not None}
     kinds = divides_of(architecture, config)
-    pipeline = _pipeline(options.pp, config, kinds, own, stored.plain, dtype, mtp)
+    pipeline = _pipeline(options.pp, config, kinds, own, each, stored.plain, dtype, mtp)
     count = len(config.cache_specs())
     pipeline = pipeline.drafting(range(count, count + len(mtp.specs)))
     largest = evolve(matrices, share=pipeline.matrix_bytes, num_plain=pipeline.num_plain)
-    return Shared(largest, division, pipeline)
+    return Shared(largest, division, pipeline, pipeline.ranks)
 
 
 def stage_starts(config: object) -> Sequence[int]:
@@ -167,18 +174,21 @@ def _pipeline(
     config: ModelConfig,
     kinds: Mapping[str, Divided],
     held: Mapping[str, HeldMatrix],
+    each: Sequence[Mapping[str, int]],
     plain: Mapping[str, int],
     dtype: str,
     mtp: MTPUse,
 ) -> StagedLayers:
+    """`held` is what the largest rank has of each matrix, `each` the bytes that each rank of a
+    stage has."""
     layers: int = getattr(config, "num_hidden_layers", 0)
     starts = stage_starts(config)
     if stages > len(starts) > 0:
-        each = "each stage needs one"
+        why = "each stage needs one"
         if len(starts) < layers:
-            each = f"{layers - len(starts)} cannot begin a stage, as they read of those before them"
+            why = f"{layers - len(starts)} cannot begin a stage, as they read of those before them"
         raise OptionError(
-            f"--pp {stages}: the model has {layers} layers, and {each}",
+            f"--pp {stages}: the model has {layers} layers, and {why}",
             f"Use --pp {len(starts)}." if len(starts) > 1 else "Leave --pp out, or use --tp.",
         )
     further = {*modules_of(mtp.tensors)}
@@ -191,63 +201,108 @@ def _pipeline(
             "layer",
             "Leave --pp out, or use --tp.",
         )
-    parent = inside.rpartition(".")[0]
     size = DTYPE_BYTES[dtype]
-    matrices, others = defaultdict[int, int](int), defaultdict[int, int](int)
-    embedding, has_head = 0, False
-    for path, matrix in held.items():
-        within = path.startswith(f"{parent}.") if parent else True
-        if path in encoders:
-            matrices[_FIRST] += matrix.nbytes
-        elif path in further:  # after the last layer
-            matrices[layers] += matrix.nbytes
-        elif (layer := _layer_in(inside, path)) is not None:
-            matrices[layer] += matrix.nbytes
-        elif _is_first(config, path):
-            matrices[_FIRST] += matrix.nbytes
-        elif kind_of(kinds, path) == "vocabulary" and within:
-            embedding += matrix.nbytes
-        else:
-            has_head |= kind_of(kinds, path) == "vocabulary"
-            matrices[layers] += matrix.nbytes
-    for path, count in plain.items():
-        layer = None if path in further else _layer_in(inside, path)
-        layer = layers if layer is None else layer
-        others[_FIRST if path in encoders or _is_first(config, path) else layer] += count
-    if not has_head or further:  # the last stage needs the embedding, which is its head or read
-        matrices[layers] += embedding
-    sizes = [matrices[n] + others[n] * size for n in range(layers)]
-    after = matrices[layers] + others[layers] * size
-    before = embedding + matrices[_FIRST] + others[_FIRST] * size
+    within = _Layers(
+        inside=inside,
+        count=layers,
+        kinds=kinds,
+        config=config,
+        encoders=frozenset(encoders),
+        further=frozenset(further),
+    )
+    largest = within.bytes_of({path: matrix.nbytes for path, matrix in held.items()})
+    others = within.plain_bytes({path: number * size for path, number in plain.items()})
+    embedding, beside, *sizes, after = [a + b for a, b in zip(largest, others, strict=True)]
     bounds = [*starts, layers]
     parts = [sum(sizes[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-    divided = divide_layers(parts, before, after, stages)
+    divided = divide_layers(parts, embedding + beside, after, stages)
     spans = [(bounds[first], bounds[stop]) for first, stop in divided]
-    found, uses = list[tuple[int, int]](), list[StageUse]()
-    for first, stop in spans:
-        ids = [*range(first, stop), *([layers] if stop == layers else [])]
-        if first == 0 or first < _features(config):
-            ids.append(_FIRST)
-        nbytes = sum(matrices[n] for n in ids) + (embedding if first == 0 else 0)
-        found.append((nbytes, sum(others[n] for n in ids)))
-        use = StageUse(
+    found = [(within.of_stage(largest, span), within.of_stage(others, span)) for span in spans]
+    uses = [
+        StageUse(
             span=LayerSpan(
                 first=first, stop=stop, layers=layers, predicts=bool(further) and stop == layers
             ),
             caches=tuple(i for i, layer in enumerate(caches) if first <= layer < stop),
-            weight_bytes=nbytes + found[-1][1] * size,
+            weight_bytes=sum(nbytes),
         )
-        uses.append(use)
-    matrix_bytes, num_plain = max(found, key=lambda each: each[0] + each[1] * size)
+        for (first, stop), nbytes in zip(spans, found, strict=True)
+    ]
+    matrix_bytes, plain_bytes = max(found, key=sum)
     width: int = getattr(config, "passed_size", getattr(config, "hidden_size", 0))
     single = getattr(config, "residual_in_fp32", False)
     return StagedLayers(
         stages=tuple(uses),
         matrix_bytes=matrix_bytes,
-        num_plain=num_plain,
+        num_plain=plain_bytes // size,
+        ranks=tuple(
+            within.of_stage(within.bytes_of(own), span) + nbytes
+            for span, (_, nbytes) in reversed([*zip(spans, found, strict=True)])
+            for own in each
+        ),
         passed_bytes=width * (4 if single else size),
         inside=inside,
     )
+
+
+@frozen(kw_only=True)
+class _Layers:
+    """Where a model's bytes are. Lists of them have those of the embedding, of what the first stage
+    has beside it, of each layer, and of what comes after the layers."""
+
+    inside: str
+    """The path whose children are the layers."""
+    count: int
+    kinds: Mapping[str, Divided]
+    config: ModelConfig
+    encoders: frozenset[str]
+    """Paths of the encoders' modules."""
+    further: frozenset[str]
+    """Those of layers of multi-token prediction, which come after the last layer."""
+
+    def bytes_of(self, matrices: Mapping[str, int]) -> list[int]:
+        """Divide the bytes of matrices, by their path."""
+        embedding, beside, after, has_head = 0, 0, 0, False
+        layers, parent = [0] * self.count, self.inside.rpartition(".")[0]
+        for path, nbytes in matrices.items():
+            within = path.startswith(f"{parent}.") if parent else True
+            if path in self.encoders:
+                beside += nbytes
+            elif path in self.further:
+                after += nbytes
+            elif (layer := _layer_in(self.inside, path)) is not None:
+                layers[layer] += nbytes
+            elif _is_first(self.config, path):
+                beside += nbytes
+            elif kind_of(self.kinds, path) == "vocabulary" and within:
+                embedding += nbytes
+            else:
+                has_head |= kind_of(self.kinds, path) == "vocabulary"
+                after += nbytes
+        if not has_head or self.further:  # it is the last stage's head, or is read there
+            after += embedding
+        return [embedding, beside, *layers, after]
+
+    def plain_bytes(self, tensors: Mapping[str, int]) -> list[int]:
+        """Divide the bytes of tensors without a scheme, by their module's path."""
+        beside, after, layers = 0, 0, [0] * self.count
+        for path, nbytes in tensors.items():
+            layer = None if path in self.further else _layer_in(self.inside, path)
+            if path in self.encoders or _is_first(self.config, path):
+                beside += nbytes
+            elif layer is None:
+                after += nbytes
+            else:
+                layers[layer] += nbytes
+        return [0, beside, *layers, after]
+
+    def of_stage(self, nbytes: Sequence[int], span: Range) -> int:
+        """Return the bytes of a stage."""
+        first, stop = span
+        embedding, beside, *layers, after = nbytes
+        sees = first == 0 or first < _features(self.config)
+        ends = embedding * (first == 0) + beside * sees + after * (stop == self.count)
+        return sum(layers[first:stop]) + ends
 
 
 def _is_encoders(config: ModelConfig, path: str) -> bool:

@@ -40,7 +40,7 @@ def choose_ranks(
     else:
         nbytes = sum(each.nbytes for each in shared.matrices.uses)
         use = RankUse(executor=starter, distribution=distribution, weight_bytes=nbytes)
-    use = evolve(use, count=options.ranks)
+    use = evolve(use, count=options.ranks, weights=shared.ranks)
     if (pipeline := shared.pipeline) is not None:
         use = evolve(use, pipeline=pipeline.stages, passed_bytes=pipeline.passed_bytes)
     join, launcher = choose_join(catalog, options, device, environ)

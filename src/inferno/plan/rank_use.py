@@ -84,6 +84,8 @@ class RankUse:
     """What several ranks keep of the cache, beside each other."""
     weight_bytes: int
     """Of all weights, once."""
+    weights: tuple[int, ...] = ()
+    """Bytes of the weights of each rank."""
     num_sums: int = 0
     """Sums over the ranks in a step, in all stages."""
     num_gathers: int = 0

@@ -186,14 +186,23 @@ class Division:
         whole = self.held[path]
         if (rank := self.dealt.ranks.get(path)) is not None:
             return whole if rank == self.dealt.largest else None
-        kind, shape = self.kind(path), whole.shape
-        if kind is None or shape is None:
+        if (kind := self.kind(path)) is None or (shape := whole.shape) is None:
             return whole
         axis = _axis(kind)
-        size = self._size(kind, shape[axis])
+        size = max(self._sizes(kind, shape[axis]))
         cut = (shape[0], size) if axis else (size, shape[1])
         nbytes = whole.nbytes * size // max(1, shape[axis])
         return evolve(whole, shape=cut, nbytes=nbytes)
+
+    def nbytes(self, path: str) -> Sequence[int]:
+        """Return the bytes of a matrix that each rank holds."""
+        whole, ranks = self.held[path], range(self.shard.ranks)
+        if (owner := self.dealt.ranks.get(path)) is not None:
+            return [whole.nbytes * (rank == owner) for rank in ranks]
+        if (kind := self.kind(path)) is None or (shape := whole.shape) is None:
+            return [whole.nbytes for _ in ranks]
+        length = shape[_axis(kind)]
+        return [whole.nbytes * size // max(1, length) for size in self._sizes(kind, length)]
 
     def kind(self, path: str) -> Divided | None:
         """Return what a matrix is divided by; None if every rank holds it whole."""
@@ -212,17 +221,17 @@ class Division:
         unit = 1 if kind == "vocabulary" else None
         return kind if self.shard.divides(width, unit) else None
 
-    def _size(self, kind: Divided, size: int) -> int:
-        """Return how many of the matrix's rows or columns the largest rank has."""
+    def _sizes(self, kind: Divided, size: int) -> Sequence[int]:
+        """Return how many of a matrix's rows or columns each rank has: of heads all as many."""
         if kind in ATTENTION:
             assert self.spec is not None, "only then is it divided by heads"
-            return sum(attended(kind, size, self.spec, self.shard))
+            return [sum(attended(kind, size, self.spec, self.shard))] * self.shard.ranks
         if kind in STATE:
             assert self.state is not None, "only then is it divided by heads"
-            return of_state(kind, size, self.state, self.shard)
+            return [of_state(kind, size, self.state, self.shard)] * self.shard.ranks
         both = 2 if kind == "two inner" else 1
         shares = self.shard.shares(size // both, 1 if kind == "vocabulary" else None)
-        return both * max(stop - start for start, stop in shares)
+        return [both * (stop - start) for start, stop in shares]
 
     def use(self, executor: str, distribution: str, model: ModelConfig, dtype: str) -> RankUse:
         """Return what the plan says of it. Raises UnsupportedError if nothing is divided."""

@@ -173,6 +173,8 @@ class RankTests(Installed):
         runner = shared._runner
         assert isinstance(runner, ModelRunner)
         assert held_bytes(runner._model) == pytest.approx(planned, rel=0.05)
+        assert plan.ranks is not None
+        assert held_bytes(runner._model) == pytest.approx(plan.ranks.weights[0], rel=0.05)
         assert planned < self.most_of_two * held_bytes(toy.model)
         assert (
             sum(t.nbytes for layer in runner.cache.layers for t in layer.values()) == plan.kv_bytes
