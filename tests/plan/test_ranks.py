@@ -271,8 +271,6 @@ def resolve_path() -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        {"kv_store": "/tmp/blocks"},
-        {"cpu_mem_fold": 1.0},
         {"prefill_for": "shm://x"},
         {"decode_with": "shm://x"},
     ],

@@ -164,6 +164,29 @@ def test_machines_give_the_tokens_of_one_process_and_end_in_peace(
     assert len(other.ranks) == ranks * stages // nodes
 
 
+def test_each_machine_keeps_its_part_of_a_block(
+    catalog: Catalog, first: First, port: int, alone: Engine, tmp_path: Path
+) -> None:
+    """In the folder of that name there, which is one here."""
+    pytest.importorskip("inferno_offload")
+    cached = list[int]()
+    for _ in range(2):
+        other = Other(catalog, port)
+        opened = first(kv_store=str(tmp_path / "kv"))
+        engine = load(catalog, opened)
+        ours, theirs = (answers(each, PROMPTS, GREEDY) for each in (engine, alone))
+        assert tokens_of(ours) == tokens_of(theirs)
+        cached.append(ours[1][0].num_cached)
+        engine.close()
+        opened.close()
+        assert other.refusal() is None
+    assert cached == [0, 32]
+    assert {path.parent.parent.name for path in (tmp_path / "kv").glob("*/*/data")} == {
+        "rank-0",
+        "rank-1",
+    }
+
+
 def test_processes_of_a_launcher_are_the_ranks_that_it_says(
     catalog: Catalog, first: First, port: int, alone: Engine
 ) -> None:

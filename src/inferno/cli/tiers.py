@@ -12,6 +12,7 @@ from inferno import host
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
+    from inferno.plan.store_use import StoreUse
     from inferno.stores.layouts import Compared, Difference, Survey
 
 Row = tuple[str, str, str]
@@ -45,16 +46,25 @@ def tiers(plan: Plan) -> list[Tier]:
     if store.host_fold:
         found.append(Tier("host", store.host_bytes(plan.groups), token))
     if store.folder is not None:
-        found.append(Tier("disk", store.folder_limit, token, store.folder))
+        found.append(Tier("disk", store.folder_limit, token, _folder(plan, store)))
     return found
 
 
 def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]]]:
     """Return titles and rows."""
     if found := tiers(plan):
-        yield "Tiers of the cache", [_row(tier) for tier in found]
+        of_one = " of a rank" if plan.ranks is not None else ""
+        yield f"Tiers of the cache{of_one}", [_row(tier) for tier in found]
     if survey is not None and plan.store is not None:
-        yield f"Blocks in {plan.store.folder}", list(_stored(survey, plan.store.folder_limit))
+        yield (
+            f"Blocks in {_folder(plan, plan.store)}",
+            list(_stored(survey, plan.store.folder_limit)),
+        )
+
+
+def _folder(plan: Plan, store: StoreUse) -> str:
+    """Return the folder of the first rank's blocks."""
+    return str(store.folder_of(None if plan.ranks is None else 0))
 
 
 def document(plan: Plan, survey: Survey | None) -> dict[str, Any]:

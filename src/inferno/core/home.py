@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,7 @@ from inferno.weights.resident import Resident
 
 if TYPE_CHECKING:
     from inferno.core.runner import ModelRunner
+    from inferno.device.places import Places
 
 
 @define(eq=False)
@@ -61,9 +62,15 @@ class Home:
         given = loaded.model, plan, loaded.ops, capture, *drafts, *others
         runner = self.runner(*given, adapters=loaded.adapters)
         places = runner.cache.places
-        store = NO_STORE if trial else open_store(opened, plan, groups, places, sessions)
+        store = NO_STORE if trial else self.store(plan, groups, places, sessions)
         runner.mover = store.mover
         return runner, store
+
+    def store(
+        self, plan: Plan, groups: CacheGroups, places: Sequence[Places], sessions: Sessions | None
+    ) -> NoStore:
+        """Open the store of the cache's blocks at these places."""
+        return open_store(self.resident.opened, plan, groups, places, sessions)
 
     def rerun(
         self, plan: Plan, groups: CacheGroups, sessions: Sessions | None

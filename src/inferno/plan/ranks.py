@@ -67,8 +67,6 @@ def check_ranks(
             f"Leave {options.shared_by} out: one process computes it with all cores.",
         )
     asked: dict[str, object] = {
-        "--kv-store": options.kv_store,
-        "--cpu-mem-fold": options.cpu_mem_fold,
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
@@ -80,6 +78,7 @@ def check_ranks(
         )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
+        asked |= {"--kv-store": options.kv_store, "--cpu-mem-fold": options.cpu_mem_fold}
         asked["--sandbox"] = options.sandbox
         asked[f"--speculative {options.speculative}"] = mtp and options.tp > 1
     if names := [name for name, given in asked.items() if given]:

@@ -18,9 +18,9 @@ class StoreUse:
     name: str
     distribution: str
     folder: str | None = None
-    """The disk tier; None: there is none."""
+    """The disk tier; None: there is none. With ranks, each has a folder in it."""
     folder_limit: int = 0
-    """Bytes of all files in it."""
+    """Bytes of all files in it, or in that of each rank."""
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     link: Link | None = None
@@ -28,12 +28,18 @@ class StoreUse:
     hashes: str | None = None
     """Where hashes of the model's files are remembered, if not in `folder`."""
 
-    def need(self, groups: Sequence[CacheGroupPlan]) -> StoreNeed:
-        """Return what the store is built for, without the layout."""
+    def folder_of(self, rank: int | None) -> Path:
+        """Return the folder of one process, or of a rank. They are apart: opening one removes
+        what is too much in it."""
+        assert self.folder is not None, "a store with a disk tier"
+        return Path(self.folder) if rank is None else Path(self.folder) / f"rank-{rank}"
+
+    def need(self, groups: Sequence[CacheGroupPlan], rank: int | None = None) -> StoreNeed:
+        """Return what the store is built for, or that of one rank, without the layout."""
         return StoreNeed(
             layout="",
             sizes=tuple(group.unit_bytes for group in groups),
-            folder=None if self.folder is None else Path(self.folder),
+            folder=None if self.folder is None else self.folder_of(rank),
             folder_limit=self.folder_limit,
             host_limit=self.host_bytes(groups),
             link=self.link,

@@ -47,7 +47,7 @@ def choose_store(
         name=choice.item.name,
         distribution=choice.offer.distribution,
         folder=None if folder is None else str(folder),
-        folder_limit=need.folder_limit,
+        folder_limit=need.folder_limit // options.ranks_here,
         host_fold=options.cpu_mem_fold or 0.0,
         link=link,
         hashes=None if link is None else str(default_folder(environ).with_name("hashes")),

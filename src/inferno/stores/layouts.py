@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from itertools import repeat
@@ -67,7 +67,8 @@ def survey(opened: Opened) -> Survey | None:
     if store is None or store.survey is None or use is None or use.folder is None:
         return None
     engine = known_layout(opened, Path(use.folder))
-    found = sorted(store.survey(Path(use.folder)), key=lambda each: -each.used)
+    folder = use.folder_of(None if opened.plan.ranks is None else opened.rank)
+    found = sorted(store.survey(folder), key=lambda each: -each.used)
     layouts = (Compared(each, differences(each.layout, engine)) for each in found)
     return Survey(tuple(layouts), "files" in engine)
 
@@ -137,13 +138,23 @@ def _words(value: Any) -> list[str]:
     return ["none" if value is None else str(value)] if value != "" else []
 
 
-def layout_of(opened: Opened, plan: Plan, folder: Path | None) -> str:
-    """Return all that the bytes of a block depend on, as a JSON object. Hashes of the model's files
-    are remembered in `folder`. Raises OptionError if they cannot be read."""
+def layout_of(opened: Opened, plan: Plan, hashes: Sequence[str] | None) -> str:
+    """Return all that the bytes of a block depend on, as a JSON object. `hashes` are those of the
+    model's files, for blocks that others see than this process."""
     layout = _fields(opened, plan)
-    if folder is not None:
-        layout["files"] = _hashes(opened, folder)
+    if hashes is not None:
+        layout["files"] = [*hashes]
     return json.dumps(layout, sort_keys=True, default=str)
+
+
+def file_hashes(opened: Opened, plan: Plan) -> list[str] | None:
+    """Return the hashes of the model's files, which the folder of the plan's store remembers, or
+    another one; None if its blocks are of this process only. Raises OptionError if they cannot be
+    read."""
+    use = plan.store
+    assert use is not None, "a plan with a store"
+    folder = use.folder if use.hashes is None else use.hashes
+    return None if folder is None else _hashes(opened, Path(folder))
 
 
 def known_layout(opened: Opened, folder: Path) -> dict[str, Any]:
@@ -190,6 +201,8 @@ def _fields(opened: Opened, plan: Plan) -> dict[str, Any]:
         "overrides": [[use.pattern, use.ref] for use in plan.overrides],
         "device": plan.device.kind,
     }
+    if plan.ranks is not None:
+        layout["rank"] = [opened.rank, plan.ranks.count]
     if plan.batch_invariant:
         layout["batch_invariant"] = True
     if opened.updated:

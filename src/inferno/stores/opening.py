@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from inferno.contracts import PrefixCache, Sessions
+from inferno.contracts import Mover, PrefixCache, Sessions, StoreIndex
 from inferno.plan import Opened, Plan
-from inferno.stores.layouts import layout_of
+from inferno.stores.layouts import file_hashes, layout_of
 from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.sessions import KeptSessions
@@ -30,16 +29,21 @@ def open_prefix(opened: Opened, plan: Plan) -> tuple[PrefixCache | None, Session
     return sessions.cache, sessions
 
 
+Share = Callable[[tuple[StoreIndex, Mover]], tuple[StoreIndex, Mover]]
+"""Wraps a store, of whose blocks other ranks have parts."""
+
+
 def open_store(
     opened: Opened,
     plan: Plan,
     groups: CacheGroups,
     places: Sequence[Places],
     sessions: Sessions | None = None,
+    share: Share = lambda built: built,
 ) -> NoStore:
     """Return the plan's store, with its mover at these places, and with the sessions whose blocks
     it keeps. Raises OptionError if its folder cannot be used."""
-    store = _open_store(opened, plan, groups, places)
+    store = _open_store(opened, plan, groups, places, share)
     if sessions is not None:
         store = NoStore() if store is NO_STORE else store
         store.sessions = KeptSessions(sessions, groups, store)
@@ -47,23 +51,33 @@ def open_store(
 
 
 def _open_store(
-    opened: Opened, plan: Plan, groups: CacheGroups, places: Sequence[Places]
+    opened: Opened, plan: Plan, groups: CacheGroups, places: Sequence[Places], share: Share
 ) -> NoStore:
-    store = opened.parts.block_store
-    if store is None or plan.store is None:
+    if opened.parts.block_store is None or plan.store is None:
         return NO_STORE
+    index, mover = share(build_store(opened, plan, places))
     need = plan.store.need(plan.groups)
-    link, hashes = need.link, plan.store.hashes
-    layout = layout_of(opened, plan, need.folder if hashes is None else Path(hashes))
-    index, mover = store.build(evolve(need, layout=layout))
-    mover.register([each.pieces for each in places])
-    if link is None:
+    if (link := need.link) is None:
         return Storing(groups, index, mover, need.sizes)
     if link.role == "decode":
         return Decoding(groups, index, mover, need.sizes, terms=link)
     loaded = plan.adapters.loaded if plan.adapters is not None else ()
     refs = {use.adapter.digest: use.adapter for use in loaded}
     return Prefilling(groups, index, mover, adapters=refs)
+
+
+def build_store(
+    opened: Opened, plan: Plan, places: Sequence[Places], hashes: Sequence[str] | None = None
+) -> tuple[StoreIndex, Mover]:
+    """Return both halves of the plan's store, with the mover at these places. `hashes` are those of
+    the model's files, where another rank has computed them. Raises OptionError."""
+    store, use = opened.parts.block_store, plan.store
+    assert store is not None and use is not None, "a plan with a store"
+    need = use.need(plan.groups, opened.rank if plan.ranks is not None else None)
+    layout = layout_of(opened, plan, hashes or file_hashes(opened, plan))
+    index, mover = store.build(evolve(need, layout=layout))
+    mover.register([each.pieces for each in places])
+    return index, mover
 
 
 def open_presence(opened: Opened, plan: Plan, groups: CacheGroups, store: NoStore) -> NoPresence:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from inferno.contracts import Mover, Placed, StoreIndex, TieredIndex
+from inferno.contracts import Mover, Placed, StoreIndex, Tier, TieredIndex
 from inferno.request.requests import EngineOutput, EngineStats, Request
 from inferno.stores.sessions import NO_SESSIONS, NoSessions
 from inferno.stores.speeds import Speeds
@@ -138,9 +138,11 @@ class Storing(NoStore):
     """By row, what later steps load."""
     _landed: list[Sequence_] = field(factory=list)
     _num_skipped: int = 0
+    _tiers: Callable[[bytes], Mapping[Tier, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.speeds = Speeds(self.index.usage)
+        self._tiers = self.index.tiers if isinstance(self.index, TieredIndex) else lambda key: {}
 
     @property
     def has_news(self) -> bool:  # type: ignore[override]  # `NoStore` never has any
@@ -156,9 +158,11 @@ class Storing(NoStore):
             whole = self._extended(sequence, match, self.index.groups_of)
             parts = [(sequence.keys[i], 1 << group.index) for i, group in self.missing(whole)]
             far = [(key, part) for key, part in parts if not near(key) & part]
-            if far and self._pays(match, whole, parts, far):
+            # Where other ranks must be asked for theirs, host memory may have what is far.
+            read = [(key, part) for key, part in far if not self._tiers(key).get("host", 0) & part]
+            if far and self._pays(match, whole, parts, read):
                 self.index.fetch(parts, owner)
-                sequence.num_far = len({key for key, _ in far}) * self.groups.block_size
+                sequence.num_far = len({key for key, _ in read}) * self.groups.block_size
                 self.fetching[owner] = sequence
                 return None
         whole = self._extended(sequence, match, near)

@@ -25,9 +25,11 @@ from inferno.process.ranks.arriving import first_of, reach
 from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import PLAN
+from inferno.process.ranks.keeping_blocks import KeptBlocks
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.process.ranks.proposing import is_shared
+from inferno.stores.opening import build_store
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
 from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model
@@ -37,8 +39,9 @@ from inferno.weights.updates import Update
 
 _IDLE = 1.0
 """Seconds to wait for a step before checking whether the parent is alive."""
-Receive = Callable[[], tuple[bytes, bytes]]
-"""Returns the next message's kind and body."""
+Receive = Callable[[int | None], tuple[bytes, bytes]]
+"""Returns the next message's kind and body, or NOTHING once a descriptor beside becomes
+readable."""
 
 
 class NoDrafts:
@@ -127,6 +130,8 @@ class Follower:
     resident: FollowingResident
     runner: FollowingRunner | None = None
     """None while the cache's memory is given back."""
+    kept: KeptBlocks | None = None
+    """The store of its parts of blocks, if there is one."""
     _update: Update | None = None
 
     @classmethod
@@ -174,43 +179,71 @@ class Follower:
                 self.resident.restore()
             case "run":
                 self.run()
+            case "open_store":
+                self.open_store(change.hashes)
+            case "close_store":
+                self.close_store()
+
+    def open_store(self, hashes: Sequence[str] | None) -> None:
+        """Open the store of this rank's parts of blocks. Raises OptionError."""
+        assert self.runner is not None, "its cache is there"
+        opened, places = self.resident.opened, self.runner.cache.places
+        self.kept = KeptBlocks(*build_store(opened, opened.plan, places, hashes))
+        self.runner.mover = self.kept.mover
+
+    def close_store(self) -> None:
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.close()
 
     def close(self) -> None:
+        self.close_store()
         self.runner = None
         self.resident.close()
 
 
-def follow(
-    follower: Follower, receive: Receive, say: Callable[[bytes, Failure | None], None]
-) -> None:
+def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], None]) -> None:
     """Run what rank 0 sends, until it ends the group. Tells it how changes have fared. Raises what
     makes one of another rank of it than rank 0 is: a change of weights that has begun."""
 
     def drafts(proposed: Drafts) -> Drafts:
-        kind, body = receive()
+        kind, body = receive(None)
         assert kind == messages.DRAFTS, "they follow their step"
         told: Drafts = messages.decode_drafts(body)
         return told
 
     def peeked(*given: Any) -> list[int]:
-        kind, body = receive()
+        kind, body = receive(None)
         if kind != messages.PEEKED:
             raise ConnectionError("rank 0 has left")
         drawn: list[int] = messages.decode_peeked(body)
         return drawn
 
+    def say_words(failure: Failure | None) -> None:
+        words = messages.Words(follower.resident.opened.rank, failure)
+        say(messages.CHANGED, messages.encode(words))
+
     while True:
-        kind, body = receive()
+        if (kept := follower.kept) is not None:
+            for fetched in kept.answers():
+                say(messages.FETCHED, messages.encode(fetched))
+        kind, body = receive(None if kept is None else kept.waits_for)
+        if kind == messages.NOTHING:
+            continue
+        if kind == messages.STORE:
+            if kept is not None:
+                kept.take(messages.decode_store_call(body))
+            continue
         if kind == messages.CHANGE:
             change: messages.Change = messages.decode_change(body)
             try:
                 follower.change(change)
             except InfernoError as error:
-                if change.action != "check":
+                if change.action not in ("check", "open_store"):
                     raise
-                say(messages.CHANGED, Failure.of(error))
+                say_words(Failure.of(error))
             else:
-                say(messages.CHANGED, None)
+                say_words(None)
             continue
         runner = follower.runner
         if kind == messages.END:
@@ -228,6 +261,8 @@ def follow(
         runner.read_adapters(given.step)
         if (drafting := runner.drafting) is not None:
             drafting.peek, drafting.is_shared = peeked, True
+        if kept is not None:
+            kept.note(given.step)
         runner.launch(given.step, told)
 
 
@@ -255,19 +290,24 @@ def run(
     first = first_of(folder)
     wire = reach(folder, rank, first)
 
-    def receive() -> tuple[bytes, bytes]:
+    def receive(beside: int | None = None) -> tuple[bytes, bytes]:
         try:
             while alive():
-                if (message := wire.receive(_IDLE)) is not None:
+                if (message := wire.receive(_IDLE, beside)) is not None:
                     return message
+                if beside is not None:
+                    return messages.NOTHING, b""
         except EOFError as error:
             if first is not None:  # its machine joins again: this is not the end
                 raise ConnectionError("rank 0 has gone") from error
         return messages.END, b""
 
-    def say(kind: bytes, failure: Failure | None, places: AdapterPlaces | None = None) -> None:
+    def say(kind: bytes, body: bytes) -> None:
         with suppress(EOFError):
-            wire.send(kind, messages.encode(messages.Words(rank, failure, places)))
+            wire.send(kind, body)
+
+    def words(failure: Failure | None, places: AdapterPlaces | None = None) -> bytes:
+        return messages.encode(messages.Words(rank, failure, places))
 
     def listen() -> None:
         kind, body = receive()
@@ -294,12 +334,12 @@ def run(
             opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             follower = Follower.load(opened)
-        say(messages.WORDS, None, follower.places)
+        say(messages.WORDS, words(None, follower.places))
         communicator.connect()
         follow(follower, receive, say)
     except BaseException as error:
         if not isinstance(error, ConnectionError):  # why another rank has left, that one says
-            say(messages.WORDS, Failure.of(error))
+            say(messages.WORDS, words(Failure.of(error)))
         raise
     finally:
         if follower is not None:

@@ -83,6 +83,7 @@ class Group:
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
         self._said: dict[int, messages.Words] = {}
+        self._fetched: list[messages.Fetched] = []
         self._changed: dict[int, messages.Words] = {}
         """How each rank fared with the latest change."""
         self._others = list[RankProcess]()
@@ -193,6 +194,23 @@ class Group:
         """Send a message to all followers."""
         for wire in self._wires:
             wire.send(kind, body)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be computed any more."""
+        return self._over is not None
+
+    @property
+    def descriptor(self) -> int:
+        """A descriptor that is readable when a rank has said something, or has ended."""
+        return self._heard.fileno()
+
+    def take_fetched(self) -> list[messages.Fetched]:
+        """Return what ranks have said of fetches since. Raises what has ended one of them."""
+        self._listen(0.0)
+        self.check()
+        fetched, self._fetched = self._fetched, []
+        return fetched
 
     def begin_change(self, change: messages.Change) -> None:
         """Have all followers change something."""
@@ -329,6 +347,9 @@ class Group:
                 if message[0] == messages.MEET:
                     self._meeting.take(message[1])
                     self._pass_on(wire, message[1])
+                    continue
+                if message[0] == messages.FETCHED:
+                    self._fetched.append(messages.decode_fetched(message[1]))
                     continue
                 words: messages.Words = messages.decode_words(message[1])
                 told = self._changed if message[0] == messages.CHANGED else self._said

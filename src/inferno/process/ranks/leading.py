@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve
 
@@ -26,8 +26,13 @@ from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
 from inferno.process.ranks.proposing import Proposing, is_shared
-from inferno.stores import NoStore
+from inferno.process.ranks.sharing_blocks import SharedStore
+from inferno.stores import NoStore, open_store
+from inferno.stores.layouts import file_hashes
 from inferno.weights.packing import PackedWeights
+
+if TYPE_CHECKING:
+    from inferno.device.places import Places
 
 
 class LeadingRunner(ModelRunner):
@@ -239,6 +244,18 @@ class LeadingHome(Home):
     def forget(self, kept: Collection[str]) -> None:
         in_flight = self.last.adapters if self.last is not None else ()
         super().forget({*kept, *in_flight})
+
+    def store(
+        self, plan: Plan, groups: CacheGroups, places: Sequence[Places], sessions: Sessions | None
+    ) -> NoStore:
+        """Have all ranks open their stores. A rank that cannot ends the group."""
+        opened = self.resident.opened
+        if plan.store is None:
+            return super().store(plan, groups, places, sessions)
+        change = Change(action="open_store", hashes=file_hashes(opened, plan))
+        with self.group.changing(change):
+            share = partial(SharedStore.of, self.group)
+            return open_store(opened, plan, groups, places, sessions, share)
 
     def check_change(self) -> None:
         """Let the steps in flight end, which other ranks are in."""

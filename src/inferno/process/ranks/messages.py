@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from inferno.constraints import Drafts
 from inferno.core.types import NewSequence, Sampled, Step
@@ -25,6 +25,11 @@ CHANGE, CHANGED = b"H", b"h"
 how each has fared (`Words`)."""
 WORDS = b"W"
 """The kind of a follower's other messages."""
+STORE, FETCHED = b"K", b"k"
+"""What followers are to do with the parts of blocks that they store (`StoreCall`), and how a fetch
+of them has ended (`Fetched`)."""
+NOTHING = b""
+"""The kind of no message: something else than one has come."""
 MEET = b"M"
 """What ranks find each other by, to and from the first one (`meeting`)."""
 ARRIVAL, RANK = b"A", b"R"
@@ -52,13 +57,40 @@ class NextStep:
 class Change:
     """What a follower does with its weights, as rank 0 does (`weights.resident`)."""
 
-    action: Literal["check", "forget", "apply", "release", "restore", "run"]
+    action: Literal[
+        "check", "forget", "apply", "release", "restore", "run", "open_store", "close_store"
+    ]
     path: str = ""
     """Of weights that are checked, to be applied or forgotten next."""
     temporary: bool = False
     """Whether that file loses its name once all have opened it."""
     load: bool = True
     level: int = 1
+    hashes: list[str] | None = None
+    """Of the model's files, by which the blocks of a store are told from others'."""
+
+
+@frozen
+class StoreCall:
+    """What a follower does with its store as rank 0 does (`contracts.StoreIndex`)."""
+
+    action: Literal["fetch", "release", "touch", "pin", "drop"]
+    owner: str = ""
+    keys: list[bytes] = field(factory=list)
+    groups: list[int] = field(factory=list)
+    """Of each key, the parts to fetch."""
+    number: int = 0
+    """By which the answer to a fetch is known."""
+    until: float = 0.0
+
+
+@frozen
+class Fetched:
+    """A follower's answer to a fetch."""
+
+    number: int
+    lost: list[tuple[bytes, int]]
+    """By key, the groups whose parts are not there, or not whole."""
 
 
 @frozen
@@ -129,6 +161,8 @@ decode_drafts: Any = msgspec.msgpack.Decoder(dict[int, list[int]]).decode
 decode_peeked: Any = msgspec.msgpack.Decoder(list[int]).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_change: Any = msgspec.msgpack.Decoder(Change).decode
+decode_store_call: Any = msgspec.msgpack.Decoder(StoreCall).decode
+decode_fetched: Any = msgspec.msgpack.Decoder(Fetched).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode
 decode_meet: Any = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 decode_arrival: Any = msgspec.msgpack.Decoder(Arrival).decode

@@ -8,6 +8,7 @@ import struct
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from select import POLLIN, poll
 from typing import Self
 
 Message = tuple[bytes, bytes]
@@ -54,10 +55,13 @@ class Wire:
         except ConnectionError as error:
             raise EOFError("the other end is closed") from error
 
-    def receive(self, seconds: float) -> Message | None:
-        """Return the next message, or None if nothing arrives for so long. A message that is longer
-        than any of ours is taken for the end."""
+    def receive(self, seconds: float, beside: int | None = None) -> Message | None:
+        """Return the next message, or None if nothing arrives for so long, or if the descriptor
+        `beside` becomes readable before. A message that is longer than any of ours is taken for the
+        end."""
         while not self._messages:
+            if beside is not None and not self._is_first(beside, seconds):
+                return None
             self._socket.settimeout(seconds)
             try:
                 received = self._socket.recv(_MOST)
@@ -70,6 +74,13 @@ class Wire:
             self._buffer += received
             self._split()
         return self._messages.popleft()
+
+    def _is_first(self, beside: int, seconds: float) -> bool:
+        """Wait for either of two descriptors. Returns whether it is this one that has something."""
+        poller = poll()  # as `select` refuses descriptors above 1023
+        for descriptor in (self.fileno(), beside):
+            poller.register(descriptor, POLLIN)
+        return any(ready == self.fileno() for ready, _ in poller.poll(1000 * seconds))
 
     def _split(self) -> None:
         """Take whole messages from what was received."""

@@ -1,0 +1,59 @@
+"""A follower's store of blocks: it does what rank 0 says, and tells which fetches have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import define, field
+
+from inferno.contracts import Mover, StoreIndex
+from inferno.core.types import Step
+from inferno.process.ranks.messages import Fetched, StoreCall
+
+
+@define(eq=False)
+class KeptBlocks:
+    """The store of a rank's parts of blocks."""
+
+    index: StoreIndex
+    mover: Mover
+    _fetches: dict[str, list[StoreCall]] = field(factory=dict, init=False)
+    """By owner, those that have not ended."""
+
+    def take(self, call: StoreCall) -> None:
+        """Do with this rank's parts what rank 0 does with its own."""
+        match call.action:
+            case "fetch":
+                self._fetches.setdefault(call.owner, []).append(call)
+                self.index.fetch([*zip(call.keys, call.groups, strict=True)], call.owner)
+            case "release":
+                self._fetches.pop(call.owner, None)
+                self.index.release(call.owner)
+            case "touch":
+                self.index.touch(call.keys)
+            case "pin":
+                self.index.pin(call.keys, call.owner, call.until)
+            case "drop":
+                for key in call.keys:
+                    self.index.drop(key)
+
+    def note(self, step: Step) -> None:
+        """Note what a step saves, which is about to run."""
+        for placed in step.saves:
+            self.index.note(placed)
+
+    def answers(self) -> Iterator[Fetched]:
+        """Return what rank 0 is told of fetches that have ended since: parts that are not near."""
+        for owner in self.mover.poll():
+            for call in self._fetches.pop(owner, ()):
+                each = zip(call.keys, call.groups, strict=True)
+                missing = [(key, groups & ~self.index.near(key)) for key, groups in each]
+                yield Fetched(call.number, [(key, groups) for key, groups in missing if groups])
+
+    @property
+    def waits_for(self) -> int | None:
+        """The descriptor that tells that a fetch may have ended, if one has not."""
+        return self.mover.fileno() if self._fetches else None
+
+    def close(self) -> None:
+        self.mover.close()

@@ -1,0 +1,281 @@
+"""The contract of stores, for one of which two other ranks have parts. They are threads, on the
+wires of real ranks."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from attrs import define, evolve, field
+from torch import Tensor
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
+from inferno.core.types import Step
+from inferno.process.ranks import messages
+from inferno.process.ranks.keeping_blocks import KeptBlocks
+from inferno.process.ranks.messages import Change
+from inferno.process.ranks.sharing_blocks import SharedStore
+from inferno.process.ranks.wire import Wire
+from inferno.testing import StoreTests
+from inferno.testing.block_store import KEYS, Filled
+
+pytest.importorskip("inferno_offload")
+
+FOLLOWERS = 2
+STEP, STEPPED = b"S", b"s"
+
+
+def other_bytes(data: Tensor, rank: int) -> Tensor:
+    """What a rank has where the first one has these bytes."""
+    return data ^ (0x50 + rank)
+
+
+@define(eq=False)
+class Follower:
+    """A rank in a thread, with its store and its cache."""
+
+    rank: int
+    kept: KeptBlocks
+    wire: Wire
+    cache: list[list[Tensor]] = field(factory=list)
+    thread: threading.Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        while True:
+            for fetched in self.kept.answers():
+                self.wire.send(messages.FETCHED, messages.encode(fetched))
+            if (message := self.wire.receive(1.0, self.kept.waits_for)) is None:
+                continue
+            kind, body = message
+            if kind == messages.STORE:
+                self.kept.take(messages.decode_store_call(body))
+            elif kind == messages.CHANGE:
+                self.kept.close()
+                self.wire.send(messages.CHANGED)
+                return
+            elif kind == messages.END:
+                return
+            else:
+                step: Step = messages.decode_step(body).step
+                self.kept.note(step)
+                self.kept.mover.save(step.saves)
+                self.kept.mover.load(step.loads)
+                self.wire.send(STEPPED)
+
+
+@define(eq=False)
+class Threads:
+    """The other ranks (`sharing_blocks.Others`)."""
+
+    followers: list[Follower]
+    wires: list[Wire]
+    ranks: int = 1 + FOLLOWERS
+    is_over: bool = False
+    fetched: list[messages.Fetched] = field(factory=list)
+    selector: selectors.DefaultSelector = field(factory=selectors.DefaultSelector)
+
+    def __attrs_post_init__(self) -> None:
+        for wire in self.wires:
+            self.selector.register(wire, selectors.EVENT_READ)
+
+    @property
+    def descriptor(self) -> int:
+        return self.selector.fileno()
+
+    def send(self, kind: bytes, body: bytes = b"") -> None:
+        for wire in self.wires:
+            wire.send(kind, body)
+
+    def take_fetched(self) -> Sequence[messages.Fetched]:
+        for wire in self.wires:
+            while (message := wire.receive(0.0)) is not None:
+                self.fetched.append(messages.decode_fetched(message[1]))
+        fetched, self.fetched = self.fetched, []
+        return fetched
+
+    def wait(self, wanted: bytes) -> None:
+        """Wait for an answer of each."""
+        for wire in self.wires:
+            while (message := wire.receive(30.0)) is not None and message[0] != wanted:
+                self.fetched.append(messages.decode_fetched(message[1]))
+            assert message is not None, "a rank does not answer"
+
+    @contextmanager
+    def changing(self, change: Change) -> Iterator[None]:
+        assert change.action == "close_store"
+        self.send(messages.CHANGE)
+        yield
+        self.wait(messages.CHANGED)
+
+
+class Stepping(SharedStore):
+    """Sends the others what steps save and load, and compares what they have loaded."""
+
+    def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        super().register(groups)
+        self.cache = groups
+        for follower in self.threads.followers:
+            follower.cache = [[each.clone() for each in pieces] for pieces in groups]
+            follower.kept.mover.register(follower.cache)
+
+    @property
+    def threads(self) -> Threads:
+        assert isinstance(self.others, Threads)
+        return self.others
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        for follower, piece, own, place in self._places(saves):
+            own[place] = other_bytes(piece[place], follower.rank)
+        self._step(Step(slices=(), saves=tuple(saves)))
+        super().save(saves)
+
+    def load(self, loads: Sequence[Placed]) -> None:
+        self._step(Step(slices=(), loads=tuple(loads)))
+        super().load(loads)
+        for follower, piece, own, place in self._places(loads):
+            assert own[place].equal(other_bytes(piece[place], follower.rank))
+
+    def _places(self, placed: Sequence[Placed]) -> Iterator[tuple[Follower, Tensor, Tensor, int]]:
+        for each in placed:
+            for group, place in enumerate(each.places):
+                if place is None:
+                    continue
+                for follower in self.threads.followers:
+                    for piece, own in zip(self.cache[group], follower.cache[group], strict=True):
+                        yield follower, piece, own, place
+
+    def _step(self, step: Step) -> None:
+        self.others.send(STEP, messages.encode_step(step, []))
+        self.threads.wait(STEPPED)
+
+
+def end(store: Any) -> None:
+    """End a store as a crash would: nothing more is written."""
+    if store.files is None:
+        return
+    store.files._work.clear()
+    store.files.close()
+    store._folder.parts.close()
+    os.close(store._folder._lock)
+
+
+def shared_by_threads(own: BlockStore, damages: int = 0) -> BlockStore:
+    """Return a store whose blocks all ranks have parts of. Every `damages` starts the files of each
+    follower are damaged once; 0: never."""
+    starts = [0]
+
+    def follower(rank: int, need: StoreNeed) -> tuple[Follower, Wire]:
+        if need.folder is not None:
+            folder = need.folder.with_name(f"{need.folder.name}-of-rank-{rank}")
+            if damages and starts[0] % damages == rank:
+                for path in folder.glob("*/data/parts"):
+                    path.write_bytes(bytes(byte ^ 0x55 for byte in path.read_bytes()))
+            need = evolve(need, folder=folder)
+        here, there = socket.socketpair()
+        return Follower(rank, KeptBlocks(*own.build(need)), Wire(there)), Wire(here)
+
+    def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
+        built = own.build(need)
+        starts[0] += 1
+        pairs = [follower(rank, need) for rank in range(1, 1 + FOLLOWERS)]
+        threads = Threads([each for each, _ in pairs], [wire for _, wire in pairs])
+        shared = Stepping(threads, *built)
+        return shared, shared
+
+    return evolve(own, build=build)
+
+
+class SharedTests(StoreTests):
+    store = "offload"
+    max_examples = 20
+    damages: ClassVar[int] = 0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> BlockStore:
+        return shared_by_threads(catalog.named(BlockStore, "offload").item, cls.damages)
+
+    @staticmethod
+    def abandon(built: tuple[StoreIndex, Mover]) -> None:
+        shared = built[1]
+        assert isinstance(shared, Stepping)
+        shared.others.send(messages.END)
+        for follower in shared.threads.followers:
+            follower.thread.join()
+        for store in (shared.mover, *(each.kept.mover for each in shared.threads.followers)):
+            end(store)
+
+
+class TestSharedDisk(SharedTests):
+    """All ranks keep what they were given."""
+
+
+class TestSharedDamagedDisk(SharedTests):
+    """A follower has often lost what the others have."""
+
+    damages = 3
+    test_blocks_come_back_after_a_restart: Any = None
+
+
+class TestSharedHost(SharedTests):
+    keeps_files = False
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    item = shared_by_threads(load_catalog().named(BlockStore, "offload").item)
+    return Filled(item.build(TestSharedDisk.need_of(tmp_path / "kv")))
+
+
+def test_nothing_is_near_before_all_ranks_have_fetched_it_nor_after_its_release(
+    filled: Filled,
+) -> None:
+    filled.save(KEYS[0], 3, 5)
+    assert filled.index.groups_of(KEYS[0]) == 0b11 and filled.index.near(KEYS[0]) == 0
+    filled.fetch(KEYS[0])
+    assert filled.index.near(KEYS[0]) == 0b11
+    filled.index.fetch([(KEYS[0], 0b01)], "another")
+    filled.wait("another")
+    filled.index.release("owner")
+    assert filled.index.near(KEYS[0]) == 0b01, "the other one holds a part of it"
+    filled.index.release("another")
+    assert filled.index.near(KEYS[0]) == 0
+    filled.mover.close()
+
+
+def test_what_a_follower_lacks_is_no_longer_promised_until_it_is_saved_again(
+    filled: Filled,
+) -> None:
+    filled.save(KEYS[0], 3, 5)
+    shared: Any = filled.mover
+    shared.threads.followers[1].kept.index.drop(KEYS[0])
+    filled.fetch(KEYS[0])
+    assert filled.index.groups_of(KEYS[0]) == filled.index.near(KEYS[0]) == 0
+    assert filled.index.usage.lost_parts == 2
+    filled.save(KEYS[0], 3, None)
+    assert filled.index.groups_of(KEYS[0]) == 0b01
+    filled.index.release("owner")
+    filled.fetch(KEYS[0])
+    assert filled.index.near(KEYS[0]) == 0b01
+    filled.mover.close()
+
+
+def test_an_answer_to_a_request_that_has_gone_counts_for_nothing(filled: Filled) -> None:
+    filled.save(KEYS[0], 3, 5)
+    filled.index.fetch([(KEYS[0], 0b11)], "owner")
+    filled.index.release("owner")
+    filled.fetch(KEYS[1])
+    assert filled.index.near(KEYS[0]) == 0 and not filled.mover._fetches  # type: ignore[attr-defined]
+    filled.mover.close()
