@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -34,7 +35,7 @@ from inferno.request.sampling_params import SamplingParams
 pytest.importorskip("inferno_demo")
 
 
-def plan_of(**options: int) -> Plan:
+def plan_of(**options: Any) -> Plan:
     """In float32: in fewer bits, sums of two parts are rounded to other tokens."""
     given = Options(device="cpu", dtype="float32", memory="3GiB", dp=2, **options)
     return resolve("demo", given)

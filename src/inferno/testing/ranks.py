@@ -15,6 +15,7 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.plan import Plan
+from inferno.stores.storing import Storing
 from inferno.testing.alike import alike, in_turn
 from inferno.testing.installed import Installed
 from inferno.testing.thread_ranks import (
@@ -164,6 +165,33 @@ class RankTests(Installed):
             pytest.skip("the architecture does not divide")
         plain = without_kernels(catalog)
         assert_same_with_adapters(checkpoint, plain, prompts[-1], tp=RANKS)
+
+    @in_turn
+    @pytest.mark.slow
+    def test_blocks_of_ranks_come_back_from_a_store(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        divides: bool,
+        alone: Alone,
+        prompts: list[list[int]],
+        limits: dict[str, Any],
+    ) -> None:
+        """From host memory, where each rank keeps its part of every block."""
+        stores = [offer for offer in catalog.of("inferno_block_stores") if not offer.item.links]
+        if not divides or not stores:
+            pytest.skip("the architecture does not divide, or no installed plugin stores blocks")
+        shared = load_shared(checkpoint, without_kernels(catalog), cpu_mem_fold=1.0, **limits)
+        if isinstance(shared._store, Storing):
+            shared._store.sizes = ()  # it loads what it can, however busy the machine is
+        long = [[*prompts[-1], *prompt] for prompt in prompts[-2:]]
+        assert_same_tokens(shared, alone, long, GREEDY)
+        shared._scheduler._groups.reset()
+        mine, _ = assert_same_tokens(shared, alone, long, GREEDY)
+        stats = shared.stats()
+        shared.close()
+        assert mine[0][0].num_cached > 0 and stats.store_loaded_bytes > 0
+        assert not stats.store_lost_parts
 
     @alike
     def test_a_rank_takes_the_memory_that_is_planned(self, shared: Engine, toy: Toy) -> None:
