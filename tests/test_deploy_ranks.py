@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
+from attrs import evolve
 
+from inferno.cli.network import Network
+from inferno.cli.options import plan_options
 from inferno.cli.rank import command as rank
+from inferno.cli.serve import Serving
 from inferno.cli.serve import command as serve
+from inferno.plan import machines_of, resolve
+from inferno.process.ranks.greeting import parse_address
 
 FILE = Path(__file__).parents[1] / "deploy" / "kubernetes-ranks.yaml"
 VERSION = "1.32"
@@ -90,6 +96,45 @@ def test_the_pods_commands_exist_with_their_options(name: str, command: Any) -> 
     assert given and given <= flags
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in templates()[name]["spec"]["volumes"]}
+
+
+def arguments(name: str) -> list[str]:
+    """The arguments of a pod's command, with what LeaderWorkerSet and Kubernetes fill in."""
+    size = manifests()["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["size"]
+    filled = {"LWS_GROUP_SIZE": size, "LWS_LEADER_ADDRESS": "ranks-0.ranks", "POD_IP": "10.0.0.1"}
+    [container] = templates()[name]["spec"]["containers"]
+    found = container["args"][1:]
+    for variable, value in filled.items():
+        found = [each.replace(f"$({variable})", str(value)) for each in found]
+    assert not any("$(" in each for each in found), "a variable that nothing sets"
+    return found
+
+
+def test_the_leader_s_options_make_a_plan_of_the_whole_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the options say, not only how they are called."""
+    monkeypatch.setenv("INFERNO_RANK_TOKEN", "a" * 64)
+    values = dict(serve.make_context("serve", arguments("serve")).params)
+    assert values.pop("refs") == ("/models/model",)
+    Serving.taken(values), Network.taken(values)
+    plan = resolve("demo", evolve(plan_options(values), device="cpu"))
+    assert plan.ranks is not None and plan.ranks.join is not None
+    assert (plan.ranks.count, plan.ranks.join.nodes, plan.ranks.here) == (2, 2, 1)
+    ports = {
+        each["containerPort"]
+        for each in templates()["serve"]["spec"]["containers"][0]["ports"]
+        if each["name"] == "ranks"
+    }
+    assert plan.ranks.join.host == "10.0.0.1" and {plan.ranks.join.port} == ports
+    machines = [len(machine.ranks) for machine in machines_of(plan)]
+    assert machines == [1, 1], "a rank for each pod"
+
+
+def test_the_workers_join_where_the_leader_listens() -> None:
+    params = rank.make_context("rank", arguments("rank")).params
+    assert parse_address(params["address"]) == ("ranks-0.ranks", 29400)
+    assert params["model"] == serve.make_context("serve", arguments("serve")).params["refs"][0]
 
 
 def test_ranks_know_one_token_and_are_reached_by_ranks_only() -> None:
