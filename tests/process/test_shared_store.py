@@ -20,7 +20,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
 from inferno.core.types import Step
 from inferno.process.ranks import messages
-from inferno.process.ranks.keeping_blocks import KeptBlocks
+from inferno.process.ranks.keeping_blocks import MOST_RUNS, KeptBlocks, runs_of
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.process.ranks.wire import Wire
@@ -279,3 +279,13 @@ def test_an_answer_to_a_request_that_has_gone_counts_for_nothing(filled: Filled)
     filled.fetch(KEYS[1])
     assert filled.index.near(KEYS[0]) == 0 and not filled.mover._fetches  # type: ignore[attr-defined]
     filled.mover.close()
+
+
+def test_an_answer_is_short_whatever_is_lost() -> None:
+    """A rank that sends it may be waited for before it is read."""
+    assert runs_of([]) == runs_of([0, 0]) == []
+    assert runs_of([0, 1, 1, 3, 0, 2]) == [(1, 2, 1), (3, 1, 3), (5, 1, 2)]
+    many = [each for _ in range(MOST_RUNS + 1) for each in (0, 2, 0, 1)]
+    assert runs_of(many) == [(0, len(many), 3)]
+    answer = messages.encode(messages.Fetched(7, runs_of(many[: 2 * MOST_RUNS])))
+    assert MOST_RUNS < len(answer) < 1 << 15

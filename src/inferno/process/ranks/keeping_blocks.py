@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import groupby
+from operator import or_
 
 from attrs import define, field
 
 from inferno.contracts import Mover, StoreIndex
 from inferno.core.types import Step
 from inferno.process.ranks.messages import Fetched, StoreCall
+
+MOST_RUNS = 2048
+"""Of an answer. It must fit into the system's buffer of a socket: rank 0 may wait for this rank in
+a step before it reads."""
 
 
 @define(eq=False)
@@ -47,8 +54,8 @@ class KeptBlocks:
         for owner in self.mover.poll():
             for call in self._fetches.pop(owner, ()):
                 each = zip(call.keys, call.groups, strict=True)
-                missing = [(key, groups & ~self.index.near(key)) for key, groups in each]
-                yield Fetched(call.number, [(key, groups) for key, groups in missing if groups])
+                missing = [groups & ~self.index.near(key) for key, groups in each]
+                yield Fetched(call.number, runs_of(missing))
 
     @property
     def waits_for(self) -> int | None:
@@ -57,3 +64,17 @@ class KeptBlocks:
 
     def close(self) -> None:
         self.mover.close()
+
+
+def runs_of(missing: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the runs of blocks that lack the same groups (`Fetched.lost`): of very many, that all
+    lack all of them, which costs time and nothing else."""
+    found, first = list[tuple[int, int, int]](), 0
+    for groups, run in groupby(missing):
+        count = len([*run])
+        if groups:
+            found.append((first, count, groups))
+        first += count
+    if len(found) <= MOST_RUNS:
+        return found
+    return [(0, len(missing), reduce(or_, missing))]

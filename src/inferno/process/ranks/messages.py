@@ -89,8 +89,9 @@ class Fetched:
     """A follower's answer to a fetch."""
 
     number: int
-    lost: list[tuple[bytes, int]]
-    """By key, the groups whose parts are not there, or not whole."""
+    lost: list[tuple[int, int, int]]
+    """Runs of blocks, by the index of the first one in the call, and their number, with the groups
+    whose parts are not there, or not whole."""
 
 
 @frozen

@@ -57,7 +57,7 @@ class _Fetch:
     """A fetch that has not ended on every rank."""
 
     owner: str
-    parts: list[Part]
+    wanted: Sequence[tuple[bytes, int]]
     left: int
     """How many other ranks have not answered."""
     ended: bool = False
@@ -133,9 +133,8 @@ class SharedStore:
             self._tell(StoreCall("touch", keys=[*keys]))
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
-        parts = [part for key, groups in wanted for part in parts_of(key, groups)]
         number = next(self._numbers)
-        self._fetches[number] = _Fetch(owner, parts, self.others.ranks - 1)
+        self._fetches[number] = _Fetch(owner, wanted, self.others.ranks - 1)
         keys, groups = [key for key, _ in wanted], [groups for _, groups in wanted]
         self._tell(StoreCall("fetch", owner=owner, keys=keys, groups=groups, number=number))
         self.index.fetch(wanted, owner)
@@ -172,8 +171,9 @@ class SharedStore:
         for answer in self.others.take_fetched():
             if (fetch := self._fetches.get(answer.number)) is not None:  # else it was released
                 fetch.left -= 1
-                for key, groups in answer.lost:
-                    fetch.lost.update(parts_of(key, groups))
+                for first, length, groups in answer.lost:
+                    for key, wanted in fetch.wanted[first : first + length]:
+                        fetch.lost.update(parts_of(key, groups & wanted))
         ended = dict[str, None]()
         for number, fetch in [*self._fetches.items()]:
             fetch.ended |= fetch.owner in here
@@ -208,7 +208,8 @@ class SharedStore:
     def _end(self, fetch: _Fetch) -> None:
         """Hold what is near on all other ranks: what one has lost is lost for all."""
         held = self._held.setdefault(fetch.owner, [])
-        for part in fetch.parts:
+        parts = (part for key, groups in fetch.wanted for part in parts_of(key, groups))
+        for part in parts:
             if part in fetch.lost:
                 self._lose(part)
             else:
