@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from tests.stores.test_stored_caches import CASES, ask, tiers_of, toy_of
 
 from inferno.catalog import load_catalog
 from inferno.core.engine import Engine
 from inferno.errors import EngineDeadError, OptionError
-from inferno.plan import Options, open_model, resolve
+from inferno.plan import Options, Plan, open_model, resolve, with_num_blocks
 from inferno.process.client import EngineClient
 from inferno.process.ranks import following
 from inferno.process.ranks.keeping_blocks import KeptBlocks
@@ -30,7 +31,9 @@ from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.stores.storing import Storing
 from inferno.testing import alike
-from inferno.testing.thread_ranks import ThreadRanks
+from inferno.testing.thread_ranks import GREEDY, ThreadRanks, load_shared, tokens_of
+from inferno.testing.thread_ranks import answers as together
+from inferno.testing.tiny import without_kernels
 
 offload = pytest.importorskip("inferno_offload.index")
 ENTRY_BYTES: int = offload.ENTRY_BYTES
@@ -175,6 +178,34 @@ def test_outputs_say_which_tier_cached_tokens_came_from(tmp_path: Path) -> None:
     engine.close()
     engine = load(**options)
     assert [tiers_of(engine) for _ in range(2)] == [(80, 0, 80), (80, 0, 0)]
+    engine.close()
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_sequences_that_gave_way_come_back_from_the_store(store: str, tmp_path: Path) -> None:
+    """Blocks are saved, evicted and loaded in every step; nothing is held at the end."""
+    catalog = without_kernels(load_catalog())
+    prompts = [[(7 * i + j * j) % 100 for j in range(40 + 10 * i)] for i in range(6)]
+    params = evolve(GREEDY, max_tokens=40)
+    options = {"cpu_mem_fold": 2.0} if store == "host" else {"kv_store": str(tmp_path)}
+
+    def tight(plan: Plan) -> Plan:
+        return evolve(plan, groups=with_num_blocks(plan.groups, 14))
+
+    def turns(engine: Engine) -> list[list[list[int | None]]]:
+        return [tokens_of(together(engine, prompts, params)) for _ in range(3)]
+
+    alone = load_shared("demo", catalog, 1)
+    right = turns(alone)
+    alone.close()
+    engine = load_shared("demo", catalog, plan=tight, **options)
+    storing = engine._store
+    assert isinstance(storing, Storing) and isinstance(storing.index, SharedStore)
+    storing.sizes = ()
+    assert turns(engine) == right
+    stats = engine.stats()
+    assert stats.preemptions > 0 and stats.store_loaded_bytes > 0 == stats.store_lost_parts
+    assert not storing.index._holders and not storing.index._fetches
     engine.close()
 
 
