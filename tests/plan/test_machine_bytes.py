@@ -45,9 +45,10 @@ def test_ranks_have_all_weights_together_and_what_is_whole_each(ranks: int, twic
 
 
 def test_a_stage_has_the_bytes_of_its_layers() -> None:
-    sizes = [100, 1, 2, 4, 8, 1000]
+    sizes = [100, 30, 1, 2, 4, 8, 1000]
     spans = [(0, 1), (1, 3), (3, 4)]
-    assert [stage_bytes(sizes, span) for span in spans] == [101, 6, 1008]
+    assert [stage_bytes(sizes, span) for span in spans] == [131, 6, 1008]
+    assert [stage_bytes(sizes, span, seeing=2) for span in spans] == [131, 36, 1008]
     assert stage_bytes(sizes, (0, 4)) == sum(sizes)
 
 

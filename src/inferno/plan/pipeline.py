@@ -298,11 +298,16 @@ class _Layers:
 
     def of_stage(self, nbytes: Sequence[int], span: Range) -> int:
         """Return the bytes of a stage."""
-        first, stop = span
-        embedding, beside, *layers, after = nbytes
-        sees = first == 0 or first < _features(self.config)
-        ends = embedding * (first == 0) + beside * sees + after * (stop == self.count)
-        return sum(layers[first:stop]) + ends
+        return stage_bytes(nbytes, span, _features(self.config))
+
+
+def stage_bytes(nbytes: Sequence[int], span: Range, seeing: int = 0) -> int:
+    """Return the bytes of a stage, of those of a model as `_Layers` divides them, of which so many
+    first layers add features of images."""
+    first, stop = span
+    embedding, beside, *layers, after = nbytes
+    ends = embedding * (first == 0) + after * (stop == len(layers))
+    return sum(layers[first:stop]) + ends + beside * (first == 0 or first < seeing)
 
 
 def _is_encoders(config: ModelConfig, path: str) -> bool:
