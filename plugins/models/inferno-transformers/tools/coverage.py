@@ -32,7 +32,7 @@ from inferno.testing import Toy, generate, load_toy, ragged_prompts, randomize
 from inferno_transformers.config import HostedConfig
 
 auto: Any = transformers  # it is not typed
-LAYERS, LARGEST = 4, 10_000_000
+LAYERS, LARGEST = 4, 20_000_000
 SMALL: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
@@ -97,11 +97,10 @@ def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
     """The model type's own defaults, made small: first with a layer of each kind that it has, then
     with its own pattern."""
     config: Any = CONFIG_MAPPING[model_type]()
-    sizes = {
-        k: v
-        for k, v in SMALL.items()
-        if k in {*config.to_dict(), *config.attribute_map} or k in vars(config)
-    }
+    sizes = _sizes(config)
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            sizes[name] = {"model_type": part.model_type, **_sizes(part)}
     if hasattr(config, "qk_rope_head_dim"):  # latent attention: of the heads, only that part turns
         sizes |= {
             "head_dim": SMALL["qk_rope_head_dim"],
@@ -111,6 +110,11 @@ def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
     if kinds:
         yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}
     yield {**sizes, "layer_types": None} if kinds else sizes
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    fields = {*config.to_dict(), *config.attribute_map, *vars(config)}
+    return {name: size for name, size in SMALL.items() if name in fields}
 
 
 def built(model_type: str) -> Any:

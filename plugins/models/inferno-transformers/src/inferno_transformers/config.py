@@ -33,7 +33,9 @@ class HostedConfig:
     vocab_size: int
     max_position_embeddings: int
     attention: Mapping[str, AttentionSpec]
-    """Path and spec of each module that attends, in execution order."""
+    """Spec of each call of attention, in execution order, by the path of its `nn.Attention`."""
+    products: frozenset[str]
+    """Paths of modules whose code writes attention out (`scores`)."""
     parameters: frozenset[str]
     """Every tensor that transformers would load, by its name in the model."""
     plain: frozenset[str]
@@ -54,6 +56,7 @@ class HostedConfig:
             vocab_size=shown["vocab_size"],
             max_position_embeddings=shown["max_position_embeddings"],
             attention=specs,
+            products=frozenset(shown["products"]),
             parameters=frozenset(shown["parameters"]),
             plain=frozenset(shown["plain"]),
             divides=shown["divides"],

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.contracts import AttentionSpec
@@ -21,8 +22,9 @@ from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
 from inferno_transformers.matrices import divides
-from inferno_transformers.model import hidden, logits
+from inferno_transformers.model import ATTENTION, hidden, logits
 from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
+from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
 from inferno_transformers.step import running
 from inferno_transformers.trace import Decisions, Trace, number_of_tokens
 
@@ -66,7 +68,11 @@ def inspect(config: str) -> dict[str, Any]:
     return {
         "vocab_size": vocab_size,
         "max_position_embeddings": record.longest,
-        "attention": {paths[module]: attrs.asdict(spec) for module, spec in record.specs.items()},
+        "attention": {
+            f"{paths[module]}.{ATTENTION}{call or ''}": attrs.asdict(spec)
+            for (module, call), spec in record.specs.items()
+        },
+        "products": [paths[module] for module in record.products],
         "parameters": sorted(found.parameters),
         "plain": sorted(plain),
         "divides": divides(found.model),
@@ -81,7 +87,11 @@ def _kind(path: str) -> str:
 
 def _give_shapes(model: Any) -> dict[str, _Watched]:
     """Move the whole model to meta, and return its hosted matrices by path."""
+    tables = {name: table for name, table in model.named_buffers() if is_of_pairs(table)}
     model.to("meta")
+    for name, table in tables.items():  # which token sees which, perhaps: that is read
+        path, _, name = name.rpartition(".")
+        model.get_submodule(path)._buffers[name] = table
     weights = {}
     for path, module in model.named_modules():
         if isinstance(weight := getattr(module, "weight", None), Unloaded):
@@ -115,11 +125,21 @@ def _run(model: Any) -> tuple[_Record, int]:
         raise UnsupportedError("its config does not say how long a context may be", REMEDY)
     sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
     tokens = number_of_tokens(longest, sizes)
-    ids_T, positions_T = (torch.zeros(tokens, dtype=torch.int64, device="meta") for _ in range(2))
-    record, trace = _Record(longest), Trace(tokens, positions_T)
+    ids_1T, positions_1T = (
+        torch.zeros(1, tokens, dtype=torch.int64, device="meta") for _ in range(2)
+    )
+    record, trace = _Record(longest, tokens), Trace(tokens, positions_1T)
+    products = Products(Reader(attend=record.attend, mask=record.table), record.owner)
     try:
-        with torch.no_grad(), running(record), Decisions(), trace:
-            logits_TV = logits(model, hidden(model, ids_T, positions_T))
+        with (
+            torch.no_grad(),
+            running(record),
+            Decisions(),
+            trace,
+            products,
+            record.following(model),
+        ):
+            logits_TV = logits(model, hidden(model, ids_1T, positions_1T))
     except UnsupportedError:
         raise
     except Exception as error:  # arbitrary code may raise anything
@@ -136,23 +156,48 @@ def _run(model: Any) -> tuple[_Record, int]:
     return record, logits_TV.shape[-1]
 
 
-@frozen
-class _Mask:
-    window: int | None
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(OWN_ATTENTION, REMEDY)  # the code computes with the mask
-
-    __radd__ = __getattr__
-    __getitem__ = __getattr__
-
-
 @define
 class _Record:
     """A step that records attention calls."""
 
     longest: int
-    specs: dict[nn.Module, AttentionSpec] = field(factory=dict)
+    tokens: int
+    specs: dict[tuple[nn.Module, int], AttentionSpec] = field(factory=dict)
+    """By module, and which of its calls it is."""
+    products: dict[nn.Module, None] = field(factory=dict)
+    """Modules that write attention out."""
+    running: list[nn.Module] = field(factory=list)
+
+    def owner(self, query: Tensor) -> nn.Module | None:
+        """The module that is running, if this is its product of queries and keys."""
+        if query.shape[-2] != self.tokens:
+            return None
+        self.products[self.running[-1]] = None
+        return self.running[-1]
+
+    def table(self, allowed: Tensor) -> Mask:
+        """The mask of a table that has a value for each query and key."""
+        table = allowed[(0,) * (allowed.ndim - 2)]
+        longest = min(self.longest, *table.shape)
+        return self.mask(lambda _, __, query, key: table[query, key], table.shape, longest)
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Context in which `running` has the modules whose code runs, the innermost last."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self.running.append(module)
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            self.running.pop()
+
+        hooks = [module.register_forward_pre_hook(enter) for module in model.modules()]
+        hooks += [module.register_forward_hook(leave) for module in model.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def attend(
         self,
@@ -163,15 +208,11 @@ class _Record:
         mask: object,
         asked: dict[str, Any],
     ) -> Tensor:
-        if module in self.specs:
-            raise UnsupportedError(
-                f"one {type(module).__name__} attends several times in a step", REMEDY
-            )
         if unknown := sorted(
             k for k, v in asked.items() if v is not None and k not in HEEDED | IGNORED
         ):
             raise UnsupportedError(f"its attention takes {', '.join(unknown)}", REMEDY)
-        if not isinstance(mask, _Mask):
+        if not isinstance(mask, Mask):
             raise UnsupportedError(
                 f"{type(module).__name__} attends without a causal mask made by transformers",
                 REMEDY,
@@ -184,7 +225,8 @@ class _Record:
             v_1KTC.shape[-1],
         )
         scale = asked.get("scaling")
-        self.specs[module] = AttentionSpec(
+        call = sum(of is module for of, _ in self.specs)
+        self.specs[module, call] = AttentionSpec(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=dim,
@@ -196,8 +238,10 @@ class _Record:
         )
         return q_1HTC.new_empty(1, tokens, heads, value_dim)
 
-    def mask(self, allows: Callable[..., Tensor]) -> object:
-        return _Mask(window_of(allows, min(self.longest, FURTHEST)))
+    def mask(
+        self, allows: Callable[..., Tensor], shape: torch.Size, longest: int = FURTHEST
+    ) -> Mask:
+        return Mask(window_of(allows, min(self.longest, longest)), shape)
 
 
 def window_of(allows: Callable[..., Tensor], longest: int) -> int | None:

@@ -81,11 +81,29 @@ def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) 
         and dict(module.named_parameters()).keys() == {"weight"}
     ):
         return HostedEmbedding(module)
-    if type(module) is not nn.Linear:
+    if not isinstance(module, nn.Linear) or not _is_plain(type(module)):
         return None
     if owner is not None:
         return HostedTiedHead(owner, module.bias)
     return (HostedHead if is_head else HostedLinear)(module)
+
+
+def _is_plain(kind: type[nn.Linear]) -> bool:
+    """Whether a class of linear layers computes what torch's own does: a small one is tried."""
+    if kind.forward is nn.Linear.forward:
+        return True
+    x_TI, original = torch.arange(8.0).view(2, 4), nn.Linear(4, 3, dtype=torch.float32)
+    weight, bias = torch.arange(12.0).view(3, 4), torch.arange(3.0)
+    original._parameters.update(
+        weight=nn.Parameter(weight, requires_grad=False),
+        bias=nn.Parameter(bias, requires_grad=False),
+    )
+    tried = kind.__new__(kind)
+    tried.__dict__.update(original.__dict__)
+    try:
+        return torch.equal(tried(x_TI), F.linear(x_TI, weight, bias))
+    except Exception:  # it needs what its constructor makes
+        return False
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ C head dim, X heads x head dim.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,7 +19,12 @@ from inferno.nn import Attention, Layer
 from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
-from inferno_transformers.step import PagedCache, running
+from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
+from inferno_transformers.step import PagedCache, current, running
+
+ATTENTION = "inferno_attention"
+"""What inferno's attention is called in the module that attends; a second one of a module, which
+attends twice in a step, has a number behind it."""
 
 
 class HostedForCausalLM(Layer):
@@ -29,7 +35,10 @@ class HostedForCausalLM(Layer):
         found = skeleton.build(config.fields, config.plain)
         causal, self.keep_fp32 = found.model, found.keep_fp32
         for layer_id, (path, spec) in enumerate(config.attention.items()):
-            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, spec))
+            parent, _, name = path.rpartition(".")
+            causal.get_submodule(parent).add_module(name, Attention(layer_id, spec))
+        for path in config.products:
+            _read_products(causal.get_submodule(path))
         # Shares its dicts of modules and parameters, so that what the loader sets here is set
         # there too.
         self._modules, self._parameters, self._buffers = (
@@ -41,17 +50,17 @@ class HostedForCausalLM(Layer):
 
     def forward(self, batch: Batch) -> Tensor:
         with running(_Paged(batch)):
-            return hidden(self._causal[0], batch.token_ids_T, batch.positions_T)
+            return hidden(self._causal[0], batch.token_ids_T[None], batch.positions_T[None])
 
     def logits(self, x_SD: Tensor) -> Tensor:
         return logits(self._causal[0], x_SD)
 
 
-def hidden(causal: Any, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+def hidden(causal: Any, token_ids_1T: Tensor, positions_1T: Tensor) -> Tensor:
     """Compute the final hidden states, (T, D), of one packed row."""
     outputs = _decoder(causal)(
-        input_ids=token_ids_T[None],
-        position_ids=positions_T[None],
+        input_ids=token_ids_1T,
+        position_ids=positions_1T,
         past_key_values=PagedCache(),
         use_cache=False,
     )
@@ -95,11 +104,28 @@ class _Outputs:
             raise AttributeError(name)
 
 
+def _read_products(module: Any) -> None:
+    """Let the step attend where a module's code writes attention out. Its tables of which token
+    sees which are not read then: one value stands for all."""
+    code = module.forward
+    for name, table in list(module.named_buffers(recurse=False)):
+        if is_of_pairs(table):
+            del module._buffers[name]
+            setattr(module, name, table.new_ones(1).expand(table.shape))
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with Products(READER, lambda _: module):
+            return code(*args, **kwargs)
+
+    module.forward = forward
+
+
 @frozen(eq=False)
 class _Paged:
     """A step of inferno's engine."""
 
     batch: Batch
+    calls: Counter[nn.Module] = field(factory=Counter)
 
     def attend(
         self,
@@ -111,13 +137,19 @@ class _Paged:
         asked: dict[str, Any],
     ) -> Tensor:
         q_TX, k_TX, v_TX = (x[0].transpose(0, 1).flatten(1) for x in (q_1HTC, k_1KTC, v_1KTC))
-        layer: Any = module.inferno_attention
+        call = self.calls[module]
+        self.calls[module] += 1
+        layer: Any = getattr(module, f"{ATTENTION}{call or ''}")
         y_TX: Tensor = layer(q_TX, k_TX, v_TX, self.batch, asked.get("s_aux"))
         return y_TX.view(1, len(y_TX), q_1HTC.shape[1], -1)
 
-    def mask(self, allows: Callable[..., Tensor]) -> object:
-        return MASK
+    def mask(self, allows: Callable[..., Tensor], shape: torch.Size) -> Mask:
+        """Any: inferno's attention is causal, with the window in the layer's spec."""
+        return Mask(None, shape)
 
 
-MASK = object()
-"""Stands for every mask: inferno's attention is causal, with the window in the layer's spec."""
+def _attend(*args: Any) -> Tensor:
+    return current().attend(*args)
+
+
+READER = Reader(attend=_attend, mask=None)

@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import (
 from inferno.contracts import TEXT_PART_OF
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno_transformers.matrices import host
-from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
+from inferno_transformers.refusals import CANNOT, REMEDY
 from inferno_transformers.step import NAME
 
 MOST_LAYERS, MOST_TENSORS, LARGEST_TABLE = 1000, 100_000, 1 << 26
@@ -60,16 +60,14 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     """Build the model of a config.json; modules at the paths `plain` keep torch's own matrices.
     Raises CheckpointError for a config that transformers cannot read, UnsupportedError if it is not
     a plain decoder."""
-    config, auto = _config(fields), AutoModelForCausalLM
+    config = _config(fields)
     with _ONE_AT_A_TIME, _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
         try:
-            model: Any = auto.from_config(
-                config,
-                attn_implementation=NAME,
-                experts_implementation="eager",
-                dtype=torch.float32,
-                trust_remote_code=False,
-            )
+            model = _made(config, NAME)
+        except KeyError as error:
+            if error.args != (NAME,):
+                raise _broken(fields, error) from error
+            model = _written_out(fields, config)
         except Exception as error:  # inconsistent sizes raise anything
             raise _broken(fields, error) from error
     if any(hasattr(module, _FROM_PADDING) for module in model.modules()):
@@ -88,6 +86,29 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
             keep_fp32.add(path)
     tied = host(model, {*plain, *(path.rpartition(".")[0] for path in keep_fp32)})
     return Skeleton(model.eval(), parameters, tied, frozenset(keep_fp32))
+
+
+def _made(config: Any, attention: str) -> Any:
+    """transformers' model with the attention implementation of that name."""
+    auto: Any = AutoModelForCausalLM
+    return auto.from_config(
+        config,
+        attn_implementation=attention,
+        experts_implementation="eager",
+        dtype=torch.float32,
+        trust_remote_code=False,
+    )
+
+
+def _written_out(fields: Mapping[str, Any], config: Any) -> Any:
+    """The model of code that has a class for each attention implementation, none for another's:
+    with the one that writes attention out (`scores`), and inferno's masks."""
+    try:
+        model = _made(config, "eager")
+    except Exception as error:
+        raise _broken(fields, error) from error
+    model.config._attn_implementation = NAME
+    return model
 
 
 def _config(fields: Mapping[str, Any]) -> Any:
@@ -199,10 +220,6 @@ def _refusal(config: Any) -> str | None:
 
 
 def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
-    if isinstance(error, KeyError) and error.args == (
-        NAME,
-    ):  # its own table of attention classes lacks the name
-        return UnsupportedError(f"{called(fields)} {CANNOT}: {OWN_ATTENTION}", REMEDY)
     cause = f"transformers cannot build {called(fields)}: {error}"
     if isinstance(error, AttributeError) and "Config" in str(error):  # it asks its own class
         return UnsupportedError(

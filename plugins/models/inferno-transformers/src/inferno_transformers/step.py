@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from inferno_transformers.scores import Mask
 
 NAME = "inferno"
 """The attention implementation that a hosted model's config names."""
@@ -36,7 +39,7 @@ class Step(Protocol):
         attention functions."""
         ...
 
-    def mask(self, allows: Callable[..., Tensor]) -> object:
+    def mask(self, allows: Callable[..., Tensor], shape: torch.Size) -> Mask:
         """Make the mask that the modelling code passes to attention; `allows(batch, head, query,
         key)` says whether a query sees a key."""
         ...
@@ -55,6 +58,11 @@ def running(step: Step) -> Iterator[None]:
         _STEP.reset(token)
 
 
+def current() -> Step:
+    """The step that runs."""
+    return _STEP.get()
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -66,8 +74,8 @@ def _attention(
     return _STEP.get().attend(module, query, key, value, attention_mask, asked), None
 
 
-def _mask(*, mask_function: Callable[..., Tensor], **_: Any) -> object:
-    return _STEP.get().mask(mask_function)
+def _mask(*, mask_function: Callable[..., Tensor], q_length: int, kv_length: int, **_: Any) -> Mask:
+    return _STEP.get().mask(mask_function, torch.Size((1, 1, q_length, kv_length)))
 
 
 AttentionInterface.register(NAME, _attention)
@@ -83,6 +91,7 @@ class PagedCache:
     """
 
     is_compileable = False
+    is_initialized = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

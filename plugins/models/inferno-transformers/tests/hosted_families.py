@@ -1,0 +1,67 @@
+"""What the tests of families through transformers' own module share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from inferno.testing import ArchitectureTests, Catalog, load_catalog, randomize
+
+TINY: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+class HostedTests(ArchitectureTests):
+    """The fallback alone, whatever other plugins have of the family."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog(only=["inferno-transformers"])
+
+    # Another process: once for all, below.
+    test_discovery_and_config_import_no_torch: Any = None
+    # transformers' modules have no names in GGUF files.
+    test_a_gguf_file_gives_the_same_tokens: Any = None
+    test_names_in_gguf_files_are_those_of_llama_cpp: Any = None
+
+
+class FamilyTests(HostedTests):
+    """What a family could get wrong: its numbers, and whether its tokens see each other."""
+
+    test_neighbours_in_the_batch_change_nothing: Any = None
+    test_the_block_size_changes_nothing: Any = None
+    test_a_prefix_found_in_the_cache_changes_nothing: Any = None
+    test_preemption_changes_nothing: Any = None
+    test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it: Any = None
+
+
+def reference_of(config: dict[str, Any]) -> Any:
+    """transformers' model of a toy config, random."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(config["model_type"], **fields), dtype=torch.float32
+    )
+    randomize(model)
+    return model.eval()
+
+
+def family(name: str, **fields: Any) -> dict[str, Any]:
+    """A toy config of transformers' model type `name`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+
+    return {**TINY, "architectures": [classes[name]], "model_type": name, **fields}
