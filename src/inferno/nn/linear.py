@@ -29,6 +29,9 @@ class Linear(Layer):
         super().__init__()
         self.weight = Unloaded(out_features, in_features)
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.sampled = False
+        """Whether it is a part of the head: it gets the rows whose logits are computed, not all
+        tokens of a step."""
         self.cuts: Mapping[str, Cut] = {}
         """What the loader keeps of its parts, if several ranks share them."""
         self.share: Share | None = None

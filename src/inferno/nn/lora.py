@@ -49,6 +49,17 @@ class StepSlots:
         finally:
             self.sampled_L = before
 
+    def of_tokens(self, rows: int) -> Tensor:
+        """Return the slots of a step's tokens, which are as many."""
+        assert rows == self.count, "adapted layers see all tokens of a step"
+        return self.slots_T[:rows]
+
+    def of_sampled(self, rows: int) -> Tensor:
+        """Return the slots of the rows whose logits are computed, which are as many."""
+        slots_L = self.sampled_L[:rows]
+        assert len(slots_L) == rows, "the step says whose logits are computed"
+        return slots_L
+
     def of_experts(self, tokens_N: Tensor, starts_E1: Tensor) -> Tensor | None:
         """Return the slot of each pair, which are sorted by expert: slot · E + expert, or -1. None
         in a step without adapters."""
@@ -124,35 +135,35 @@ class Pairs(nn.Module):
 class Adapted(Weight):
     """A matrix, or several stacked ones, and the adapters of each."""
 
-    def __init__(self, inner: Weight, pairs: Pairs, step: StepSlots) -> None:
+    def __init__(self, inner: Weight, pairs: Pairs, step: StepSlots, sampled: bool = False) -> None:
+        """If `sampled`, it multiplies the rows whose logits are computed, not a step's tokens."""
         super().__init__()
         self.inner, self.shape, self.layout = inner, inner.shape, inner.layout
         self.source, self.sources, self.kernel = inner.source, inner.sources, inner.kernel
-        self.pairs, self.step = pairs, step
+        self.pairs, self.step, self.sampled = pairs, step, sampled
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         y_TO = self.inner.matmul(x_TI, bias_O)
         if not self.step.active:
             return y_TO
         flat_TI = x_TI.reshape(-1, self.shape[1])
-        assert len(flat_TI) == self.step.count, "adapted layers see all tokens of a step"
-        flat_TO = y_TO.reshape(len(flat_TI), -1)
-        return self.pairs.add(flat_TO, flat_TI, self.step.slots_T[: len(flat_TI)]).view_as(y_TO)
+        flat_TO, slots_T = y_TO.reshape(len(flat_TI), -1), self._slots(len(flat_TI))
+        return self.pairs.add(flat_TO, flat_TI, slots_T).view_as(y_TO)
 
     def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         y_LO = self.inner.matmul_float32(x_TI, bias_O)
         if not self.step.active:
             return y_LO
-        slots_L = self.step.sampled_L[: len(y_LO)]
-        assert len(slots_L) == len(y_LO), "the step says whose logits are computed"
-        return self.pairs.add(y_LO, x_TI, slots_L)
+        return self.pairs.add(y_LO, x_TI, self.step.of_sampled(len(y_LO)))
 
     def rows(self, ids_T: Tensor) -> Tensor:
         y_TI = self.inner.rows(ids_T)
         if not self.step.active:
             return y_TI
-        assert len(ids_T) == self.step.count, "adapted layers see all tokens of a step"
-        return self.pairs.add_rows(y_TI, ids_T, self.step.slots_T[: len(ids_T)])
+        return self.pairs.add_rows(y_TI, ids_T, self.step.of_tokens(len(ids_T)))
+
+    def _slots(self, rows: int) -> Tensor:
+        return self.step.of_sampled(rows) if self.sampled else self.step.of_tokens(rows)
 
 
 @frozen(eq=False)

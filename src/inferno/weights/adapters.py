@@ -268,13 +268,21 @@ class _Attaching:
                 parent = path.rpartition(".")[0]
                 self._place(parent, module.names, module.merged.pairs, module.shares)
             elif isinstance(module, Linear) and module.quantizable:
-                module.weight = self._beside(module.weight, [module.weight.shape[0]])
+                sizes, sampled = [module.weight.shape[0]], module.sampled
+                module.weight = self._beside(module.weight, sizes, sampled=sampled)
                 self._place("", [checkpoint_path(path)], module.weight.pairs, [module.share])
         return self.places
 
-    def _beside(self, inner: Weight, sizes: Sequence[int], *, logits: bool = False) -> Adapted:
+    def _beside(
+        self,
+        inner: Weight,
+        sizes: Sequence[int],
+        *,
+        logits: bool = False,
+        sampled: bool = False,
+    ) -> Adapted:
         room = self.room.slots, self.room.rank, self.ops, self.like
-        return Adapted(inner, Pairs(sizes, inner.shape[1], *room, logits), self.step)
+        return Adapted(inner, Pairs(sizes, inner.shape[1], *room, logits), self.step, sampled)
 
     def _place(
         self, parent: str, names: Iterable[str], pairs: Pairs, shares: Sequence[Share | None]

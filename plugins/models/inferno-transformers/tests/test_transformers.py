@@ -78,9 +78,12 @@ class TestModernBertDecoder(FamilyTests):
     config = family(
         "modernbert-decoder", sliding_window=24, global_attn_every_n_layers=2, num_hidden_layers=3
     )
-    # Its head has a layer of its own, which sees sampled rows only: adapters cannot change that.
-    test_adapters_in_one_batch_equal_merged_models: Any = None
-    test_adapters_change_the_tokens_of_ranks_as_those_of_one_process: Any = None
+
+
+class TestBert(FamilyTests):
+    """As a decoder: its head has a layer before the tied matrix, which adapters change, too."""
+
+    config = family("bert", is_decoder=True)
 
 
 class TestGranite(FamilyTests):

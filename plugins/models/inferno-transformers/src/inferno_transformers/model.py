@@ -15,7 +15,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inferno.nn import Attention, Layer
+from inferno.nn import Attention, Layer, Linear
 from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
@@ -39,6 +39,10 @@ class HostedForCausalLM(Layer):
             causal.get_submodule(parent).add_module(name, Attention(layer_id, spec))
         for path in config.products:
             _read_products(causal.get_submodule(path))
+        decoder = set(_decoder(causal).modules())
+        for module in causal.modules():
+            if isinstance(module, Linear) and module not in decoder:
+                module.sampled = True
         # Shares its dicts of modules and parameters, so that what the loader sets here is set
         # there too.
         self._modules, self._parameters, self._buffers = (
