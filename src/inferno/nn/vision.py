@@ -10,7 +10,7 @@ O of each layer that has some for the decoder, 4 corners.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -60,8 +60,13 @@ class VisionAttention(nn.Module):
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=True)
         self.proj = Linear(config.hidden_size, config.hidden_size, bias=True)
 
+    def heads(self, x_PD: Tensor) -> Sequence[Tensor]:
+        """Return queries, keys and values, each (P, H, C)."""
+        qkv_P3HC: Tensor = self.qkv(x_PD).unflatten(1, (3, self.num_heads, -1))
+        return qkv_P3HC.unbind(1)
+
     def forward(self, x_PD: Tensor, turn: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
-        q_PHC, k_PHC, v_PHC = self.qkv(x_PD).unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        q_PHC, k_PHC, v_PHC = self.heads(x_PD)
         q_PHC, k_PHC = turned(q_PHC, turn), turned(k_PHC, turn)
         found = [
             # Each part is a separate sequence: no mask is needed, and no score is wasted.

@@ -1,20 +1,25 @@
-"""The thinker of Qwen2.5-Omni, audio included."""
+"""The thinker of Qwen2.5-Omni, images and audio included."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from inferno.errors import CheckpointError
-from inferno.testing import TINY_TEXT, AudioTests
+from inferno.testing import TINY_TEXT, AudioTests, ImageTests, SeeingToy
 from inferno_qwen2.omni_config import Qwen25OmniConfig
+
+pytest.importorskip("PIL")
+pytest.importorskip("soundfile")
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
@@ -38,42 +43,55 @@ CONFIG: dict[str, Any] = {
         "n_window": 20,
     },
     "vision_config": {
-        "depth": 1,
+        "depth": 3,
         "hidden_size": 32,
         "out_hidden_size": 64,
         "num_heads": 2,
         "intermediate_size": 48,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
     },
-    "audio_token_index": 150,
-    "image_token_index": 151,
-    "video_token_index": 152,
-    "vision_start_token_id": 153,
-    "vision_end_token_id": 154,
-    "audio_start_token_id": 153,
-    "audio_end_token_id": 154,
+    "image_token_index": 150,
+    "video_token_index": 151,
+    "audio_token_index": 155,
+    "vision_start_token_id": 152,
+    "vision_end_token_id": 153,
+    "audio_start_token_id": 154,
+    "audio_end_token_id": 156,
 }
-"""A window has 40 frames: pieces of audio of the kit have several, the last of them shorter."""
+"""A window has 40 frames: pieces of audio of the kit have several, the last of them shorter. One of
+the encoder of images has two tokens a side."""
 
 
-class TestQwen25Omni(AudioTests):
-    """The thinker of Qwen2.5-Omni with its audio: windows, the last of them shorter."""
-
+class Omni(SeeingToy):
     config = CONFIG
     head = "AutoModelForMultimodalLM"
-    off = ("images are off",)
+    opening = {"image": (152,), "audio": (154,)}
 
     def inputs_of(self, images: Sequence[Any], ids: Sequence[int] = ()) -> dict[str, Any]:
         from transformers import WhisperFeatureExtractor
-
-        found = WhisperFeatureExtractor(feature_size=16, chunk_length=3)(
-            list(images),
-            sampling_rate=16_000,
-            padding="max_length",
-            return_attention_mask=True,
-            return_tensors="pt",
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
         )
-        mask = found["attention_mask"]
-        return {"input_features": found["input_features"], "feature_attention_mask": mask}
+
+        found: dict[str, Any] = {}
+        if heard := [each for each in images if isinstance(each, np.ndarray)]:
+            made = WhisperFeatureExtractor(feature_size=16, chunk_length=3)(
+                heard,
+                sampling_rate=16_000,
+                padding="max_length",
+                return_attention_mask=True,
+                return_tensors="pt",
+            )
+            found["input_features"] = made["input_features"]
+            found["feature_attention_mask"] = made["attention_mask"]
+        if seen := [each for each in images if not isinstance(each, np.ndarray)]:
+            found |= Qwen2VLImageProcessorPil()(images=seen, return_tensors="pt")
+        return found
+
+
+class TestAudio(Omni, AudioTests):
+    """The thinker of Qwen2.5-Omni with its audio: windows, the last of them shorter."""
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
         found = reference.get_audio_features(**self.inputs_of([samples_N]))
@@ -81,8 +99,13 @@ class TestQwen25Omni(AudioTests):
         return embeddings
 
 
-class TestWhole(TestQwen25Omni):
-    """Qwen2.5-Omni as published: the thinker beside what speaks."""
+class TestImages(Omni, ImageTests):
+    """The thinker of Qwen2.5-Omni with its images."""
+
+
+class TestBoth(Omni, ImageTests):
+    """Qwen2.5-Omni as published, the thinker beside what speaks, with images and audio in a
+    prompt."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -104,6 +127,12 @@ class TestWhole(TestQwen25Omni):
         save_file(kept, path / "model.safetensors")
         return path
 
+    @classmethod
+    def prepared(cls, opened: Any, files: Any) -> Iterator[tuple[Any, Any]]:
+        heard = list(islice(TestAudio.prepared(opened, files), 2))
+        for i, seen in enumerate(super().prepared(opened, files)):
+            yield heard[1] if i == 1 else seen
+
 
 def _published(name: str) -> str:
     """Where published checkpoints have a tensor: the decoder under `model`, encoders beside it."""
@@ -120,4 +149,4 @@ def test_embeddings_are_as_wide_as_the_decoder_and_windows_have_whole_tokens(
 ) -> None:
     audio = {**CONFIG["audio_config"], **changed}
     with pytest.raises(CheckpointError, match="audio_config: output_dim"):
-        Qwen25OmniConfig.from_json({**CONFIG["text_config"], "audio_config": audio})
+        Qwen25OmniConfig.from_json({**CONFIG, **CONFIG["text_config"], "audio_config": audio})

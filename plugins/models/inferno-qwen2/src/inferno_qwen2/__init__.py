@@ -71,10 +71,11 @@ OMNI = Architecture(
     aliases=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     config="inferno_qwen2.omni_config:Qwen25OmniConfig.from_json",
     build="inferno_qwen2.omni:Qwen25OmniThinker",
-    adapt="inferno_qwen2.omni_config:hearing",
+    adapt="inferno_qwen2.omni_config:thinking",
+    images="inferno_qwen2.images:processor",
     audio="inferno_qwen2.omni_config:processor",
     divides=DECODER,
-    unquantized=("hearing.*",),
+    unquantized=("visual.*", "hearing.*"),
     stop_tokens=CAUSAL.stop_tokens,
     checkpoints=("Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen2.5-Omni-7B"),
 )

@@ -1,5 +1,5 @@
-"""The fields of `config.json` that the thinker of Qwen2.5-Omni reads to hear, under its names.
-Imports no torch."""
+"""The fields of `config.json` that the thinker of Qwen2.5-Omni reads, under its names. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.configs import HEARING, HearsMel, MelConfig, MelProcessor, grid_tokens, heard_by
+from inferno.configs import (
+    ENCODER,
+    HEARING,
+    HearsMel,
+    MelConfig,
+    MelProcessor,
+    grid_tokens,
+    tower_name,
+)
 from inferno.configs.mel import HOP, RATE
-from inferno.contracts import Checkpoint, Grid, RenamedView
+from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart
 from inferno.errors import CheckpointError
-from inferno_qwen2.config import Qwen2Config
+from inferno_qwen2.vision_config import Qwen25VLConfig, own_name
 
 SECONDS = 300
 """The longest audio, as published: what is longer, transformers cuts."""
@@ -29,21 +37,30 @@ class WindowedMelConfig(MelConfig):
     output_dim: int = 3584
 
 
+_UNSAID = {"hidden_size": 3584}
+"""Of `vision_config`, where it does not say: transformers' default is another than Qwen2.5-VL's."""
+
+
 @frozen(kw_only=True)
-class Qwen25OmniConfig(Qwen2Config, HearsMel):
-    """A Qwen2.5, and Whisper's encoder with windows. Without images and video, the positions of all
-    tokens are their indices."""
+class Qwen25OmniConfig(Qwen25VLConfig, HearsMel):
+    """A Qwen2.5-VL, and Whisper's encoder with windows. Positions of audio follow each other as
+    those of text."""
 
     audio_token_id: int = 151_646
     hearing: WindowedMelConfig = WindowedMelConfig()
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """Parse the config of a `hearing` checkpoint. Raises CheckpointError."""
+        """Parse the config of a `thinking` checkpoint. Raises CheckpointError."""
         thinker = config.get("thinker_config") or config
-        names = ("audio_token_index", "audio_token_id")
-        token = next((thinker[name] for name in names if thinker.get(name) is not None), None)
-        read = super().from_json(config if token is None else {**config, "audio_token_id": token})
+        given: dict[str, Any] = {
+            "vision_config": {**_UNSAID, **(thinker.get("vision_config") or {})}
+        }
+        for name in ("image_token", "audio_token"):
+            for theirs in (f"{name}_id", f"{name}_index"):
+                if thinker.get(theirs) is not None:
+                    given[f"{name}_id"] = thinker[theirs]
+        read = super().from_json({**config, **given})
         hearing = WindowedMelConfig.from_json(thinker.get("audio_config") or {})
         if hearing.output_dim != read.hidden_size or hearing.n_window % _POOLED:
             raise CheckpointError(
@@ -81,6 +98,18 @@ def processor(config: Qwen25OmniConfig, fields: Mapping[str, Any]) -> MelProcess
     return MelProcessor.of(config.hearing, fields, frames=SECONDS * RATE // HOP)
 
 
-def hearing(checkpoint: Checkpoint) -> RenamedView:
-    """View a checkpoint with its encoder of audio under `hearing`. An `Architecture.adapt`."""
-    return heard_by(checkpoint, "audio_tower")
+_TOWER = f"{HEARING}.audio_tower"
+
+
+def thinking(checkpoint: Checkpoint) -> RenamedView:
+    """View a checkpoint with its encoders under `visual` and `hearing`. An `Architecture.adapt`."""
+    modules = {
+        ENCODER: ("thinker.visual", "model.visual", ENCODER),
+        _TOWER: ("thinker.audio_tower", "model.audio_tower", "audio_tower"),
+    }
+    part = SeeingPart(checkpoint, modules=modules)
+    return RenamedView(part, {_own(name): name for name in part.names})
+
+
+def _own(name: str) -> str:
+    return tower_name(name) if name.startswith(f"{_TOWER}.") else own_name(name)

@@ -8,6 +8,8 @@ head, M tokens of the image, O the decoder's hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -44,12 +46,16 @@ class VisionTower(ImageEncoder):
     """Patches, layers of attention inside of windows and some over the whole image, and what merges
     the patches of a token."""
 
-    def __init__(self, config: WindowedVisionConfig) -> None:
+    def __init__(
+        self,
+        config: WindowedVisionConfig,
+        attention: Callable[[WindowedVisionConfig], nn.Module] = VisionAttention,
+    ) -> None:
         super().__init__()
         self.config = config
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(
-            VisionBlock(config, whole=layer in config.fullatt_block_indexes)
+            VisionBlock(config, attention, whole=layer in config.fullatt_block_indexes)
             for layer in range(config.depth)
         )
         self.merger = PatchMerger(config)
@@ -79,12 +85,18 @@ class VisionTower(ImageEncoder):
 
 
 class VisionBlock(nn.Module):
-    def __init__(self, config: WindowedVisionConfig, *, whole: bool) -> None:
+    def __init__(
+        self,
+        config: WindowedVisionConfig,
+        attention: Callable[[WindowedVisionConfig], nn.Module],
+        *,
+        whole: bool,
+    ) -> None:
         super().__init__()
         self.whole = whole
         self.norm1 = RMSNorm(config.hidden_size, EPS)
         self.norm2 = RMSNorm(config.hidden_size, EPS)
-        self.attn = VisionAttention(config)
+        self.attn = attention(config)
         self.mlp = VisionMLP(config)
 
     def forward(self, x_PD: Tensor, turn: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:

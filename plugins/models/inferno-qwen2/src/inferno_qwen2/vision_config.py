@@ -61,10 +61,11 @@ _OWN_NAMES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 def seeing(checkpoint: Checkpoint) -> RenamedView:
     """View a checkpoint with its encoder under `visual`. An `Architecture.adapt`."""
     part = SeeingPart(checkpoint, modules={ENCODER: ("model.visual", ENCODER)})
-    return RenamedView(part, {_own(name): name for name in part.names})
+    return RenamedView(part, {own_name(name): name for name in part.names})
 
 
-def _own(name: str) -> str:
+def own_name(name: str) -> str:
+    """Return a tensor's name in the encoder, of the name that transformers gives it."""
     if not name.startswith(f"{ENCODER}."):
         return name
     return ".".join(_OWN_NAMES.get(part, part) for part in name.split("."))
