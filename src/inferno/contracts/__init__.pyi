@@ -112,6 +112,7 @@ from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout
 from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.media import (
+    AudioLayoutConfig,
     AudioModelConfig,
     AudioProcessor,
     Grid,
@@ -272,6 +273,7 @@ __all__ = [
     "ImageLayoutConfig",
     "ImageSpanConfig",
     "ImageTextConfig",
+    "AudioLayoutConfig",
     "AudioModelConfig",
     "AudioProcessor",
     "ImageModelConfig",

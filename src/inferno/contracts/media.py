@@ -153,3 +153,14 @@ class AudioModelConfig(Protocol):
     def audio_tokens(self, grid: Grid) -> int:
         """Return how many positions audio takes; 0 if it is too short."""
         ...
+
+
+@runtime_checkable
+class AudioLayoutConfig(Protocol):
+    """What it has besides if tokens of the text model are around audio that a chat template does
+    not write."""
+
+    def audio_layout(self, grid: Grid) -> Sequence[int | None]:
+        """Return what is in the place of audio: token ids, and None at each of its positions, in
+        order."""
+        ...

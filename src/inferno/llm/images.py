@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from inferno.contracts import ImageLayoutConfig, ImageTextConfig
+from inferno.contracts import AudioLayoutConfig, ImageLayoutConfig, ImageTextConfig
 from inferno.errors import RequestError
 from inferno.images.decoding import check_pixels, check_size, data_of, decoded, pillow, upright
 from inferno.images.mediums import AUDIO, IMAGE, MEDIUMS, Medium
@@ -55,9 +55,8 @@ class SeeingTokens(tuple[int, ...]):
             if id not in tokens:
                 found.append(id)
                 continue
-            picture, layout = left[tokens[id]].pop(0), None
-            if picture.medium == IMAGE.name and isinstance(config, ImageLayoutConfig):
-                layout = config.image_layout(picture.grid)
+            picture = left[tokens[id]].pop(0)
+            layout = _layout(config, picture)
             parts += picture.at(len(found), layout)
             found += (id if each is None else each for each in layout or [None] * picture.count)
         made = cls(found)
@@ -82,6 +81,13 @@ def written(text: str, images: PromptImages | None) -> str:
     """Return what is encoded of a prompt that may have images (`contracts.ImageTextConfig`)."""
     config = None if images is None else images.opened.config
     return text.replace(*config.image_text) if isinstance(config, ImageTextConfig) else text
+
+
+def _layout(config: Any, picture: Picture) -> Sequence[int | None] | None:
+    if picture.medium == IMAGE.name:
+        by_image = isinstance(config, ImageLayoutConfig)
+        return config.image_layout(picture.grid) if by_image else None
+    return config.audio_layout(picture.grid) if isinstance(config, AudioLayoutConfig) else None
 
 
 def _check_places(places: int, count: int, medium: Medium, param: str) -> None:

@@ -27,6 +27,8 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
         note = "audio is off with --nodes: the other machines do not have its files"
         return Decided(None, notes=(note,))
     if not isinstance(config, AudioModelConfig):
+        if offered.images is not None:  # of models that see, some hear, too
+            return Decided(None)
         raise UnsupportedError(
             f"{offered.name}: its config lacks attributes of contracts.AudioModelConfig",
             "Upgrade the plugin.",

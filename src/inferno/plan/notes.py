@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno.catalog import ANY
 from inferno.configs import RopeConfig
-from inferno.contracts import ModelConfig, encoder_of, media_of
+from inferno.contracts import AudioModelConfig, ModelConfig, encoder_of, media_of
 from inferno.plan.encoders import NOTE, is_encoder
 from inferno.plan.stages import Given, ModelFacts
 from inferno.plan.stored import text_part_for
@@ -31,11 +31,12 @@ def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
             f"{len(part.left_out)} of its {len(given.stored.tensors)} tensors are unused"
         )
     else:
-        reads = {"image": offered.images, "audio": offered.audio}
+        hears = isinstance(model.config, AudioModelConfig)
+        reads = {"image": offered.images is not None, "audio": offered.audio is not None and hears}
         notes += [
             f"{_OFF[(kind,)]} off: {model.name} has an {kind} encoder, which is not loaded"
             for kind in media
-            if reads[kind] is None and any(reads.values())  # else the architecture's note says it
+            if not reads[kind] and any(reads.values())  # else the architecture's note says it
         ]
     if is_encoder(model.config):
         notes.append(NOTE)

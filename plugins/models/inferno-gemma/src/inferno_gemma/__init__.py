@@ -131,8 +131,9 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_gemma.vision4:Gemma4ForConditionalGeneration",
             adapt="inferno_gemma.vision4_config:seeing",
             images="inferno_gemma.images:processor4",
+            audio="inferno_gemma.audio4_config:processor",
             encoders={"gguf": GEMMA4_ENCODER},
-            unquantized=("*.router", "*.router.*", "encoder.*"),
+            unquantized=("*.router", "*.router.*", "encoder.*", "hearing.*"),
             divides=_SHARED,
             stop_tokens=_END_OF_TURN_4,
             checkpoints=(
@@ -141,7 +142,6 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-4-26B-A4B-it",
                 "google/gemma-4-31B-it",
             ),
-            note="sound is not read: its encoder is not loaded",
         ),
         Architecture(
             name="Gemma4UnifiedForCausalLM",

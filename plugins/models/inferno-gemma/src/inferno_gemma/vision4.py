@@ -1,4 +1,5 @@
-"""Gemma 4 with images: its encoder, and a decoder that is given embeddings of some positions.
+"""Gemma 4 with images and audio: the encoder of images, and a decoder that is given embeddings of
+some positions.
 
 Reference: transformers/models/gemma4.
 
@@ -9,6 +10,7 @@ hidden size, T tokens of a step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,20 +33,32 @@ from inferno.nn import (
     turned,
 )
 from inferno.ops import reference as ops
+from inferno_gemma.audio4 import Hearing
+from inferno_gemma.clipped import Clipped, Projector
 from inferno_gemma.gemma4 import Gemma4ForCausalLM
 from inferno_gemma.sharing import SharingDecoder, gelu_mul
-from inferno_gemma.vision4_config import SeeingGemma4Config, SpanningGemma4Config, VisionConfig
+from inferno_gemma.vision4_config import (
+    HearingGemma4Config,
+    SeeingGemma4Config,
+    SpanningGemma4Config,
+    VisionConfig,
+)
 
 
 class SeeingDecoder(SharingDecoder):
-    """A decoder that is given the embeddings of images' positions. To it and its layers' inputs the
-    token at these is padding, wherever it is."""
+    """A decoder that is given the embeddings of positions of images and audio. To it and its
+    layers' inputs the tokens at these are padding, wherever they are."""
 
     def __init__(
-        self, *args: Any, images: ImageInputs, image_token: int, padding: int, **more: Any
+        self,
+        *args: Any,
+        images: ImageInputs,
+        media_tokens: Sequence[int],
+        padding: int,
+        **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        self.images, self.image_token, self.padding = images, image_token, padding
+        self.images, self.media_tokens, self.padding = images, media_tokens, padding
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         x_TD: Tensor = self.images(super().embed(self._padded(token_ids_T)))
@@ -54,12 +68,16 @@ class SeeingDecoder(SharingDecoder):
         return super().inputs(x_TD, self._padded(token_ids_T))
 
     def _padded(self, token_ids_T: Tensor) -> Tensor:
-        return token_ids_T.masked_fill(token_ids_T == self.image_token, self.padding)
+        for token in self.media_tokens:
+            token_ids_T = token_ids_T.masked_fill(token_ids_T == token, self.padding)
+        return token_ids_T
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
     def __init__(self, config: SeeingGemma4Config) -> None:
-        inputs = ImageInputs(config.hidden_size)
+        inputs, tokens = ImageInputs(config.hidden_size), [config.image_token_id]
+        if isinstance(config, HearingGemma4Config):
+            tokens.append(config.audio_token_id)
 
         def attention(layer_id: int, spec: AttentionSpec) -> Attention:
             windowed = config.layer_types[layer_id] == SLIDING
@@ -70,11 +88,13 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         decoder = partial(
             SeeingDecoder.of,
             images=inputs,
-            image_token=config.image_token_id,
+            media_tokens=tokens,
             padding=config.pad_token_id,
         )
         super().__init__(config, attention=attention, decoder=decoder)
         self.encoder = Encoder(config.vision, config.hidden_size)
+        if isinstance(config, HearingGemma4Config):
+            self.hearing = Hearing(config.hearing, config.hidden_size)
 
 
 class Encoder(ImageEncoder):
@@ -83,7 +103,7 @@ class Encoder(ImageEncoder):
     def __init__(self, config: VisionConfig, out: int) -> None:
         super().__init__()
         self.vision_tower = VisionTower(config)
-        self.embed_vision = Projector(config, out)
+        self.embed_vision = Projector(config.hidden_size, config.rms_norm_eps, out)
 
     def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
         """Return the embeddings of the image's tokens, (M, O), row by row."""
@@ -135,31 +155,6 @@ class PatchEmbedder(nn.Module):
         table = self.position_embedding_table
         x_PD: Tensor = self.input_proj((2 * (pixels_PW - 0.5)).to(table.dtype))
         return x_PD + (table[0][places_2P[0]] + table[1][places_2P[1]])
-
-
-class Clipped(nn.Module):
-    """A product whose inputs and outputs are clipped, if the config says so."""
-
-    def __init__(self, config: VisionConfig, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear, self.clips = Linear(inputs, outputs), config.use_clipped_linears
-        if self.clips:
-            self.input_min, self.input_max = (
-                nn.Parameter(torch.empty(())),
-                nn.Parameter(torch.empty(())),
-            )
-            self.output_min, self.output_max = (
-                nn.Parameter(torch.empty(())),
-                nn.Parameter(torch.empty(())),
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.clips:
-            x = torch.maximum(torch.minimum(x, self.input_max), self.input_min)
-        y: Tensor = self.linear(x)
-        if self.clips:
-            y = torch.maximum(torch.minimum(y, self.output_max), self.output_min)
-        return y
 
 
 class VisionLayer(nn.Module):
@@ -225,23 +220,6 @@ class VisionMLP(Layer):
     def forward(self, x_PD: Tensor) -> Tensor:
         y_PD: Tensor = self.down_proj(gelu_mul(self.gate_proj(x_PD), self.up_proj(x_PD)))
         return y_PD
-
-
-class Projector(Layer):
-    """Normalizes tokens without a weight, and projects them."""
-
-    def __init__(self, config: VisionConfig, out: int) -> None:
-        super().__init__()
-        self.size, self.eps, self.ops = config.hidden_size, config.rms_norm_eps, ops.TORCH
-        self.embedding_projection = Linear(self.size, out)
-
-    def finalize(self, to: Finalize) -> None:
-        self.ops = to.ops
-
-    def forward(self, x_MD: Tensor) -> Tensor:
-        normed_MD = self.ops.rms_norm(x_MD.contiguous(), x_MD.new_ones(self.size), self.eps)
-        y_MO: Tensor = self.embedding_projection(normed_MD)
-        return y_MO
 
 
 def places(grid: Grid) -> Any:

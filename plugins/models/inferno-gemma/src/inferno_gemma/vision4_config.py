@@ -1,4 +1,5 @@
-"""The config of Gemma 4's image encoder, and a view of checkpoints with it. Imports no torch."""
+"""The config of Gemma 4's encoders, of images and of audio, and a view of checkpoints with them.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import gt
 
-from inferno.configs import check_known, check_positive, read_config
+from inferno.configs import HEARING, check_known, check_positive, read_config
 from inferno.contracts import Checkpoint, Grid, SeeingPart, per_expert
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
+from inferno_gemma.audio4_config import RATE, SECONDS, TOKENS, AudioConfig
 from inferno_gemma.config4 import Gemma4Config
 from inferno_gemma.vision_config import ENCODER
 
@@ -114,30 +116,79 @@ class SpanningGemma4Config(SeeingGemma4Config):
         return 1, MOST_TOKENS
 
 
+@frozen(kw_only=True)
+class HearingGemma4Config(SeeingGemma4Config):
+    """Gemma 4 with its encoders of images and audio (`contracts.AudioModelConfig`,
+    `AudioLayoutConfig`)."""
+
+    audio_token_id: int = 258_881
+    boa_token_id: int = 256_000
+    eoa_token_id: int = 258_883
+    hearing: AudioConfig = AudioConfig()
+
+    @property
+    def audio_encoder(self) -> str:
+        return HEARING
+
+    @property
+    def audio_rate(self) -> int:
+        return RATE
+
+    @property
+    def audio_chunk(self) -> tuple[float, int]:
+        return SECONDS, TOKENS
+
+    @property
+    def audio_seconds(self) -> float:
+        return SECONDS
+
+    @property
+    def audio_widths(self) -> int:
+        return self.hearing.widths + TOKENS * self.hidden_size
+
+    def audio_tokens(self, grid: Grid) -> int:
+        return min(self.hearing.positions(grid[2]), TOKENS)
+
+    def audio_layout(self, grid: Grid) -> Sequence[int | None]:
+        return [self.boa_token_id, *[None] * self.audio_tokens(grid), self.eoa_token_id]
+
+
 def gemma4(config: Mapping[str, Any]) -> SeeingGemma4Config:
     """Parse the config of a whole checkpoint, or of a `seeing` one: an `Architecture.config`.
     Raises CheckpointError."""
     text = text_config({k: v for k, v in config.items() if k != "vision_config"}) or config
-    tokens = ("image_token_id", "boi_token_id", "eoi_token_id")
-    given = {**text, **{n: config[n] for n in tokens if config.get(n) is not None}}
-    spans = text.get("use_bidirectional_attention") == "vision"
-    made = SpanningGemma4Config if spans else SeeingGemma4Config
-    read = made.from_json(given)
+    tokens: tuple[str, ...] = _IMAGE_TOKENS
+    made = SeeingGemma4Config
+    if text.get("use_bidirectional_attention") == "vision":
+        made = SpanningGemma4Config
+    elif isinstance(config.get("audio_config"), Mapping):
+        tokens, made = (*_IMAGE_TOKENS, *_AUDIO_TOKENS), HearingGemma4Config
+    named = {n: config[n] for n in tokens if config.get(n) is not None}
+    if "eoa_token_id" in tokens and config.get("eoa_token_index") is not None:
+        named["eoa_token_id"] = config["eoa_token_index"]
+    read = made.from_json({**text, **named})
     for name in (*tokens, "pad_token_id"):
         if not 0 <= getattr(read, name) < read.vocab_size:
             raise CheckpointError(
                 f"config.json: {name} is {getattr(read, name)} of {read.vocab_size} tokens",
                 "Check both.",
             )
-    return attrs.evolve(read, vision=VisionConfig.from_json(config))
+    read = attrs.evolve(read, vision=VisionConfig.from_json(config))
+    if isinstance(read, HearingGemma4Config):
+        read = attrs.evolve(read, hearing=AudioConfig.from_json(config["audio_config"]))
+    return read
 
 
+_IMAGE_TOKENS = ("image_token_id", "boi_token_id", "eoi_token_id")
+_AUDIO_TOKENS = ("audio_token_id", "boa_token_id", "eoa_token_id")
 _MODULES = {
     f"{ENCODER}.{name}": (f"model.{name}", name) for name in ("vision_tower", "embed_vision")
 }
+_HEARING = {f"{HEARING}.{name}": (f"model.{name}", name) for name in ("audio_tower", "embed_audio")}
 
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:
-    """View a checkpoint with what its images are computed by under `encoder`, and with matrices for
-    each expert. An `Architecture.adapt`."""
-    return per_expert(SeeingPart(checkpoint, modules=_MODULES))
+    """View a checkpoint with what its images are computed by under `encoder`, its audio, if it
+    hears, under `hearing`, and with matrices for each expert. An `Architecture.adapt`."""
+    hears = isinstance(gemma4(checkpoint.config), HearingGemma4Config)
+    return per_expert(SeeingPart(checkpoint, modules={**_MODULES, **(_HEARING if hears else {})}))
