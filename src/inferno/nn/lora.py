@@ -49,6 +49,16 @@ class StepSlots:
         finally:
             self.sampled_L = before
 
+    @contextmanager
+    def taking(self, tokens_N: Tensor) -> Iterator[None]:
+        """Context in which layers see these tokens of the step only."""
+        before = self.slots_T, self.count
+        self.slots_T, self.count = self.slots_T[tokens_N], len(tokens_N)
+        try:
+            yield
+        finally:
+            self.slots_T, self.count = before
+
     def of_tokens(self, rows: int) -> Tensor:
         """Return the slots of a step's tokens, which are as many."""
         assert rows == self.count, "adapted layers see all tokens of a step"

@@ -37,9 +37,8 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "kind", "fields", "why"),
     [
-        ("MambaForCausalLM", "mamba", {}, "state per sequence"),
-        ("Qwen3NextForCausalLM", "qwen3_next", {}, "state per sequence"),
-        ("JambaForCausalLM", "jamba", {}, "state per sequence"),
+        ("RwkvForCausalLM", "rwkv", {"context_length": 256}, "state per sequence"),
+        ("ZayaForCausalLM", "zaya", {}, "keeps a state, and takes or makes more than tokens"),
         ("BloomForCausalLM", "bloom", {}, "ALiBi"),
         ("RobertaForCausalLM", "roberta", {"is_decoder": True}, "leave out tokens of padding"),
         ("DogeForCausalLM", "doge", {}, "its attention is its own"),
@@ -51,7 +50,7 @@ SMALL: dict[str, Any] = {
         ("BartForConditionalGeneration", "bart", {}, "is not the causal language model"),
         ("BartForCausalLM", "bart", {"is_encoder_decoder": True}, "encoder-decoder"),
         ("Llama4ForCausalLM", "llama4_text", {}, "chunked_attention"),
-        ("Lfm2ForCausalLM", "lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+        ("AXK2ForCausalLM", "axk2", {}, "indexed_attention"),
         ("Gemma3ForConditionalGeneration", "gemma3", {}, "more than text"),
         ("Mistral4ForConditionalGeneration", "mistral4", {}, "no causal language model"),
         ("DbrxForCausalLM", "dbrx", {}, "has a fault"),

@@ -85,6 +85,8 @@ SMALL: dict[str, Any] = {
 """Sizes by the names that configs give them; a config takes those it has."""
 
 
+PATTERNS = {"attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1, 3]}
+"""Fields that say which layers attend, where none lists the types of layers."""
 PUBLISHED = {
     "internlm3": "InternLM3ForCausalLM",
     "iquestcoder": "IQuestCoderForCausalLM",
@@ -110,6 +112,7 @@ def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
     if kinds:
         yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}
     yield {**sizes, "layer_types": None} if kinds else sizes
+    yield sizes | {name: said for name, said in PATTERNS.items() if hasattr(config, name)}
 
 
 def _sizes(config: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import AttentionSpec, Divided
+from inferno.contracts import AttentionSpec, CacheTensor, Divided, StateSpec
 from inferno.errors import ERRORS, PluginError
 
 
@@ -34,6 +34,8 @@ class HostedConfig:
     max_position_embeddings: int
     attention: Mapping[str, AttentionSpec]
     """Spec of each call of attention, in execution order, by the path of its `nn.Attention`."""
+    states: Mapping[str, StateSpec]
+    """What modules keep of a sequence, by the path of its `nn.State`."""
     products: frozenset[str]
     """Paths of modules whose code writes attention out (`scores`)."""
     parameters: frozenset[str]
@@ -56,6 +58,7 @@ class HostedConfig:
             vocab_size=shown["vocab_size"],
             max_position_embeddings=shown["max_position_embeddings"],
             attention=specs,
+            states={path: _state(tensors) for path, tensors in shown["states"].items()},
             products=frozenset(shown["products"]),
             parameters=frozenset(shown["parameters"]),
             plain=frozenset(shown["plain"]),
@@ -63,8 +66,14 @@ class HostedConfig:
             unused_tensors=tuple(shown["unused_tensors"]),
         )
 
-    def cache_specs(self) -> list[AttentionSpec]:
-        return list(self.attention.values())
+    def cache_specs(self) -> list[AttentionSpec | StateSpec]:
+        return [*self.attention.values(), *self.states.values()]
+
+
+def _state(tensors: Mapping[str, Any]) -> StateSpec:
+    return StateSpec(
+        tensors={name: CacheTensor(tuple(shape), dtype) for name, (shape, dtype) in tensors.items()}
+    )
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.contracts import AttentionSpec
+from inferno.contracts.states import COMPUTE
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
@@ -25,6 +26,7 @@ from inferno_transformers.matrices import divides
 from inferno_transformers.model import ATTENTION, hidden, logits
 from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
 from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
+from inferno_transformers.states import KEPT, Kept, is_of_tokens
 from inferno_transformers.step import running
 from inferno_transformers.trace import Decisions, Trace, number_of_tokens
 
@@ -41,6 +43,11 @@ IGNORED = {
     "layer_idx",
 }
 """Arguments that do not affect attention."""
+LONGEST = 1 << 18
+"""Context of a model with states whose config does not say one: a state has no longest context."""
+FEW = 283
+"""Tokens of the step of a model with states, whose code may take one after the other. More than a
+block of a matrix's rows has."""
 FURTHEST = 1 << 20
 """Positions of a mask that are sampled."""
 
@@ -54,7 +61,7 @@ def inspect(config: str) -> dict[str, Any]:
         found = skeleton.build(fields, plain)
         weights = _give_shapes(found.model)
         try:
-            record, vocab_size = _run(found.model)
+            record, vocab_size = _run(found)
         except UnsupportedError as error:
             read = {path for path, weight in weights.items() if weight.is_read}
             if read:  # again, with torch's own matrices there and in all layers alike
@@ -64,6 +71,7 @@ def inspect(config: str) -> dict[str, Any]:
             cause = f"{skeleton.called(fields)} {CANNOT}: {error.cause}"
             raise UnsupportedError(cause, error.remedy) from error
         break
+    states = _states(found, record)
     paths = {module: path for path, module in found.model.named_modules()}
     return {
         "vocab_size": vocab_size,
@@ -72,11 +80,33 @@ def inspect(config: str) -> dict[str, Any]:
             f"{paths[module]}.{ATTENTION}{call or ''}": attrs.asdict(spec)
             for (module, call), spec in record.specs.items()
         },
+        "states": {f"{paths[module]}.{KEPT}": tensors for module, tensors in states.items()},
         "products": [paths[module] for module in record.products],
         "parameters": sorted(found.parameters),
         "plain": sorted(plain),
         "divides": divides(found.model),
         "unused_tensors": list(found.tied),
+    }
+
+
+def _states(found: skeleton.Skeleton, record: _Record) -> dict[nn.Module, dict[str, Any]]:
+    """Shape and dtype of what modules keep of a sequence, by name. A run in another compute type
+    shows which tensors have it."""
+    if not record.states:
+        return {}
+    found.model.to(torch.bfloat16)
+    other, _ = _run(found)
+    return {
+        module: {
+            name: (
+                list(tensor.shape[1:]),
+                COMPUTE
+                if other.states[module].tensors[name].dtype == torch.bfloat16
+                else "float32",
+            )
+            for name, tensor in kept.tensors.items()
+        }
+        for module, kept in record.states.items()
     }
 
 
@@ -118,17 +148,21 @@ class _Watched(Dense):
         return NotImplemented
 
 
-def _run(model: Any) -> tuple[_Record, int]:
+def _run(found: skeleton.Skeleton) -> tuple[_Record, int]:
     """Record the code's attention calls, and the width of its logits."""
+    model = found.model
     longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is None and found.is_stateful:
+        longest = LONGEST
     if not isinstance(longest, int) or longest < 1:
         raise UnsupportedError("its config does not say how long a context may be", REMEDY)
     sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    tokens = number_of_tokens(longest, sizes)
+    tokens = number_of_tokens(min(longest, FEW) if found.is_stateful else longest, sizes)
     ids_1T, positions_1T = (
         torch.zeros(1, tokens, dtype=torch.int64, device="meta") for _ in range(2)
     )
     record, trace = _Record(longest, tokens), Trace(tokens, positions_1T)
+    trace.is_paused = record.is_stateful
     products = Products(Reader(attend=record.attend, mask=record.table), record.owner)
     try:
         with (
@@ -147,11 +181,13 @@ def _run(model: Any) -> tuple[_Record, int]:
         raise UnsupportedError(
             f"its code does not run as one packed step: {line}", REMEDY
         ) from error
-    if not record.specs:
+    if found.is_stateful and not record.states:
+        raise UnsupportedError("it keeps a state per sequence that is not a KV cache", REMEDY)
+    if not record.specs and not record.states:
         raise UnsupportedError(OWN_ATTENTION, REMEDY)
     if trace.mixed:
         raise UnsupportedError(f"it mixes tokens outside attention ({trace.mixed})", REMEDY)
-    if not trace.read_positions:
+    if record.specs and not trace.read_positions and not record.states:
         raise UnsupportedError("it does not read the positions it is given", REMEDY)
     return record, logits_TV.shape[-1]
 
@@ -167,10 +203,48 @@ class _Record:
     products: dict[nn.Module, None] = field(factory=dict)
     """Modules that write attention out."""
     running: list[nn.Module] = field(factory=list)
+    states: dict[nn.Module, Kept] = field(factory=dict)
+    """What modules ask the cache for."""
+    alike: list[nn.Module] = field(factory=list)
+    """Modules that are not run: one like them was."""
+
+    def is_stateful(self) -> bool:
+        """Whether a module with states runs, which gets one sequence at a time."""
+        return any(module in self.states for module in self.running)
+
+    def kept(self) -> Kept:
+        return self.states.setdefault(self.running[-1], Kept())
+
+    def know_alike(self, model: nn.Module, shown: nn.Module, found: Any) -> None:
+        """Take what a module with a state makes for what all alike make: some loop over tokens."""
+
+        def known(module: nn.Module) -> Callable[..., Any]:
+            def forward(*_: Any, **__: Any) -> Any:
+                self.states[module] = self.states[shown]
+                return found
+
+            return forward
+
+        shapes = [each.shape for each in shown.parameters()]
+        for module in model.modules():
+            if type(module) is type(shown) and module not in {*self.states, *self.alike}:
+                if [each.shape for each in module.parameters()] == shapes:
+                    self.alike.append(module)
+                    vars(module)["forward"] = known(module)
+
+    def check_stateful(self, module: nn.Module, given: Iterable[Any], found: Any) -> None:
+        """Raise UnsupportedError unless such a module makes one tensor of some of each token."""
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        makes = [x for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+        if any(not is_of_tokens(x, self.tokens) for x in (*tensors, *makes)) or len(makes) != 1:
+            raise UnsupportedError(
+                f"{type(module).__name__} keeps a state, and takes or makes more than tokens",
+                REMEDY,
+            )
 
     def owner(self, query: Tensor) -> nn.Module | None:
         """The module that is running, if this is its product of queries and keys."""
-        if query.shape[-2] != self.tokens:
+        if query.shape[-2] != self.tokens or self.is_stateful():
             return None
         self.products[self.running[-1]] = None
         return self.running[-1]
@@ -188,16 +262,23 @@ class _Record:
         def enter(module: nn.Module, _: Any) -> None:
             self.running.append(module)
 
-        def leave(module: nn.Module, *_: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, found: Any) -> None:
             self.running.pop()
+            if module in self.states:
+                self.check_stateful(module, (*args, *kwargs.values()), found)
+                self.know_alike(model, module, found)
 
         hooks = [module.register_forward_pre_hook(enter) for module in model.modules()]
-        hooks += [module.register_forward_hook(leave) for module in model.modules()]
+        hooks += [
+            module.register_forward_hook(leave, with_kwargs=True) for module in model.modules()
+        ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+            for module in self.alike:
+                del module.forward
 
     def attend(
         self,
@@ -208,6 +289,8 @@ class _Record:
         mask: object,
         asked: dict[str, Any],
     ) -> Tensor:
+        if self.is_stateful():
+            raise UnsupportedError(f"{type(module).__name__} attends and keeps a state", REMEDY)
         if unknown := sorted(
             k for k, v in asked.items() if v is not None and k not in HEEDED | IGNORED
         ):

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from inferno.contracts import Divided, Shard
 from inferno.errors import UnsupportedError
-from inferno.nn import Embedding, Linear, LMHead, TiedLMHead
+from inferno.nn import Embedding, Linear, LMHead, TiedLMHead, Unloaded
 from inferno_transformers.refusals import HEAD_BIAS, REMEDY
 
 
@@ -137,6 +137,15 @@ class HostedTiedHead(TiedLMHead):
     def __init__(self, embedding: Embedding, bias: nn.Parameter | None) -> None:
         super().__init__(embedding)
         self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """A row: code reads its dtype."""
+        if isinstance(self.embedding.weight, Unloaded):
+            raise AttributeError("nothing is loaded")
+        device = next(iter(self.embedding.weight.buffers())).device
+        row: Tensor = self.embedding(torch.zeros(1, dtype=torch.int64, device=device))
+        return row
 
     def forward(self, input: Tensor) -> Tensor:
         y = _by_rows(super().forward, input)

@@ -7,7 +7,10 @@ C head dim, X heads x head dim.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,11 +18,12 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inferno.nn import Attention, Layer, Linear
+from inferno.nn import Attention, Layer, Linear, State
 from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
+from inferno_transformers.states import KEPT, Kept, call, slots_of
 from inferno_transformers.step import PagedCache, current, running
 
 ATTENTION = "inferno_attention"
@@ -37,6 +41,8 @@ class HostedForCausalLM(Layer):
         for layer_id, (path, spec) in enumerate(config.attention.items()):
             parent, _, name = path.rpartition(".")
             causal.get_submodule(parent).add_module(name, Attention(layer_id, spec))
+        for layer_id, (path, state) in enumerate(config.states.items(), len(config.attention)):
+            _keep(causal.get_submodule(path.rpartition(".")[0]), State(layer_id, state))
         for path in config.products:
             _read_products(causal.get_submodule(path))
         decoder = set(_decoder(causal).modules())
@@ -62,14 +68,25 @@ class HostedForCausalLM(Layer):
 
 def hidden(causal: Any, token_ids_1T: Tensor, positions_1T: Tensor) -> Tensor:
     """Compute the final hidden states, (T, D), of one packed row."""
-    outputs = _decoder(causal)(
+    decoder = _decoder(causal)
+    outputs = decoder(
         input_ids=token_ids_1T,
         position_ids=positions_1T,
-        past_key_values=PagedCache(),
         use_cache=False,
+        **{_cache_name(decoder): PagedCache()},
     )
     x_1TD: Tensor = outputs[0]
     return x_1TD[0]
+
+
+def _cache_name(decoder: nn.Module) -> str:
+    """What a decoder calls its cache."""
+    return "cache_params" if "cache_params" in _names(type(decoder).forward) else "past_key_values"
+
+
+@cache
+def _names(function: Callable[..., Any]) -> Collection[str]:
+    return signature(function).parameters.keys()
 
 
 def logits(causal: Any, x_SD: Tensor) -> Tensor:
@@ -108,6 +125,19 @@ class _Outputs:
             raise AttributeError(name)
 
 
+def _keep(module: Any, state: State) -> None:
+    """Call a module's code with the states of each sequence."""
+    code = module.forward
+    module.add_module(KEPT, state)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        step = current()
+        assert isinstance(step, _Paged), "the inspection has no such modules"
+        return call(code, args, kwargs, state, step.batch, step.using, slots_of(module))
+
+    module.forward = forward
+
+
 def _read_products(module: Any) -> None:
     """Let the step attend where a module's code writes attention out. Its tables of which token
     sees which are not read then: one value stands for all."""
@@ -130,6 +160,19 @@ class _Paged:
 
     batch: Batch
     calls: Counter[nn.Module] = field(factory=Counter)
+    states: list[Kept] = field(factory=list)
+    """Of the call that runs."""
+
+    @contextmanager
+    def using(self, states: Kept) -> Iterator[None]:
+        self.states.append(states)
+        try:
+            yield
+        finally:
+            self.states.pop()
+
+    def kept(self) -> Kept:
+        return self.states[-1]
 
     def attend(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -50,6 +51,8 @@ class Skeleton:
     """Names of matrices tied to another."""
     keep_fp32: frozenset[str]
     """Names of parameters that stay float32 in any compute type."""
+    is_stateful: bool
+    """Whether transformers says that it keeps states other than keys and values."""
 
 
 _FROM_PADDING = "create_position_ids_from_input_ids"
@@ -85,7 +88,8 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
         ):
             keep_fp32.add(path)
     tied = host(model, {*plain, *(path.rpartition(".")[0] for path in keep_fp32)})
-    return Skeleton(model.eval(), parameters, tied, frozenset(keep_fp32))
+    fp32, is_stateful = frozenset(keep_fp32), bool(model._is_stateful)
+    return Skeleton(model.eval(), parameters, tied, fp32, is_stateful)
 
 
 def _made(config: Any, attention: str) -> Any:
@@ -141,10 +145,6 @@ def _config(fields: Mapping[str, Any]) -> Any:
         raise UnsupportedError(
             f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY
         )
-    if found._is_stateful:
-        raise UnsupportedError(
-            f"{name} {CANNOT}: it keeps a state per sequence that is not a KV cache", REMEDY
-        )
     for key in (
         "num_hidden_layers",
         CONFIG_MAPPING[kind].attribute_map.get("num_hidden_layers", "num_hidden_layers"),
@@ -159,7 +159,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
         if k not in ("quantization_config", "torch_dtype", "dtype", "auto_map", TEXT_PART_OF)
     }
     try:
-        config = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)))
+        config = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given), object_hook=_floats))
     except Exception as error:  # its validation raises exceptions of many kinds
         raise CheckpointError(
             f"transformers cannot read this config.json: {error}", "Correct the file."
@@ -208,15 +208,35 @@ def _refusal(config: Any) -> str | None:
         return "it is half of an encoder-decoder"
     if config.get_text_config() is not config:
         return "it reads more than text"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    kinds = set(getattr(config, "layer_types", None) or ()) - _LAYERS
     if kinds:
         return f"its layers have the types {', '.join(sorted(map(str, kinds)))}"
+    least, most = getattr(config, "time_step_limit", None) or (0.0, math.inf)
+    if least > 0 or most < math.inf:
+        return "its code limits the time steps of prompts, but not those of single tokens"
+    if config.model_type == "nemotron_h":
+        return "transformers' code gives a token alone other numbers than one within a prompt"
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return "its positions are a bias on the scores (ALiBi)"
     return None
+
+
+def _floats(found: dict[str, Any]) -> Any:
+    """What transformers writes for a number that JSON has not: {"__float__": "Infinity"}."""
+    return float(found["__float__"]) if [*found] == ["__float__"] else found
+
+
+_LAYERS = {
+    "full_attention",
+    "sliding_attention",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "moe",
+    "mlp",
+}
+"""What a layer may be called: whether it runs, the inspection sees."""
 
 
 def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from inferno_transformers.scores import Mask
+from inferno_transformers.states import Kept
 
 NAME = "inferno"
 """The attention implementation that a hosted model's config names."""
@@ -37,6 +38,10 @@ class Step(Protocol):
     ) -> Tensor:
         """Attend; returns (1, T, H, C). `asked` holds the keyword arguments of transformers'
         attention functions."""
+        ...
+
+    def kept(self) -> Kept:
+        """The states that the running module asks its cache for."""
         ...
 
     def mask(self, allows: Callable[..., Tensor], shape: torch.Size) -> Mask:
@@ -86,8 +91,8 @@ class PagedCache:
     """transformers' cache as its modelling code sees it: empty before each step, and returning what
     it is given.
 
-    Attention reads the keys and values of earlier steps itself. Other methods of a cache, for
-    states that inferno does not keep, are missing.
+    Attention reads the keys and values of earlier steps itself, and states are those of a module's
+    own call. Other methods of a cache are missing.
     """
 
     is_compileable = False
@@ -106,3 +111,26 @@ class PagedCache:
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         return keys, values
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return _STEP.get().kept().conv(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return _STEP.get().kept().recurrent(state_idx)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+    ) -> Tensor:
+        return _STEP.get().kept().update_conv(conv_states, state_idx, conv_kernel_size)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0
+    ) -> Tensor:
+        return _STEP.get().kept().update_recurrent(recurrent_states, state_idx)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False

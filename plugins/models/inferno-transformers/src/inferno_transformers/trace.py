@@ -42,6 +42,8 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens, self._positions = tokens, positions
         self.mixed = ""
+        self.is_paused = _never
+        """Whether what runs mixes tokens of one sequence only."""
         self.read_positions = False
 
     @classmethod
@@ -58,7 +60,9 @@ class Trace(TorchDispatchMode):
             decide: Any = _DECISIONS[func.overloadpacket]
             return decide(args[0])
         result = func(*args, **(kwargs or {}))
-        if self._mixes(func.overloadpacket, args, tensors, list(_tensors(result))):
+        if not self.is_paused() and self._mixes(
+            func.overloadpacket, args, tensors, list(_tensors(result))
+        ):
             self.mixed = self.mixed or str(func.overloadpacket).rpartition(".")[2]
         return result
 
@@ -88,6 +92,10 @@ class Trace(TorchDispatchMode):
 
     def _counts_tokens(self, size: int) -> bool:
         return size > 0 and size % self._tokens == 0
+
+
+def _never() -> bool:
+    return False
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

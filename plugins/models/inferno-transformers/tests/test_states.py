@@ -1,0 +1,145 @@
+"""Models that keep a state of each sequence, beside keys and values or instead of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosted_families import HostedTests, family, reference_of
+from torch import Tensor
+
+from inferno.contracts import CacheTensor, StateSpec
+from inferno.contracts.states import COMPUTE
+from inferno.errors import UnsupportedError
+from inferno.testing import generate, load_toy
+from inferno_transformers import inspection
+from inferno_transformers.config import HostedConfig
+from inferno_transformers.states import Kept, packed, unpacked
+
+
+class TestJamba(HostedTests):
+    """Mamba's layers, one of attention between them, experts in every other layer."""
+
+    rerouted = True
+    uncaptured = "aten.nonzero.default in JambaExperts.forward"
+    config = family(
+        "jamba",
+        num_hidden_layers=3,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=4,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    )
+
+
+class TestOlmoHybrid(HostedTests):
+    """Gated delta rules, and attention in one layer of two."""
+
+    config = family(
+        "olmo_hybrid",
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    )
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "falcon_mamba": {"state_size": 8, "time_step_rank": 4},
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("tokens_of_a_step", [512, 16])
+def test_states_give_the_same_tokens(name: str, tokens_of_a_step: int, tmp_path: Path) -> None:
+    """Packed prompts, whole or in chunks, and tokens one by one, against transformers' on each
+    sequence alone."""
+    config = family(name, **OTHERS[name])
+    reference = reference_of(config)
+    reference.save_pretrained(tmp_path)
+    toy = load_toy(
+        tmp_path,
+        only=("inferno-transformers",),
+        max_model_len=128,
+        max_num_batched_tokens=tokens_of_a_step,
+    )
+    prompts = [[5, 6, 7], [9, 20, 31, 42] * 10, [11]]
+    for prompt, outcome in zip(prompts, generate(toy, prompts, 6), strict=True):
+        ids = torch.tensor([[*prompt, *outcome.token_ids]])
+        with torch.inference_mode():
+            expected_NV = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(outcome.logits_NV, expected_NV, rtol=2e-4, atol=2e-4)
+        assert list(outcome.token_ids) == expected_NV.argmax(-1).tolist()
+
+
+def test_a_model_without_attention_has_a_longest_context_all_the_same() -> None:
+    config = HostedConfig.from_json({**family("mamba", **OTHERS["mamba"])})
+    assert not config.attention and len(config.states) == 2
+    [first, _] = config.states.values()
+    assert {name: tensor.dtype for name, tensor in first.tensors.items()}["conv0"] == COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("bamba", {**OTHERS["bamba"], "time_step_limit": [0.01, 0.1]}, "limits the time steps"),
+        ("nemotron_h", {}, "gives a token alone other numbers"),
+        ("rwkv", {}, "keeps a state per sequence"),
+        ("recurrent_gemma", {}, "keeps a state per sequence"),
+    ],
+)
+def test_states_that_are_not_in_the_cache_are_refused(
+    name: str, fields: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        HostedConfig.from_json({**family(name, **fields), "max_position_embeddings": 256})
+
+
+def test_one_of_modules_alike_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that takes one token after the other would make a plan of many layers slow."""
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    ran: list[int] = []
+    code = MambaMixer.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ran.append(self.layer_idx)
+        return code(self, *args, **kwargs)
+
+    monkeypatch.setattr(MambaMixer, "forward", forward)
+    config = family("mamba", **{**OTHERS["mamba"], "num_hidden_layers": 4})
+    assert len(inspection.inspect(json.dumps(config))["states"]) == 4
+    assert set(ran) == {0}
+
+
+def test_a_convolution_reads_what_was_before() -> None:
+    x_1DT: Tensor = torch.arange(12.0).view(1, 2, 6)
+    begun = Kept()
+    assert begun.conv(0) is None
+    assert torch.equal(begun.update_conv(x_1DT[..., :2], 0, 3)[..., -2:], x_1DT[..., :2])
+    assert torch.equal(begun.update_conv(x_1DT[..., 2:], 0, 3)[..., -6:], x_1DT)
+    assert torch.equal(begun.tensors["conv0"], x_1DT[..., -3:])
+
+
+def test_states_are_packed_and_copied() -> None:
+    tensors = {"conv0": CacheTensor((2, 3), COMPUTE), "state0": CacheTensor((4,), "float32")}
+    spec = StateSpec(tensors=tensors)
+    given = {"conv0": torch.randn(5, 2, 3).bfloat16(), "state0": torch.randn(5, 4)}
+    states_SN = packed(given, spec)
+    found = unpacked(states_SN, spec, torch.bfloat16)
+    assert all(torch.equal(found[name], given[name]) for name in given)
+    found["state0"].zero_()
+    assert states_SN[:, -4:].any()
