@@ -45,7 +45,7 @@ def submit(engine: Engine, refs: Sequence[AdapterRef | None]) -> None:
         engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=GREEDY, adapter=ref))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_adapter_of_another_stages_layers_is_computed_there(
     catalog: Catalog, weights: dict[str, Tensor], ranks: int
 ) -> None:

@@ -38,7 +38,10 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Acceptance, "count", lambda self, cost, num_running: cost.most)
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(1, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "stages"),
+    [(1, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 4), (2, 2)))],
+)
 @pytest.mark.parametrize("proposer", ["ngram", "demo"])
 def test_drafts_of_the_last_stage_change_nothing(
     catalog: Catalog, alone: Engine, always: None, proposer: str, ranks: int, stages: int

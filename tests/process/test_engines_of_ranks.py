@@ -129,6 +129,7 @@ def test_a_killed_rank_ends_and_restarts_its_own_group_only(
     with_client(body)
 
 
+@pytest.mark.slow
 def test_all_groups_sleep_wake_up_and_take_other_weights(
     with_client: WithClient, wanted: list[list[int]], tmp_path: Path
 ) -> None:

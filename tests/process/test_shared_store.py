@@ -222,6 +222,7 @@ class TestSharedDisk(SharedTests):
     """All ranks keep what they were given."""
 
 
+@pytest.mark.slow
 class TestSharedDamagedDisk(SharedTests):
     """A follower has often lost what the others have."""
 

@@ -181,6 +181,7 @@ def test_outputs_say_which_tier_cached_tokens_came_from(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["host", "disk"])
 def test_sequences_that_gave_way_come_back_from_the_store(store: str, tmp_path: Path) -> None:
     """Blocks are saved, evicted and loaded in every step; nothing is held at the end."""
@@ -247,6 +248,7 @@ def entries(index: Path) -> int:
     return index.stat().st_size // ENTRY_BYTES
 
 
+@pytest.mark.slow
 def test_processes_that_were_killed_find_their_blocks_again(tmp_path: Path) -> None:
     """Processes, where the others are threads: rank 1 is killed, and both are started anew."""
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "2GiB"}

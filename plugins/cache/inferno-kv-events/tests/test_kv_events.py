@@ -191,7 +191,10 @@ def test_a_late_subscriber_asks_for_what_it_has_missed(need: EventNeed) -> None:
     with publishing(need) as publisher, asking(need) as replay:
         for i in range(20):
             publisher.publish(event(i))
-        assert [n for n, _ in replayed(replay, 0)] == list(range(20))
+        deadline = time.monotonic() + 10  # they are published by a thread
+        while len(found := replayed(replay, 0)) < 20 and time.monotonic() < deadline:
+            pass
+        assert [n for n, _ in found] == list(range(20))
         found = replayed(replay, 17)
     assert [(n, events[0][1]) for n, (_, events, _) in found] == [(i, [i]) for i in (17, 18, 19)]
 

@@ -36,6 +36,7 @@ class TestJamba(HostedTests):
     )
 
 
+@pytest.mark.slow
 class TestOlmoHybrid(HostedTests):
     """Gated delta rules, and attention in one layer of two."""
 
