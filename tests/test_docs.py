@@ -383,6 +383,23 @@ def test_pages_are_in_plain_english() -> None:
     assert found == []
 
 
+def test_readmes_of_families_deny_nothing_that_works(generator: ModuleType) -> None:
+    """What a family could not do at first was left there after it could."""
+    denied = []
+    for distribution, architectures in generator._architectures().items():
+        page = (ROOT / "plugins" / "models" / distribution / "README.md").read_text("utf-8")
+        read = {d.architecture for each in architectures for d in each.dialects.values()}
+        for sentence in (" ".join(each.split()) for each in re.split(r"\.\s", page)):
+            if any(each.divides for each in architectures):
+                if re.search(r"[Rr]anks cannot|Not offered:.*\branks\b", sentence):
+                    denied.append((distribution, sentence))
+            if read and re.search(r"GGUF files.* are not (read|supported)", sentence):
+                named = set(re.findall("`(.*?)`", sentence))
+                if not named or named & read:
+                    denied.append((distribution, sentence))
+    assert not denied
+
+
 def test_lines_are_short() -> None:
     """At most 120 columns, but for tables and code blocks."""
     assert [
