@@ -19,7 +19,9 @@ from inferno.images.mediums import AUDIO
 from inferno.server.chat import fetching
 from inferno.server.chat.fetching import ImageFetcher, is_public, public_address
 
-ALLOWED = ImageLimits(hosts=["images.example", "*.example.org"], max_bytes=10_000)
+ALLOWED = ImageLimits(
+    hosts=["http://images.example", "http://*.example.org", "secure.example"], max_bytes=10_000
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -135,6 +137,8 @@ def test_redirects_among_allowed_hosts_are_followed(web: list[tuple[str, str]]) 
     ("url", "reason"),
     [
         ("http://other.example/image", "not fetched from other.example"),
+        ("http://secure.example/image", "by https only"),
+        ("http://images.example/to=http:||secure.example|image", "by https only"),
         ("http://example.org.evil.example/image", "not fetched from"),
         ("http://images.example:8080/image", "not fetched from"),
         ("http://user:secret@images.example/image", "no host alone"),

@@ -52,8 +52,8 @@ IMAGE_LIMITS = [
         "--allow-image-urls",
         multiple=True,
         metavar="HOST",
-        help="Host that images and audio may be fetched from; *.example.org for any below it, * "
-        "for any. "
+        help="Host that images and audio may be fetched from by https; *.example.org for any below "
+        "it, * for any, http://HOST for one that may be asked in plain http too. "
         "Never from addresses inside of a network. May be repeated. [default: none]",
     ),
     _limits(

@@ -14,13 +14,19 @@ def _names(hosts: Iterable[str]) -> tuple[str, ...]:
     return tuple(hosts)
 
 
+def _named(allowed: str) -> tuple[str, bool]:
+    """Return the name of an allowed host, and whether it may be asked in plain http."""
+    plain = allowed.lower().startswith("http://")
+    return (allowed[len("http://") :] if plain else allowed), plain
+
+
 @frozen
 class ImageLimits:
     """Where images and audio may come from, and how large and how many they may be."""
 
     hosts: tuple[str, ...] = field(default=(), converter=_names)
-    """Hosts that images are fetched from; `*.example.org` is any below it, `*` any at all. None:
-    nothing is fetched."""
+    """Hosts that images are fetched from by https; `*.example.org` is any below it, `*` any at all,
+    and `http://HOST` one that is asked in plain http too. None: nothing is fetched."""
     max_bytes: int = MOST_BYTES
     """Of an image as it is sent or fetched."""
     max_images: int = 16
@@ -32,14 +38,17 @@ class ImageLimits:
         """Return the limit of a file."""
         return self.max_audio_bytes if medium is AUDIO else self.max_bytes
 
-    def allows(self, host: str) -> bool:
-        """Whether images may be fetched from a host."""
+    def allows(self, host: str, scheme: str = "https") -> bool:
+        """Whether images may be fetched from a host, by https or http."""
         host = host.lower().rstrip(".")
         return any(
-            name == "*"
-            or name.lower() == host
-            or (name.startswith("*.") and host.endswith(name[1:].lower()))
-            for name in self.hosts
+            (scheme == "https" or plain)
+            and (
+                name == "*"
+                or name.lower() == host
+                or (name.startswith("*.") and host.endswith(name[1:].lower()))
+            )
+            for name, plain in map(_named, self.hosts)
         )
 
 

@@ -126,8 +126,13 @@ def _checked(url: str, limits: ImageLimits, asked: _Asked) -> SplitResult:
         shown = parts.scheme[:20] or "no scheme"
         cause = f"{asked.param} has {shown}, or no host alone"
         raise refused(cause, asked.param, "Give an https:// address.", asked.medium)
-    if port not in (None, *_PORTS.values()) or not limits.allows(parts.hostname):
-        plural = "images are" if asked.medium is IMAGE else "audio is"
+    plural = "images are" if asked.medium is IMAGE else "audio is"
+    if not limits.allows(parts.hostname, parts.scheme) and limits.allows(parts.hostname):
+        raise asked.refused(
+            f": {plural} fetched from {parts.hostname[:100]} by https only",
+            "Or give an https:// address.",
+        )
+    if port not in (None, *_PORTS.values()) or not limits.allows(parts.hostname, parts.scheme):
         raise asked.refused(
             f": {plural} not fetched from {parts.netloc[:100]}",
             f"Or start the server with --allow-image-urls {parts.hostname[:100]}.",
