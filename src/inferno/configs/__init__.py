@@ -44,6 +44,7 @@ from inferno.configs.vision import (
     DeepVisionConfig,
     SeesGrids,
     SeesGridsDeeply,
+    SiglipConfig,
     VisionConfig,
     with_vision,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "SLIDING",
     "SeesGrids",
     "SeesGridsDeeply",
+    "SiglipConfig",
     "SwitchedWindowConfig",
     "VisionConfig",
     "WindowedConfig",

@@ -104,6 +104,42 @@ class DeepVisionConfig(VisionConfig):
         return int(self.num_position_embeddings**0.5)
 
 
+@frozen(kw_only=True)
+class SiglipConfig:
+    """`vision_config` of SigLIP's encoder (arXiv:2303.15343). Fields that configs omit have
+    transformers' defaults."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    patch_size: int = 16
+    layer_norm_eps: float = 1e-6
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read its fields, and those that a subclass has. Raises CheckpointError."""
+        read = read_config(cls, fields)
+        check_known(fields, "hidden_act", "gelu_pytorch_tanh")
+        check_known(fields, "num_channels", 3)
+        sizes = {name: getattr(read, name) for name in attrs.fields_dict(cls)}
+        check_positive(**{name: size for name, size in sizes.items() if type(size) is int})
+        if read.hidden_size % read.num_attention_heads:
+            raise CheckpointError(
+                f"vision_config: hidden_size {read.hidden_size} is not divisible by "
+                f"num_attention_heads {read.num_attention_heads}",
+                "Check both.",
+            )
+        return read
+
+    @property
+    def patch_widths(self) -> int:
+        """Numbers that the encoder has at once for each patch: its residual stream, norm, queries,
+        keys and values, what attention returns, and the MLP's hidden numbers before and after the
+        activation."""
+        return 8 * self.hidden_size + 2 * self.intermediate_size
+
+
 class SeesGrids(DecoderConfig):
     """What the config of a decoder has besides to be a `contracts.ImageModelConfig`. A base after
     the decoder's own, as attrs takes a field's default from the first base; the subclass has these

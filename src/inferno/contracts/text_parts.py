@@ -121,6 +121,9 @@ class SeeingPart(TextPart):
 
     modules: Mapping[str, tuple[str, ...]] = field(kw_only=True)
     """The path of each module of the encoder, and where checkpoints keep it."""
+    renamed: Mapping[str, str] = field(kw_only=True, factory=dict)
+    """Parts of names below these paths that are others in the model: the encoder's matrices are not
+    called as those that ranks divide, as each rank holds it whole."""
     names: Mapping[str, str] = field(init=False)
 
     @names.default
@@ -137,8 +140,11 @@ class SeeingPart(TextPart):
             # What follows counts: the decoder itself may be kept under the first part of a path.
             found = {name: theirs for name, theirs in found.items() if not _in(theirs, place)}
             inside = (name for name in stored if _in(name, place))
-            found |= {f"{path}{name.removeprefix(place)}": name for name in inside}
+            found |= {f"{path}{self._renamed(name.removeprefix(place))}": name for name in inside}
         return found
+
+    def _renamed(self, name: str) -> str:
+        return ".".join(self.renamed.get(part, part) for part in name.split("."))
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -48,6 +48,7 @@ from inferno.nn.packed import (
 from inferno.nn.pipeline import WHOLE, Absent, Edges, Staged, keep_layers, present
 from inferno.nn.rope import NoRope, NoRotation, QueryScalingRope, Rope, RopeByKind, Rotation
 from inferno.nn.self_attention import SelfAttention
+from inferno.nn.siglip import SiglipTower
 from inferno.nn.spans import SpanAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -124,6 +125,7 @@ __all__ = [
     "SeeingDecoder",
     "ImageInputs",
     "SelfAttention",
+    "SiglipTower",
     "Stack",
     "SpanAttention",
     "Staged",

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2503.19786, https://arxiv.org/abs/2303.15343; reference: t
 gemma3 and siglip.
 
 Suffixes: P patches of an image, row by row, W numbers of a patch, D the encoder's hidden size,
-H heads, C head dim, M tokens of the image, O the decoder's hidden size.
+M tokens of the image, O the decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from inferno.nn import (
     CausalLM,
     ImageEncoder,
     ImageInputs,
-    Layer,
-    LayerNorm,
-    Linear,
     RopeByKind,
     SeeingDecoder,
+    SiglipTower,
     SpanAttention,
-    VisionMLP,
 )
 from inferno_gemma.gemma3 import Norm, layers
 from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
@@ -58,32 +55,13 @@ class SiglipEncoder(ImageEncoder):
 
     def __init__(self, config: VisionConfig, out: int) -> None:
         super().__init__()
-        self.vision_tower = VisionTower(config)
+        self.vision_tower = SiglipTower(config, Embeddings(config))
         self.multi_modal_projector = Projector(config, out)
 
     def forward(self, pixels_PW: Tensor, grid: Grid) -> Tensor:
         """Return the embeddings of the image's tokens, (M, O), row by row."""
         embeddings_MO: Tensor = self.multi_modal_projector(self.vision_tower(pixels_PW))
         return embeddings_MO
-
-
-class VisionTower(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.embeddings = Embeddings(config)
-        self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(
-            VisionLayer(config) for _ in range(config.num_hidden_layers)
-        )
-        self.post_layernorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
-
-    def forward(self, pixels_PW: Tensor) -> Tensor:
-        x_PD = self.embeddings(pixels_PW)
-        found: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
-        for layer in found:
-            x_PD = layer(x_PD)
-        y_PD: Tensor = self.post_layernorm(x_PD)
-        return y_PD
 
 
 class Embeddings(nn.Module):
@@ -103,38 +81,6 @@ class Embeddings(nn.Module):
         bias: Tensor = self.patch_embedding.bias  # type: ignore[assignment]
         places_PD: Tensor = self.position_embedding.weight  # type: ignore[assignment]
         return F.linear(pixels_PW.to(weight.dtype), weight.flatten(1), bias) + places_PD
-
-
-class VisionLayer(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.layer_norm1 = LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.self_attn = VisionAttention(config)
-        self.layer_norm2 = LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = VisionMLP(config.hidden_size, config.intermediate_size, approximate="tanh")
-
-    def forward(self, x_PD: Tensor) -> Tensor:
-        x_PD = x_PD + self.self_attn(self.layer_norm1(x_PD))
-        y_PD: Tensor = x_PD + self.mlp(self.layer_norm2(x_PD))
-        return y_PD
-
-
-class VisionAttention(Layer):
-    """Attention among all patches, in both directions."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.num_heads, size = config.num_attention_heads, config.hidden_size
-        self.q, self.k, self.v, self.out_proj = (Linear(size, size, bias=True) for _ in range(4))
-
-    def forward(self, x_PD: Tensor) -> Tensor:
-        q, k, v = (
-            product(x_PD).unflatten(1, (self.num_heads, -1)).transpose(0, 1)[None]
-            for product in (self.q, self.k, self.v)
-        )
-        y_HPC = F.scaled_dot_product_attention(q, k, v)[0]
-        y_PD: Tensor = self.out_proj(y_HPC.transpose(0, 1).flatten(1))
-        return y_PD
 
 
 class Projector(nn.Module):

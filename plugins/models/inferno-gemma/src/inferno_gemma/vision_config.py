@@ -9,8 +9,8 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart
+from inferno.configs import SiglipConfig
+from inferno.contracts import Checkpoint, Grid, SeeingPart
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
 from inferno_gemma.config import Gemma3Config
@@ -22,18 +22,11 @@ START, END, PLACE = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
 
 
 @frozen(kw_only=True)
-class VisionConfig:
-    """`vision_config`: SigLIP's encoder (arXiv:2303.15343). Fields that configs omit have
-    transformers' defaults."""
+class VisionConfig(SiglipConfig):
+    """`vision_config`, and the number of tokens of an image beside it."""
 
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
     image_size: int = 224
     """Pixels of a side: images are squares."""
-    patch_size: int = 16
-    layer_norm_eps: float = 1e-6
     tokens: int = 256
     """Positions of an image, `mm_tokens_per_image` of the whole config: each is the mean of a
     square of patches."""
@@ -43,17 +36,7 @@ class VisionConfig:
         """Read the field `vision_config` of the whole config. Raises CheckpointError."""
         fields = {k: v for k, v in (config.get("vision_config") or {}).items() if k != "tokens"}
         tokens = config.get("mm_tokens_per_image")
-        read = read_config(cls, fields if tokens is None else {**fields, "tokens": tokens})
-        check_known(fields, "hidden_act", "gelu_pytorch_tanh")
-        check_known(fields, "num_channels", 3)
-        sizes = {name: getattr(read, name) for name in attrs.fields_dict(cls)}
-        check_positive(**{name: size for name, size in sizes.items() if isinstance(size, int)})
-        if read.hidden_size % read.num_attention_heads:
-            raise CheckpointError(
-                f"vision_config: hidden_size {read.hidden_size} is not divisible by "
-                f"num_attention_heads {read.num_attention_heads}",
-                "Check both.",
-            )
+        read = cls.from_fields(fields if tokens is None else {**fields, "tokens": tokens})
         side = isqrt(read.tokens)
         if side**2 != read.tokens or read.side % side or read.image_size % read.patch_size:
             raise CheckpointError(
@@ -119,10 +102,7 @@ class SeeingGemma3Config(Gemma3Config):
     @property
     def image_widths(self) -> int:
         vision = self.vision
-        # A patch's residual stream, norm, queries, keys and values, what attention returns, and the
-        # MLP's hidden numbers before and after the activation.
-        patch = 8 * vision.hidden_size + 2 * vision.intermediate_size
-        return vision.merge**2 * patch + vision.hidden_size + self.hidden_size
+        return vision.merge**2 * vision.patch_widths + vision.hidden_size + self.hidden_size
 
     @property
     def image_span(self) -> tuple[int, int]:
@@ -145,18 +125,10 @@ _MODULES = {
     )
     for name in ("vision_tower", "multi_modal_projector")
 }
-_OWN_NAMES = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
-"""The encoder's matrices are not called as those that ranks divide: each holds it whole."""
+_RENAMED = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "out"}
 
 
-def seeing(checkpoint: Checkpoint) -> RenamedView:
+def seeing(checkpoint: Checkpoint) -> SeeingPart:
     """View a checkpoint with what its images are computed by under `encoder`. An
     `Architecture.adapt`."""
-    part = SeeingPart(checkpoint, modules=_MODULES)
-    return RenamedView(part, {_own(name): name for name in part.names})
-
-
-def _own(name: str) -> str:
-    if not name.startswith(f"{ENCODER}."):
-        return name
-    return ".".join(_OWN_NAMES.get(part, part) for part in name.split("."))
+    return SeeingPart(checkpoint, modules=_MODULES, renamed=_RENAMED)

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from attrs.validators import gt
 
 from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart, per_expert
+from inferno.contracts import Checkpoint, Grid, SeeingPart, per_expert
 from inferno.errors import CheckpointError
 from inferno_llama4.config import Llama4Config
 
@@ -177,19 +177,11 @@ _MODULES = {
     f"{ENCODER}.{name}": (f"model.{name}", name)
     for name in ("vision_model", "multi_modal_projector")
 }
-_OWN_NAMES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out"}
-"""The encoder's matrices are not called as those that ranks divide: each holds it whole."""
+_RENAMED = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out"}
 
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:
     """View a checkpoint with what its images are computed by under `encoder`, and each expert's
     matrices. An `Architecture.adapt`."""
-    part = SeeingPart(checkpoint, modules=_MODULES)
-    names = {_own(name): name for name in part.names}
-    return per_expert(RenamedView(part, names), transposed=True)
-
-
-def _own(name: str) -> str:
-    if not name.startswith(f"{ENCODER}."):
-        return name
-    return ".".join(_OWN_NAMES.get(part, part) for part in name.split("."))
+    part = SeeingPart(checkpoint, modules=_MODULES, renamed=_RENAMED)
+    return per_expert(part, transposed=True)

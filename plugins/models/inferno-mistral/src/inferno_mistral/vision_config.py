@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from inferno.configs import check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, RenamedView, SeeingPart
+from inferno.contracts import Checkpoint, Grid, SeeingPart
 from inferno.errors import CheckpointError
 from inferno_mistral.config import Ministral3Config, MistralConfig
 
@@ -134,21 +134,13 @@ _MODULES = {
     f"{ENCODER}.{name}": (f"model.{name}", name)
     for name in ("vision_tower", "multi_modal_projector")
 }
-_OWN_NAMES = {
+_RENAMED = {
     **{f"{name}_proj": name for name in ("q", "k", "v", "gate", "up", "down")},
     "o_proj": "out",
 }
-"""The encoder's matrices are not called as those that ranks divide: each holds it whole."""
 
 
-def seeing(checkpoint: Checkpoint) -> RenamedView:
+def seeing(checkpoint: Checkpoint) -> SeeingPart:
     """View a checkpoint with what its images are computed by under `encoder`. An
     `Architecture.adapt`."""
-    part = SeeingPart(checkpoint, modules=_MODULES)
-    return RenamedView(part, {_own(name): name for name in part.names})
-
-
-def _own(name: str) -> str:
-    if not name.startswith(f"{ENCODER}."):
-        return name
-    return ".".join(_OWN_NAMES.get(part, part) for part in name.split("."))
+    return SeeingPart(checkpoint, modules=_MODULES, renamed=_RENAMED)
