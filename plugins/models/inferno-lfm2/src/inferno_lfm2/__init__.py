@@ -44,4 +44,22 @@ def inferno_architectures() -> list[Architecture]:
             dialects={"gguf": LFM2_MOE},
             checkpoints=("LiquidAI/LFM2-8B-A1B",),
         ),
+        Architecture(
+            name="Lfm2VlForConditionalGeneration",
+            model_types=("lfm2_vl", "lfm2-vl"),
+            config="inferno_lfm2.vision_config:SeeingLfm2Config.from_json",
+            build="inferno_lfm2.vision:Lfm2VlForConditionalGeneration",
+            adapt="inferno_lfm2.vision_config:seeing",
+            images="inferno_lfm2.images:processor",
+            unquantized=("encoder.*",),
+            divides=_DIVIDES,
+            checkpoints=(
+                "LiquidAI/LFM2-VL-450M",
+                "LiquidAI/LFM2-VL-1.6B",
+                "LiquidAI/LFM2-VL-3B",
+                "LiquidAI/LFM2.5-VL-450M",
+                "LiquidAI/LFM2.5-VL-1.6B",
+                "LiquidAI/LFM2.5-VL-3B",
+            ),
+        ),
     ]

@@ -7,7 +7,7 @@ tokens, D hidden, S sequences, P inputs that a convolution looks back at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -96,17 +96,18 @@ class Layer(nn.Module):
 
 class Lfm2ForCausalLM(CausalLM):
     def __init__(self, config: Lfm2Config) -> None:
-        super().__init__(_decoder(config, lambda layer: _mlp(config)), tied=_tied(config))
+        super().__init__(Decoder.of(config, dense_layers(config)), tied=_tied(config))
 
 
 class Lfm2MoeForCausalLM(CausalLM):
     def __init__(self, config: Lfm2MoeConfig) -> None:
-        super().__init__(_decoder(config, partial(_sparse, config)), tied=_tied(config))
+        layers = (Layer(config, n, _sparse(config, n)) for n in range(config.num_hidden_layers))
+        super().__init__(Decoder.of(config, layers), tied=_tied(config))
 
 
-def _decoder(config: Lfm2Config, mlp: Callable[[int], nn.Module]) -> Decoder:
-    layers = (Layer(config, n, mlp(n)) for n in range(config.num_hidden_layers))
-    return Decoder.of(config, layers)
+def dense_layers(config: Lfm2Config) -> Iterator[Layer]:
+    """Build the decoder's layers, without experts."""
+    return (Layer(config, n, _mlp(config)) for n in range(config.num_hidden_layers))
 
 
 def _tied(config: Lfm2Config) -> bool:
