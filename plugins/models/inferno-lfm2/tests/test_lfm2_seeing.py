@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
-from inferno.testing import ImageTests, SeeingToy
+from inferno.testing import ImageTests, SeeingToy, load_toy
 from inferno_lfm2.images import is_large, processor, scaled_size, tile_grid
 from inferno_lfm2.vision_config import SeeingLfm2Config, Tiling, VisionConfig, grid_of
 
@@ -76,8 +80,6 @@ class Lfm2Seeing(SeeingToy):
     sizes = ((64, 48), (20, 64), (30, 25))
 
     def inputs_of(self, images: Sequence[Any], ids: Sequence[int]) -> dict[str, Any]:
-        import torch
-
         config = read(self.config)
         prepare = processor(config, {}, 4096)
         pixels, shapes = list[torch.Tensor](), list[tuple[int, int]]()
@@ -99,6 +101,23 @@ class TestLfm2VL(Lfm2Seeing, ImageTests):
     """LFM2-VL-1.6B with its images: whole ones, and one in six tiles that the whole follows."""
 
     config = CONFIG
+
+    def test_the_first_checkpoints_call_parts_otherwise(
+        self, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """The model's type, the token of images, and the path of the encoder."""
+        fields = json.loads((checkpoint / "config.json").read_text())
+        fields |= {"model_type": "lfm2-vl", "image_token_index": fields.pop("image_token_id")}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        tower = re.compile(r"vision_tower\.(vision_model\.)?")
+        tensors = load_file(checkpoint / "model.safetensors")
+        renamed = {tower.sub("vision_tower.vision_model.", n): t for n, t in tensors.items()}
+        save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+        saved, first = load_toy(checkpoint), load_toy(tmp_path)
+        assert first.plan.images == saved.plan.images is not None
+        wanted, found = (dict(toy.model.named_parameters()) for toy in (saved, first))
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
 
 class TestWithoutWhole(Lfm2Seeing, ImageTests):
