@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
 from inferno.testing import EncoderTests, embedded, load_toy, plan_of, transformers_model
@@ -75,6 +76,22 @@ GTE: dict[str, Any] = {
     "pad_token_id": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0},
 }
+NTK: dict[str, Any] = {"type": "ntk", "factor": 8.0}
+NEW: dict[str, Any] = {
+    "model_type": "new",
+    "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+    "rope_parameters": None,
+    "rope_scaling": NTK,
+    "rope_theta": 20_000,
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "logn_attention_clip1": False,
+    "logn_attention_scale": False,
+    "pack_qkv": True,
+    "unpad_inputs": True,
+    "use_memory_efficient_attention": True,
+}
+"""What the config.json of gte-multilingual-base says otherwise than transformers'."""
 ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
@@ -222,6 +239,69 @@ def test_other_names_of_the_same_model_load(
     torch.testing.assert_close(embedded(toy, PROMPTS[:2], "mean"), expected, rtol=1e-4, atol=1e-4)
 
 
+def published(
+    folder: Path, name: str, *, types: int, packed: bool, ntk: Mapping[str, Any] = NTK
+) -> Any:
+    """Write a GTE as Alibaba-NLP publishes them, and return transformers' model of it, which has
+    the frequencies that `ntk` makes."""
+    classifies = name == "NewForSequenceClassification"
+    head = "AutoModelForSequenceClassification" if classifies else "AutoModel"
+    config = {**GTE, **ONE_LABEL, "type_vocab_size": types}
+    model = cast(Any, transformers_model(config, head))
+    model.save_pretrained(folder)  # it writes the names of the checkpoints' own code
+    tensors = load_file(folder / "model.safetensors")
+    assert any("encoder.layer.0.attention.qkv_proj.weight" in each for each in tensors)
+    for each in [] if packed else [each for each in tensors if ".qkv_proj." in each]:
+        for part, value in zip("qkv", tensors.pop(each).chunk(3), strict=True):
+            tensors[each.replace("qkv", part)] = value.contiguous()
+    if not classifies:
+        tensors["classifier.weight"] = torch.ones(1, config["hidden_size"])
+    save_file(tensors, folder / "model.safetensors")
+    fields = {**config, **NEW, "architectures": [name], "pack_qkv": packed, "rope_scaling": ntk}
+    (folder / "config.json").write_text(json.dumps(fields))
+    half, factor = config["hidden_size"] // config["num_attention_heads"] // 2, ntk["factor"]
+    slower_E = factor ** (torch.arange(1, half + 1).double() / half)
+    turning_E = NEW["rope_theta"] ** -(torch.arange(half).double() / half)
+    base = model.gte if classifies else model
+    base.rotary_emb.inv_freq.copy_((turning_E / slower_E).float())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "packed", "ntk"),
+    [
+        ("NewModel", 0, True, {"factor": 2.0, "type": "ntk"}),  # gte-base-en-v1.5
+        ("NewForTokenClassification", 1, True, NTK),  # gte-multilingual-base
+        ("GteNewModel", 1, False, {"factor": 1, "rope_type": "ntk"}),
+    ],
+)
+def test_gte_as_published_gives_the_same_vectors(
+    tmp_path: Path, name: str, types: int, packed: bool, ntk: dict[str, Any]
+) -> None:
+    model = published(tmp_path, name, types=types, packed=packed, ntk=ntk)
+    prompts = [*PROMPTS, list(range(3, 150))]
+    with torch.inference_mode():
+        theirs = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in prompts]
+    ours = embedded(load_toy(tmp_path), prompts, "mean")
+    torch.testing.assert_close(ours, torch.stack(theirs), rtol=1e-4, atol=1e-4)
+
+
+def test_gte_as_published_gives_the_same_labels(tmp_path: Path) -> None:
+    """gte-multilingual-reranker-base."""
+    model = published(tmp_path, "NewForSequenceClassification", types=1, packed=True)
+    prompts = [*PROMPTS, list(range(3, 150))]
+    with torch.inference_mode():
+        theirs = [model(torch.tensor([ids])).logits[0] for ids in prompts]
+    ours = embedded(load_toy(tmp_path), prompts, "score")
+    torch.testing.assert_close(ours, torch.stack(theirs), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_published_gte_leaves_out_is_what_its_own_code_takes() -> None:
+    config = {**GTE, "model_type": "new", "rope_parameters": None, "max_position_embeddings": None}
+    read = GteConfig.from_json(config)
+    assert (read.max_position_embeddings, read.rope.rope_theta) == (2048, 10_000.0)
+
+
 def test_the_fields_of_nomics_own_code_mean_the_same() -> None:
     ours = {
         "vocab_size": 30528,
@@ -254,7 +334,12 @@ def test_the_fields_of_nomics_own_code_mean_the_same() -> None:
         (ModernBertConfig.from_json, {**MODERNBERT, "classifier_pooling": "max"}, "pooling"),
         (NomicConfig.from_json, {**NOMIC, "num_experts": 8}, "num_experts"),
         (NomicConfig.from_json, {**NOMIC, "rotary_emb_fraction": 0.5}, "fraction"),
-        (GteConfig.from_json, {**GTE, "rope_parameters": {"rope_type": "ntk"}}, "ntk"),
+        (GteConfig.from_json, {**GTE, "rope_parameters": {"rope_type": "ntk"}}, "factor"),
+        (GteConfig.from_json, {**GTE, "rope_parameters": {**NTK, "factor": 0.5}}, "factor"),
+        (GteConfig.from_json, {**GTE, "rope_parameters": {**NTK, "mixed_b": 0.6}}, "mixed_b"),
+        (GteConfig.from_json, {**GTE, "layer_norm_type": "rms_norm"}, "layer_norm_type"),
+        (GteConfig.from_json, {**GTE, "position_embedding_type": "absolute"}, "position"),
+        (GteConfig.from_json, {**GTE, "logn_attention_scale": True}, "logn"),
     ],
 )  # fmt: skip
 def test_a_config_that_is_not_computed_is_refused_by_name(

@@ -107,8 +107,20 @@ def inferno_architectures() -> list[Architecture]:
             "GteModel",
             "gated_config:GteConfig",
             "gated",
-            model_types=("gte",),
-            checkpoints=("Snowflake/snowflake-arctic-embed-m-v2.0",),
+            aliases=("NewModel", "NewForMaskedLM", "NewForTokenClassification", "GteNewModel"),
+            model_types=("gte", "new"),
+            checkpoints=(
+                "Snowflake/snowflake-arctic-embed-m-v2.0",
+                "Alibaba-NLP/gte-base-en-v1.5",
+                "Alibaba-NLP/gte-large-en-v1.5",
+                "Alibaba-NLP/gte-multilingual-base",
+            ),
         ),
-        _encoder("GteForSequenceClassification", "gated_config:GteConfig", "gated"),
+        _encoder(
+            "GteForSequenceClassification",
+            "gated_config:GteConfig",
+            "gated",
+            aliases=("NewForSequenceClassification", "GteNewForSequenceClassification"),
+            checkpoints=("Alibaba-NLP/gte-multilingual-reranker-base",),
+        ),
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
+from attrs.validators import ge, gt
 
 from inferno.configs import RopeConfig, check_known, read_config
 from inferno_bert.encoder_config import ACTIVATIONS, EncoderConfig
@@ -46,9 +47,32 @@ class GatedConfig(EncoderConfig):
         check_known(config, "logn_attention_scale", False, None)
         read = read_config(cls, config)
         read.check_sizes("max_position_embeddings")
-        rope = RopeConfig.from_json(config, theta=cls.theta)
+        rope = read.read_rope(config)
         rope.check_width(read.spec().head_dim)
         return evolve(read, rope=rope)
+
+    def read_rope(self, config: Mapping[str, Any]) -> RopeConfig:
+        return RopeConfig.from_json(config, theta=self.theta)
+
+
+@frozen(kw_only=True)
+class NtkScaling:
+    """The rotary embedding that GTE's own code calls `ntk`."""
+
+    rope_theta: float = field(validator=gt(0))
+    factor: float = field(validator=ge(1))
+
+    def as_linear(self, head_dim: int) -> RopeConfig:
+        """Return the same frequencies under another name: pair i of `head_dim` / 2 turns
+        factor^(2 (i + 1) / head_dim) times as slow (https://kexue.fm/archives/9706), which is a
+        larger base, and then one divisor for all."""
+        base, divisor = self.rope_theta * self.factor, self.factor ** (2 / head_dim)
+        return RopeConfig(rope_type="linear", rope_theta=base, factor=divisor)
+
+
+_NEW = {"max_position_embeddings": 2048, "rope_theta": 10_000.0}
+"""What the checkpoints' own code (model type `new`) takes where their config says nothing, and
+transformers' class of GTE does not."""
 
 
 @frozen(kw_only=True)
@@ -60,6 +84,23 @@ class GteConfig(GatedConfig):
     hidden_act: str = "gelu"
     attention_bias: bool = True
     mlp_bias: bool = True
+    unused_tensors = (*GatedConfig.unused_tensors, "classifier.*")
+    """gte-multilingual-base also has a weight for each token, of sparse vectors."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """Parse `config.json`, of transformers or of the checkpoints' own code."""
+        given = {name: value for name, value in config.items() if value is not None}
+        return super().from_json({**_NEW, **given} if given.get("model_type") == "new" else given)
+
+    def read_rope(self, config: Mapping[str, Any]) -> RopeConfig:
+        scaling = config.get("rope_parameters") or config.get("rope_scaling")
+        said = scaling if isinstance(scaling, Mapping) else {}
+        if "ntk" not in (said.get("rope_type"), said.get("type")):
+            return super().read_rope(config)
+        check_known(said, "mixed_b", None)
+        given = {"rope_theta": config.get("rope_theta", self.theta), **said}
+        return read_config(NtkScaling, given).as_linear(self.spec().head_dim)
 
 
 _NOMIC = {

@@ -21,6 +21,7 @@ _GATED = tuple(
         (r"^emb_ln\.", "embeddings.LayerNorm."),
         (r"^encoder\.layers?\.", "layers."),
         (r"\.(attn|attention)\.(Wqkv|qkv_proj)\.", ".self_attn.qkv_proj."),
+        (r"\.attention\.([qkv]_proj)\.", r".self_attn.\1."),
         (r"\.(attn|attention)\.(out_proj|o_proj)\.", ".self_attn.o_proj."),
         (r"\.mlp\.fc11\.", ".mlp.up_proj."),
         (r"\.mlp\.fc12\.", ".mlp.gate_proj."),
