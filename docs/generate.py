@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -86,6 +87,8 @@ _UNSAID = {
 
 PLUGINS = DOCS.parent / "plugins"
 FAMILIES = PLUGINS / "models"
+FALLBACK = FAMILIES / "inferno-transformers" / "tools" / "architectures.json"
+"""What `tools/coverage.py --architectures` has found: to ask again takes minutes."""
 PREFIXES = {"package": ("package:",), "modelscope": ("modelscope:",)}
 """What references begin with, for sources whose list depends on the machine."""
 INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
@@ -423,6 +426,29 @@ def families() -> str:
     return "\n\n".join(parts)
 
 
+def vllm_architectures() -> str:
+    """Each text architecture of vLLM's model registry: what runs it, or why nothing does."""
+    held = json.loads(FALLBACK.read_text(encoding="utf-8"))
+    families = _architectures()
+    rows = []
+    for name, fallback in held["fallback"].items():
+        native = [
+            distribution
+            for distribution, architectures in families.items()
+            if any(each.is_named(name) for each in architectures)
+        ]
+        if native:
+            rows.append((f"`{name}`", "native", native[0]))
+        elif fallback == "runs":
+            rows.append((f"`{name}`", "fallback", FALLBACK.parents[1].name))
+        else:
+            rows.append((f"`{name}`", "refused", fallback))
+    counts = Counter(state for _, state, _ in rows)
+    said = ", ".join(f"{counts[state]} {state}" for state in ("native", "fallback", "refused"))
+    table = _table(("architecture", "state", "by what, or why not"), rows)
+    return f"Of {len(rows)}: {said} (transformers {held['transformers']}).\n\n{table}"
+
+
 def _checked(tests: Path) -> Iterator[str]:
     """What the conformance classes say they imitate."""
     for path in sorted(tests.glob("test_*.py")):
@@ -553,6 +579,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "function": function,
     "kit": kit,
     "families": families,
+    "vllm-architectures": vllm_architectures,
     "chat-formats": chat_formats,
 }
 

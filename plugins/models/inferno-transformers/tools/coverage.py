@@ -2,10 +2,15 @@
 compute what it should?
 
     python tools/coverage.py [--markdown] [model_type ...]
+    python tools/coverage.py --architectures
 
 Each is a tiny config with random weights. A hosted one computes prompts packed into one step, then
 single tokens, all at once; its logits are compared with those of transformers' own attention on
 each sequence alone. It takes about five minutes.
+
+With --architectures it tries those of `architectures.json` instead, and writes there what it finds:
+"runs", or why not. They are the text architectures of vLLM's model registry, by class name;
+`docs/generate.py` makes a table of it. A new name begins with an empty string.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ import logging
 import signal
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,7 @@ from inferno.testing import Toy, generate, load_toy, ragged_prompts, randomize
 from inferno_transformers.config import HostedConfig
 
 auto: Any = transformers  # it is not typed
+ARCHITECTURES = Path(__file__).with_name("architectures.json")
 LAYERS, LARGEST = 4, 20_000_000
 SMALL: dict[str, Any] = {
     "vocab_size": 160,
@@ -182,30 +189,70 @@ def _late(*_: object) -> None:
     raise TimeoutError("its defaults cannot be made small enough for a minute or two")
 
 
+def limited(model_type: str, name: str) -> tuple[str, str]:
+    """`attempt`, for two minutes at most. The reason is on one line, without the model's name."""
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(120)
+    try:
+        result, said = attempt(model_type, name)
+    except Exception as error:
+        result, said = "not tried", f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
+    return result, shortened(said)
+
+
+SHORT = 120
+"""Characters of a reason in the table of architectures."""
+
+
+def shortened(reason: str) -> str:
+    line = " ".join(reason.split())[:300]
+    return line.partition(" here: ")[2] or line
+
+
+def state(name: str, ask: Callable[[str, str], tuple[str, str]] = attempt) -> str:
+    """Return "runs", or why the fallback does not run the architecture."""
+    published = {**dict(reversed(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())), **PUBLISHED}
+    types = {class_.lower(): model_type for model_type, class_ in published.items()}
+    if name.lower() not in types:
+        return "transformers has no such class"
+    result, said = ask(types[name.lower()], name)
+    return "runs" if result == "runs" else textwrap.shorten(shortened(said), SHORT)
+
+
+def write_states() -> None:
+    held = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
+    found = {}
+    for name in sorted(held["fallback"], key=str.lower):
+        found[name] = state(name, limited)
+        print(f"{name:36} {found[name]}", flush=True)
+    text = json.dumps({"transformers": transformers.__version__, "fallback": found}, indent=1)
+    ARCHITECTURES.write_text(text + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*")
     parser.add_argument(
         "--markdown", action="store_true", help="the README's lists, after the lines"
     )
+    parser.add_argument(
+        "--architectures", action="store_true", help="write the states of architectures.json"
+    )
     options = parser.parse_args()
-    signal.signal(signal.SIGALRM, _late)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     auto.logging.set_verbosity_error()
     auto.logging.disable_progress_bar()
+    if options.architectures:
+        return write_states()
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         if options.models and model_type not in options.models:
             continue
-        signal.alarm(120)
-        try:
-            result, said = attempt(model_type, PUBLISHED.get(model_type, name))
-        except Exception as error:
-            result, said = "not tried", f"{type(error).__name__}: {error}"
-        signal.alarm(0)
-        line = " ".join(said.split())[:300]
-        found[result].append((model_type, line.partition(" here: ")[2] or line))
+        result, line = limited(model_type, PUBLISHED.get(model_type, name))
+        found[result].append((model_type, line))
         print(f"{result:9} {model_type:24} {line}", flush=True)
     print({result: len(names) for result, names in found.items()}, file=sys.stderr)
     if options.markdown:
