@@ -16,7 +16,7 @@ from torch import Tensor
 from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.testing import run_python
-from inferno_transformers import inspection, skeleton
+from inferno_transformers import inspection, skeleton, trace
 from inferno_transformers.adapt import Recipe
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.inspection import window_of
@@ -192,6 +192,30 @@ def test_what_one_layer_shows_is_known_of_all_alike(monkeypatch: pytest.MonkeyPa
     }
     found = inspection.inspect(json.dumps(longcat))
     assert built == [0, 3] and len(found["plain"]) == 3 and len(found["attention"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        ("rwkv", {}, "state per sequence"),
+        ("olmo2", {"num_hidden_layers": 30}, "more than 400 operators for [0-9]+ tokens"),
+    ],
+)
+def test_code_that_runs_operators_without_end_is_refused_after_some(
+    kind: str, fields: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RWKV computes every token of every layer by itself."""
+    monkeypatch.setattr(trace, "MOST_OPERATORS", 400)
+    seen: list[Trace] = []
+
+    def made(*args: Any) -> Trace:
+        seen.append(Trace(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(inspection, "Trace", made)
+    with pytest.raises(UnsupportedError, match=why):
+        HostedConfig.from_json({"model_type": kind, **SMALL, **fields})
+    assert [each.operators for each in seen if each.operators > 400] == [401], "and not again"
 
 
 TOKENS = 127

@@ -24,11 +24,11 @@ from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
 from inferno_transformers.matrices import divides
 from inferno_transformers.model import ATTENTION, hidden, logits
-from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
+from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, OWN_STATE, REMEDY
 from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
 from inferno_transformers.states import KEPT, Kept, is_of_tokens
 from inferno_transformers.step import running
-from inferno_transformers.trace import Decisions, Trace, number_of_tokens
+from inferno_transformers.trace import Decisions, TooManyOperatorsError, Trace, number_of_tokens
 
 HEEDED = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal", "dropout"}
 """Keyword arguments of transformers' attention functions. The window is read from the mask instead;
@@ -64,7 +64,8 @@ def inspect(config: str) -> dict[str, Any]:
             record, vocab_size = _run(found)
         except UnsupportedError as error:
             read = {path for path, weight in weights.items() if weight.is_read}
-            if read:  # again, with torch's own matrices there and in all layers alike
+            if read and not isinstance(error, TooManyOperatorsError):
+                # Again, with torch's own matrices there and in all layers alike.
                 kinds = {_kind(path) for path in read}
                 plain |= {path for path in weights if _kind(path) in kinds}
                 continue
@@ -174,6 +175,10 @@ def _run(found: skeleton.Skeleton) -> tuple[_Record, int]:
             record.following(model),
         ):
             logits_TV = logits(model, hidden(model, ids_1T, positions_1T))
+    except TooManyOperatorsError as error:
+        if found.is_stateful and not record.states:
+            raise TooManyOperatorsError(OWN_STATE, REMEDY) from error
+        raise
     except UnsupportedError:
         raise
     except Exception as error:  # arbitrary code may raise anything
@@ -182,7 +187,7 @@ def _run(found: skeleton.Skeleton) -> tuple[_Record, int]:
             f"its code does not run as one packed step: {line}", REMEDY
         ) from error
     if found.is_stateful and not record.states:
-        raise UnsupportedError("it keeps a state per sequence that is not a KV cache", REMEDY)
+        raise UnsupportedError(OWN_STATE, REMEDY)
     if not record.specs and not record.states:
         raise UnsupportedError(OWN_ATTENTION, REMEDY)
     if trace.mixed:

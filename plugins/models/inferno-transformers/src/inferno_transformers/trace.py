@@ -17,10 +17,20 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inferno.errors import UnsupportedError
+from inferno_transformers.refusals import REMEDY
+
 aten = torch.ops.aten
 
 NEAR = 8
 """Maximum change of T by a shift, a padding or a short convolution."""
+MOST_OPERATORS = 20_000
+"""Operators of a step: each takes some 0.1 ms here, and no layer of published code runs more than
+some hundred."""
+
+
+class TooManyOperatorsError(UnsupportedError):
+    """A step runs more than `MOST_OPERATORS`: code that computes token by token in every layer."""
 
 
 def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
@@ -45,6 +55,7 @@ class Trace(TorchDispatchMode):
         self.is_paused = _never
         """Whether what runs mixes tokens of one sequence only."""
         self.read_positions = False
+        self.operators = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -52,6 +63,10 @@ class Trace(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        if self.operators > MOST_OPERATORS:
+            cause = f"its code runs more than {MOST_OPERATORS} operators for {self._tokens} tokens"
+            raise TooManyOperatorsError(cause, REMEDY)
         tensors = list(_tensors((args, kwargs)))
         if not any(t.is_meta for t in tensors):  # has values: a table, a mask that is read
             return func(*args, **(kwargs or {}))
