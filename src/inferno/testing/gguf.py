@@ -29,12 +29,13 @@ from inferno.contracts import (
 
 _NOT_QUANTIZED = ("ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types")
 """Matrices that llama.cpp leaves in float32."""
+_NEXTN = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
 _NEWER = frozenset(
     {
         "hidden_activation",
         "classifier.pooling_type",
         "attention.recurrent_layers",
-        *(f"blk.{{n}}.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm")),
+        *(f"blk.{{n}}.nextn.{name}" for name in _NEXTN),
     }
 )
 """Names of llama.cpp that gguf-py 0.19 does not have yet."""

@@ -3,11 +3,9 @@ is built."""
 
 from __future__ import annotations
 
-import attrs
-
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
-from inferno_deepseek.gguf import DEEPSEEK, GLM_DSA
+from inferno_deepseek.gguf import DEEPSEEK, GLM_DSA, GLM_FLASH, V3
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
@@ -56,8 +54,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_deepseek.config:DeepseekV3Config.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",
-            # One name for both: V2's dialect reads them, and the scoring tells V2 from V3.
-            dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
+            dialects={"gguf": V3},
             stop_tokens=_STOP,
             divides=_DIVIDES,
             varies=_varies,
@@ -77,6 +74,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_deepseek.config:Glm4MoeLiteConfig.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",
+            dialects={"gguf": GLM_FLASH},
             stop_tokens=_GLM_STOP,
             divides=_DIVIDES,
             varies=_varies,

@@ -1,4 +1,4 @@
-"""The GGUF dialects of DeepSeek-V2 and V3, and of GLM-5. Imports no torch."""
+"""The GGUF dialects of DeepSeek-V2 and V3, of GLM-4.7-Flash and of GLM-5. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from inferno.errors import CheckpointError
 
 _ATTENTION = "model.layers.{n}.self_attn"
 _MLP = "model.layers.{n}.mlp"
+_LAYER = "model.layers.{n}"
+_NEXTN = "num_nextn_predict_layers"
 
 
 def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
     config = {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, **fields}
+    # The layer count includes multi-token-prediction layers, where they are stored.
+    if (drafts := config.pop("drafts", None)) is not None:
+        config[_NEXTN] = sum(drafts)
+        config["num_hidden_layers"] -= config[_NEXTN]
     if temperature := config.pop("temperature_scale", 0.0):
         raise CheckpointError(
             f"attention.temperature_scale is {temperature}: queries are scaled by their position",
@@ -33,12 +39,23 @@ def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
     if multiplier is not None and (scaling := config.get("rope_scaling")):
         both = dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
         config["rope_scaling"] = {**scaling, **both}
-    # The first V2 files do not name the scoring.
-    if config.setdefault("scoring_func", "softmax") == "softmax":
+    corrected = config.pop("corrected", False)
+    is_glm = _is_glm_flash(config, key == value) if "scoring_func" in config else corrected
+    # The first V2 files do not name the scoring, and those of GLM-4.7-Flash from its own config.
+    if config.setdefault("scoring_func", "sigmoid" if corrected else "softmax") == "softmax":
         method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
         return {**config, "topk_method": method, "model_type": "deepseek_v2"}
     named = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    if is_glm:
+        named = {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
     return {**config, "topk_method": "noaux_tc", **named}
+
+
+def _is_glm_flash(config: Mapping[str, Any], even: bool) -> bool:
+    """Whether a file that names its scoring is GLM-4.7-Flash's: no other model under the name
+    `deepseek2` that scores by sigmoids has all of this. `even`: values are as wide as keys."""
+    of_v3 = config["scoring_func"] == "sigmoid" and bool(config.get("q_lora_rank"))
+    return of_v3 and even and config["n_group"] == 1 and not config.get("rope_scaling")
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +68,26 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
         **({"yarn_log_multiplier": multiplier / 10} if multiplier else {}),
     }
 
+
+def _sigmoid_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the scoring, which a `config.json` need not name, and readers take for softmax."""
+    return {**_fields(config), "scoring_func": "sigmoid"}
+
+
+def _fields_with_drafts(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"] + (config.get(_NEXTN) or 0)
+    return {**_sigmoid_fields(config), "num_hidden_layers": layers}
+
+
+_DRAFTS = {
+    "blk.{n}.nextn.eh_proj": f"{_LAYER}.eh_proj",
+    "blk.{n}.nextn.embed_tokens": f"{_LAYER}.embed_tokens",
+    "blk.{n}.nextn.enorm": f"{_LAYER}.enorm",
+    "blk.{n}.nextn.hnorm": f"{_LAYER}.hnorm",
+    "blk.{n}.nextn.shared_head_head": f"{_LAYER}.shared_head.head",
+    "blk.{n}.nextn.shared_head_norm": f"{_LAYER}.shared_head.norm",
+}
+"""What a multi-token-prediction layer has beside a decoder layer."""
 
 DEEPSEEK = Dialect(
     architecture="deepseek2",
@@ -90,6 +127,7 @@ DEEPSEEK = Dialect(
         "blk.{n}.ffn_gate_shexp": f"{_MLP}.shared_experts.gate_proj",
         "blk.{n}.ffn_up_shexp": f"{_MLP}.shared_experts.up_proj",
         "blk.{n}.ffn_down_shexp": f"{_MLP}.shared_experts.down_proj",
+        **_DRAFTS,
     },
     # llama.cpp since April 2025; older files store `attn_kv_b`.
     joins={
@@ -97,37 +135,47 @@ DEEPSEEK = Dialect(
             ("blk.{n}.attn_k_b", "blk.{n}.attn_v_b"), transposed=("blk.{n}.attn_k_b",)
         )
     },
+    layers_with={"drafts": "blk.{n}.nextn.eh_proj.weight"},
+    present={"corrected": "blk.{n}.exp_probs_b.bias"},
     config=_deepseek,
     inverse=_fields,
 )
+"""It reads the files of all three; V2's are written with it."""
+
+V3 = attrs.evolve(
+    DEEPSEEK,
+    modules={name: path for name, path in DEEPSEEK.modules.items() if name not in _DRAFTS},
+    inverse=_sigmoid_fields,
+    priority=-1,
+)
+"""How V3's files are written: without multi-token-prediction layers, as llama.cpp's converter
+does."""
+
+GLM_FLASH = attrs.evolve(
+    DEEPSEEK,
+    fields={**DEEPSEEK.fields, _NEXTN: "nextn_predict_layers"},
+    inverse=_fields_with_drafts,
+    priority=-1,
+)
+"""How files of GLM-4.7-Flash are written."""
 
 
 def _glm_dsa(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Subtract the multi-token-prediction layers, which files include in the layer count. What they
-    do not store is GLM-5's."""
-    further = fields.get("num_nextn_predict_layers", 0)
-    config = {**fields, "num_hidden_layers": fields["num_hidden_layers"] - further}
+    """What files do not store is GLM-5's."""
     named = {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}
-    return {**_deepseek({"scoring_func": "sigmoid", **config}), **named}
-
-
-def _glm_dsa_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    further = config.get("num_nextn_predict_layers") or 0
-    return {**_fields(config), "num_hidden_layers": config["num_hidden_layers"] + further}
+    return {**_deepseek({"scoring_func": "sigmoid", **fields}), **named}
 
 
 _INDEXER = f"{_ATTENTION}.indexer"
-_LAYER = "model.layers.{n}"
 
 GLM_DSA = attrs.evolve(
-    DEEPSEEK,
+    GLM_FLASH,
     architecture="glm-dsa",
     fields={
-        **DEEPSEEK.fields,
+        **GLM_FLASH.fields,
         "index_n_heads": "attention.indexer.head_count",
         "index_head_dim": "attention.indexer.key_length",
         "index_topk": "attention.indexer.top_k",
-        "num_nextn_predict_layers": "nextn_predict_layers",
     },
     modules={
         **DEEPSEEK.modules,
@@ -135,14 +183,8 @@ GLM_DSA = attrs.evolve(
         "blk.{n}.indexer.attn_k": f"{_INDEXER}.wk",
         "blk.{n}.indexer.k_norm": f"{_INDEXER}.k_norm",
         "blk.{n}.indexer.proj": f"{_INDEXER}.weights_proj",
-        "blk.{n}.nextn.eh_proj": f"{_LAYER}.eh_proj",
-        "blk.{n}.nextn.embed_tokens": f"{_LAYER}.embed_tokens",
-        "blk.{n}.nextn.enorm": f"{_LAYER}.enorm",
-        "blk.{n}.nextn.hnorm": f"{_LAYER}.hnorm",
-        "blk.{n}.nextn.shared_head_head": f"{_LAYER}.shared_head.head",
-        "blk.{n}.nextn.shared_head_norm": f"{_LAYER}.shared_head.norm",
     },
     config=_glm_dsa,
-    inverse=_glm_dsa_fields,
+    priority=0,
 )
 """Files do not say which layers share an index: all have one."""
