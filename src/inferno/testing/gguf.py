@@ -173,19 +173,17 @@ def _add_joined(
     return torch.cat(kept, 1).flatten(0, 1)
 
 
-def check_names(dialect: Dialect) -> Iterator[str]:
+def check_names(dialect: Dialect, like: str = "") -> Iterator[str]:
     """Names in an architecture's dialect (without the format's defaults) that gguf-py, llama.cpp's
-    own list, does not know."""
+    own list, does not know. `like`: an architecture with the same tensors, if it has not ours."""
     import gguf
 
     known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    if dialect.architecture not in known:
+    listed = known.get(dialect.architecture, known.get(like))
+    if listed is None:
         yield f"architecture {dialect.architecture}"
         return
-    tensors = _NEWER | {
-        gguf.TENSOR_NAMES[t].format(bid="{n}")
-        for t in gguf.MODEL_TENSORS[known[dialect.architecture]]
-    }
+    tensors = _NEWER | {gguf.TENSOR_NAMES[t].format(bid="{n}") for t in gguf.MODEL_TENSORS[listed]}
     stacks = [stack for join in dialect.joins.values() for stack in join.stacks]
     own = [stored for stored, ours in dialect.modules.items() if ours is not None]
     for module in (

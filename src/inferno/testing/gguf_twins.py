@@ -48,6 +48,9 @@ class GgufTwins(Installed):
     """Whether `inferno convert` can write it as GGUF; False if files would change its config."""
     gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
     """Fields of the model's config that files do not store and that change no token."""
+    gguf_like: ClassVar[str] = ""
+    """Where llama.cpp has the architecture and the installed gguf-py does not yet: one of gguf-py's
+    with the same tensors."""
 
     @alike
     @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
@@ -167,7 +170,8 @@ class GgufTwins(Installed):
             pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
         own = dialects["gguf"]
-        assert [name for each in (own, *own.variants) for name in check_names(each)] == []
+        every = (own, *own.variants)
+        assert [name for each in every for name in check_names(each, self.gguf_like)] == []
 
 
 def tiny_tokenizer() -> bytes:

@@ -82,6 +82,7 @@ GLM5: dict[str, Any] = {
 
 GGUF: dict[str, Any] = {"key_length": 40, "value_length": 24, "yarn_log_multiplier": None}
 """What llama.cpp's converter derives."""
+GGUF_V32 = {**GGUF, "yarn_log_multiplier": 0.1}
 
 
 class TestV32(ArchitectureTests):
@@ -89,6 +90,8 @@ class TestV32(ArchitectureTests):
 
     rerouted = True
     config = V32
+    gguf_fields = GGUF_V32
+    gguf_like = "glm-dsa"
 
 
 class TestGlm5(ArchitectureTests):
@@ -112,7 +115,7 @@ class TestGlm5Gguf(ArchitectureTests):
 class TestV32MTP(MTPTests):
     """The multi-token-prediction layer of DeepSeek-V3.2 has an index, too."""
 
-    config = {**V32, "num_nextn_predict_layers": 1}
+    config = {**V32, **GGUF_V32, "num_nextn_predict_layers": 1}
 
 
 class TestGlm5MTP(MTPTests):

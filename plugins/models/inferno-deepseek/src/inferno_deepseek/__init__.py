@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
-from inferno_deepseek.gguf import DEEPSEEK, GLM_DSA, GLM_FLASH, V3
+from inferno_deepseek.gguf import DEEPSEEK, DEEPSEEK_V32, GLM_DSA, GLM_FLASH, V3
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
@@ -86,6 +86,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_deepseek.indexed_config:IndexedConfig.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
             mtp="inferno_deepseek.model:mtp_layers",
+            dialects={"gguf": DEEPSEEK_V32},
             unquantized=_UNQUANTIZED,
             stop_tokens=_STOP,
             divides=_DIVIDES,

@@ -1,4 +1,4 @@
-"""The GGUF dialects of DeepSeek-V2 and V3, of GLM-4.7-Flash and of GLM-5. Imports no torch."""
+"""The GGUF dialects of DeepSeek-V2, V3, V3.2, GLM-4.7-Flash and GLM-5. Imports no torch."""
 
 from __future__ import annotations
 
@@ -188,3 +188,13 @@ GLM_DSA = attrs.evolve(
     priority=0,
 )
 """Files do not say which layers share an index: all have one."""
+
+
+def _deepseek_v32(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What files do not store is DeepSeek-V3.2's."""
+    named = {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+    return {**_deepseek({"scoring_func": "sigmoid", **fields}), **named}
+
+
+DEEPSEEK_V32 = attrs.evolve(GLM_DSA, architecture="deepseek32", config=_deepseek_v32)
+"""llama.cpp since b9411. Its graph rotates halves of the index's heads, so that no row moves."""
