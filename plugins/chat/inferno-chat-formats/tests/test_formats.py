@@ -187,7 +187,7 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
     ids = " ".join(d.id.replace(d.name, "", 1) for d in fed(spec, text))  # some repeat the name
     assert kept.count("ZQX") + ids.count("ZQX") == text.count("ZQX"), "a word of the answer is lost"
     if not calls_in(whole) and "ZQX" not in text and spec.parser == "tagged":
-        dropped = [*spec.dropped, *(m.strip() for pair in spec.reasoning for m in pair)]
+        dropped = [*spec.around, *(m.strip() for pair in spec.reasoning for m in pair)]
         pattern = "|".join(map(re.escape, dropped)) or r"(?!)"
         assert squeezed(re.sub(pattern, "", kept)) == squeezed(re.sub(pattern, "", text))
         if not re.search(pattern, text):
@@ -212,7 +212,7 @@ def test_no_marker_is_inside_of_another_one() -> None:
     """A marker that ends later would be missed, or not, by the chunking."""
     for spec in FAMILIES:
         markers = {m for c in spec.calls for m in (c.marker, c.opening.strip()) if m} | {
-            *spec.dropped
+            *spec.around
         }
         for one in markers:
             for other in markers - {one}:

@@ -99,6 +99,41 @@ class TestKimiK2(ChatFormatTests):
     )
 
 
+class TestErnie(ChatFormatTests):
+    """ERNIE 4.5 Thinking: the prompt opens reasoning."""
+
+    name = "ernie"
+    reasons = True
+    template = (
+        reduced(
+            '\n<tool_call>\n{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}\n'
+            "</tool_call>\n",
+            think="{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n"
+            "</think>\n{% endif %}",
+        )
+        .replace(
+            CONTENT, f"{{% if m.content %}}\n<response>\n{CONTENT}\n</response>\n{{% endif %}}"
+        )
+        .replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    )
+
+
+class TestHunyuanA13B(ChatFormatTests):
+    """Its template shows calls as Apriel's does, and no markers of reasoning."""
+
+    name = "hunyuan-a13b"
+    template = (
+        '<|startoftext|>{% if tools %}<tool_calls>[{"name": "func_name1"}]</tool_calls>'
+        "{{ tools | tojson }}<|extra_4|>{% endif %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{{ m.content }}<|extra_0|>{% else %}{{ m.content or '' }}"
+        "{% if m.tool_calls %}<tool_calls>["
+        "{% for call in m.tool_calls %}{% set c = call.function %}"
+        '{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
+        "{{ ', ' if not loop.last }}{% endfor %}]</tool_calls>{% endif %}<|eos|>{% endif %}"
+        "{% endfor %}"
+    )
+
+
 class TestLlama3(ChatFormatTests):
     name = "llama3-json"
     parallel = False

@@ -82,13 +82,15 @@ class Tagged:
                 if marker := beginning(first):
                     self.marked.setdefault(marker, []).append(each)
         self.bare = [each for each in calls if each.bare]
-        self.markers = Markers([*self.marked, *spec.dropped])
+        self.markers = Markers([*self.marked, *spec.around])
+        self.opens, self.closes = spec.answer or ("", "")
+        self.salutation = spec.salutation if tools else ""
 
     def __call__(self, parser: Parser) -> Generator[None, None, None]:
         text, broken = parser.text, 0
         if self.opened:
             yield from self._reason(parser)
-        at_start, trim = True, self.opened
+        at_start, trim, closed = True, self.opened, False
         while True:
             if at_start and self.think is not None and (yield from text.accept(self.think[0])):
                 yield from self._reason(parser)
@@ -97,9 +99,13 @@ class Tagged:
             if at_start and self.bare and (yield from self._bare(parser)):
                 trim = True
                 continue
-            marker, gap, seen = yield from self._content(parser, trim=trim)
+            if at_start and self.salutation and (yield from text.accept(self.salutation)):
+                at_start, trim = False, True
+                continue
+            marker, gap, seen = yield from self._content(parser, trim=trim, closed=closed)
             # Markers that are dropped may come before a call.
             at_start, trim = at_start and bool(marker) and not seen, trim and not seen
+            trim, closed = trim or marker == self.opens, marker == self.closes
             if not marker:
                 return
             if marker in self.marked:
@@ -131,11 +137,13 @@ class Tagged:
             text.forget()
             yield from text.more()
 
-    def _content(self, parser: Parser, *, trim: bool) -> Wait[tuple[str, str, bool]]:
+    def _content(self, parser: Parser, *, trim: bool, closed: bool) -> Wait[tuple[str, str, bool]]:
         """Emit content up to a marker, and read the marker. Returns it, empty at the end; the white
         space before it, which is not content before a call; and whether there was content. With
-        `trim`, white space after reasoning or a call is not content either."""
+        `trim`, white space after reasoning or a call is not content either; if `closed`, neither is
+        white space alone, after the answer's closing marker."""
         text, seen = parser.text, False
+        holds = bool(self.marked or self.closes)
         while True:
             if trim and not seen:
                 yield from text.skip_space()
@@ -143,15 +151,16 @@ class Tagged:
             if found:
                 piece, text.pos = text.buffer[text.pos : found[0]], found[0]
                 marker = yield from text.longest(self.markers)
-                kept = piece.rstrip() if marker in self.marked else piece
+                kept = piece.rstrip() if marker in self.marked or marker == self.closes else piece
                 parser.content(kept)
                 return marker, piece[len(kept) :], seen or bool(kept)
             end = len(text.buffer)
-            if self.marked and not text.ended:
+            if holds and not text.ended:
                 end = _before_space(text.buffer, text.pos, text.held(self.markers))
             elif not text.ended:
                 end = text.held(self.markers)
             piece, text.pos = text.buffer[text.pos : end], end
+            piece = "" if closed and not seen and piece.isspace() else piece
             parser.content(piece)
             seen = seen or bool(piece)
             if text.ended:

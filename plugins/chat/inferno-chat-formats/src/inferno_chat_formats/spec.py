@@ -118,6 +118,11 @@ class Spec:
     """Alternatives. A grammar makes the first."""
     dropped: tuple[str, ...] = ()
     """Markers around content, which are not part of it."""
+    answer: tuple[str, str] | None = None
+    """(open, close) markers around all content, with the white space inside of them: dropped, too,
+    and so is white space after the closing one."""
+    salutation: str = ""
+    """What content begins with where there are tools; not part of it."""
     ids: IdStyle = "call"
     """Ids of calls: call_ and 24 hexadecimal digits, 9 letters and digits, or
     functions.NAME:INDEX."""
@@ -133,6 +138,11 @@ class Spec:
     `calls` is a `Slot.OBJECT` between markers."""
     models: str = field(default="", eq=False)
     """Models that have it, for the documentation."""
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """All markers around content."""
+        return (*self.dropped, *(self.answer or ()))
 
     def matches(self, need: ChatNeed) -> str | None:
         """Return what in the checkpoint shows this format, or None."""

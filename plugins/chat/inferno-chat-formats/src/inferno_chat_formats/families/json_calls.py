@@ -23,6 +23,16 @@ FAMILIES = (
         models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, Granite 4, MiMo, SmolLM3, Bielik",
     ),
     Spec(
+        name="ernie",
+        shows=("<tool_call>", "<response>"),
+        lacks=("<|tool_call|>", "<arg_key>", "<function=", "<invoke name="),
+        priority=1,
+        reasoning=THINK,
+        calls=(JSON_BLOCK,),
+        answer=("<response>", "</response>"),
+        models="ERNIE 4.5 Thinking",
+    ),
+    Spec(
         name="command-r7b",
         shows=("<|START_ACTION|>",),
         reasoning=COHERE,
@@ -99,6 +109,19 @@ FAMILIES = (
             ),
         ),
         models="Apriel",
+    ),
+    Spec(
+        name="hunyuan-a13b",
+        shows=("<|extra_0|>", "<tool_calls>"),
+        priority=2,
+        # Its template need not show them.
+        reasoning=(("<think>\n", "\n</think>\n"),),
+        always_reasons=True,
+        calls=(Calls(call=("<tool_calls>", Slot.OBJECTS, "</tool_calls>"), repeated=False),),
+        answer=("<answer>", "</answer>"),
+        salutation="助手：",
+        grammar_lead="<answer>\n",
+        models="Hunyuan-A13B",
     ),
     Spec(
         name="nemotron",
