@@ -35,6 +35,7 @@ _NEWER = frozenset(
         "hidden_activation",
         "classifier.pooling_type",
         "attention.recurrent_layers",
+        "attention.indexer.types",
         *(f"blk.{{n}}.nextn.{name}" for name in _NEXTN),
     }
 )

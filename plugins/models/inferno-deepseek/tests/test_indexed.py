@@ -20,6 +20,7 @@ from inferno.testing import (
     ragged_prompts,
     transformers_model,
 )
+from inferno_deepseek.gguf import GLM_DSA
 from inferno_deepseek.indexed_config import GlmMoeDsaConfig, IndexedConfig
 
 V32: dict[str, Any] = {
@@ -98,8 +99,8 @@ class TestGlm5(ArchitectureTests):
     """GLM-5: the index rotates neighbours, and a layer attends to what the one before found."""
 
     rerouted = True
-    in_gguf = False  # files do not say which layers share an index
     config = GLM5
+    gguf_fields = GGUF
 
 
 class TestGlm5Gguf(ArchitectureTests):
@@ -180,6 +181,18 @@ def test_layers_that_share_an_index_are_listed_or_counted() -> None:
     config = GlmMoeDsaConfig.from_json(GLM5)
     own = [n for n in range(config.num_hidden_layers) if not config.shares(n)]
     assert [*config.stage_starts] == own != [*range(config.num_hidden_layers)]
+
+
+def test_gguf_files_list_the_layers_with_an_index_as_llama_cpp_does() -> None:
+    """By truth values, of the model's layers only; or not at all."""
+    assert GLM_DSA.config is not None and GLM_DSA.inverse is not None
+    written = GLM_DSA.inverse({**GLM5, "num_nextn_predict_layers": 1})
+    assert written["indexer_types"] == [True, False, True]
+    for stored, expected in ((written["indexer_types"], [1]), (None, []), (True, [])):
+        fields = {**GLM5, **written, "indexer_types": stored, "drafts": [False, False, False, True]}
+        read = GlmMoeDsaConfig.from_json(GLM_DSA.config(fields))
+        assert [n for n in range(read.num_hidden_layers) if read.shares(n)] == expected
+        assert (read.num_hidden_layers, read.num_nextn_predict_layers) == (3, 1)
 
 
 @pytest.mark.parametrize(

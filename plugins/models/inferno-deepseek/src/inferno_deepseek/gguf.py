@@ -161,9 +161,20 @@ GLM_FLASH = attrs.evolve(
 
 
 def _glm_dsa(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What files do not store is GLM-5's."""
+    """What files do not store is GLM-5's. Without a list of the layers' kinds, or where all are of
+    one kind, each has an index."""
+    config = _deepseek({"scoring_func": "sigmoid", **fields})
+    kinds = config.pop("indexer_types", None)
+    if isinstance(kinds, list):
+        whole = ["full" if kind in (True, "full") else "shared" for kind in kinds]
+        config["indexer_types"] = whole[: config["num_hidden_layers"]]
     named = {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}
-    return {**_deepseek({"scoring_func": "sigmoid", **fields}), **named}
+    return {**config, **named}
+
+
+def _glm_dsa_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = [kind == "full" for kind in config.get("indexer_types") or ()]
+    return {**_fields_with_drafts(config), "indexer_types": kinds or None}
 
 
 _INDEXER = f"{_ATTENTION}.indexer"
@@ -176,6 +187,7 @@ GLM_DSA = attrs.evolve(
         "index_n_heads": "attention.indexer.head_count",
         "index_head_dim": "attention.indexer.key_length",
         "index_topk": "attention.indexer.top_k",
+        "indexer_types": "attention.indexer.types",
     },
     modules={
         **DEEPSEEK.modules,
@@ -185,9 +197,9 @@ GLM_DSA = attrs.evolve(
         "blk.{n}.indexer.proj": f"{_INDEXER}.weights_proj",
     },
     config=_glm_dsa,
+    inverse=_glm_dsa_fields,
     priority=0,
 )
-"""Files do not say which layers share an index: all have one."""
 
 
 def _deepseek_v32(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,5 +208,7 @@ def _deepseek_v32(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_deepseek({"scoring_func": "sigmoid", **fields}), **named}
 
 
-DEEPSEEK_V32 = attrs.evolve(GLM_DSA, architecture="deepseek32", config=_deepseek_v32)
+DEEPSEEK_V32 = attrs.evolve(
+    GLM_DSA, architecture="deepseek32", config=_deepseek_v32, inverse=_fields_with_drafts
+)
 """llama.cpp since b9411. Its graph rotates halves of the index's heads, so that no row moves."""
