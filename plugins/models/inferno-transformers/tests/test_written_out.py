@@ -30,6 +30,7 @@ class TestFalcon(FamilyTests):
     """One head of keys and values for all; linear layers of a class of its own."""
 
     config = family("falcon", multi_query=True)
+    uncaptured = "_split_heads"  # it indexes heads by a list, in Python
 
 
 class TestDiffLlama(FamilyTests):

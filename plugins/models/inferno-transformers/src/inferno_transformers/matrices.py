@@ -92,18 +92,20 @@ def _is_plain(kind: type[nn.Linear]) -> bool:
     """Whether a class of linear layers computes what torch's own does: a small one is tried."""
     if kind.forward is nn.Linear.forward:
         return True
-    x_TI, original = torch.arange(8.0).view(2, 4), nn.Linear(4, 3, dtype=torch.float32)
-    weight, bias = torch.arange(12.0).view(3, 4), torch.arange(3.0)
-    original._parameters.update(
-        weight=nn.Parameter(weight, requires_grad=False),
-        bias=nn.Parameter(bias, requires_grad=False),
-    )
-    tried = kind.__new__(kind)
-    tried.__dict__.update(original.__dict__)
-    try:
-        return torch.equal(tried(x_TI), F.linear(x_TI, weight, bias))
-    except Exception:  # it needs what its constructor makes
-        return False
+    with torch.device("cpu"):  # models are built without memory, and the inspection with it
+        x_TI, weight, bias = (torch.arange(n, dtype=torch.float32) for n in (8, 12, 3))
+        x_TI, weight = x_TI.view(2, 4), weight.view(3, 4)
+        original = nn.Linear(4, 3, dtype=torch.float32)
+        original._parameters.update(
+            weight=nn.Parameter(weight, requires_grad=False),
+            bias=nn.Parameter(bias, requires_grad=False),
+        )
+        tried = kind.__new__(kind)
+        tried.__dict__.update(original.__dict__)
+        try:
+            return torch.equal(tried(x_TI), F.linear(x_TI, weight, bias))
+        except Exception:  # it needs what its constructor makes
+            return False
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
