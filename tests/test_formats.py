@@ -81,6 +81,7 @@ PUBLISHED = {
 """Fields of published config.json files that transformers' classes do not have."""
 DERIVED = {
     "bert": {"attention_bias", "fused_mlp", "fused_qkv", "mlp_bias"},
+    "deepseek": {"first_k_dense_replace"},  # of Glm4MoeLite, which lists layers' types
     "granite_hybrid": {"mlp_bias", "split_mlp"},
     "nemotron_h": {"dt_limit"},
     "qwen3_next": {
