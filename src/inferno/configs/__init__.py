@@ -46,6 +46,7 @@ from inferno.configs.vision import (
     SeesGridsDeeply,
     SiglipConfig,
     VisionConfig,
+    siglip_part,
     with_vision,
 )
 
@@ -84,6 +85,7 @@ __all__ = [
     "mamba2_state",
     "numbered_layers",
     "read_config",
+    "siglip_part",
     "time_step_limit",
     "tower_name",
     "transformers_processor",

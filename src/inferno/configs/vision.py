@@ -11,7 +11,7 @@ from attrs import frozen
 
 from inferno.configs.decoder import DecoderConfig
 from inferno.configs.reader import check_known, check_positive, read_config
-from inferno.contracts import Grid
+from inferno.contracts import Checkpoint, Grid, SeeingPart
 from inferno.errors import CheckpointError
 
 ENCODER = "visual"
@@ -138,6 +138,22 @@ class SiglipConfig:
         keys and values, what attention returns, and the MLP's hidden numbers before and after the
         activation."""
         return 8 * self.hidden_size + 2 * self.intermediate_size
+
+
+def siglip_part(checkpoint: Checkpoint, encoder: str) -> SeeingPart:
+    """View a checkpoint with SigLIP and a projector under the path of its `encoder`, wherever
+    transformers' releases keep them."""
+    modules = {
+        f"{encoder}.{name}": (
+            f"model.{name}.vision_model",
+            f"{name}.vision_model",
+            f"model.{name}",
+            name,
+        )
+        for name in ("vision_tower", "multi_modal_projector")
+    }
+    renamed = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "out"}
+    return SeeingPart(checkpoint, modules=modules, renamed=renamed)
 
 
 class SeesGrids(DecoderConfig):

@@ -9,7 +9,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.configs import SiglipConfig
+from inferno.configs import SiglipConfig, siglip_part
 from inferno.contracts import Checkpoint, Grid, SeeingPart
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
@@ -116,19 +116,7 @@ class SeeingGemma3Config(Gemma3Config):
         return grid[1] * grid[2] // self.vision.merge**2
 
 
-_MODULES = {
-    f"{ENCODER}.{name}": (
-        f"model.{name}.vision_model",
-        f"{name}.vision_model",
-        f"model.{name}",
-        name,
-    )
-    for name in ("vision_tower", "multi_modal_projector")
-}
-_RENAMED = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "out"}
-
-
 def seeing(checkpoint: Checkpoint) -> SeeingPart:
     """View a checkpoint with what its images are computed by under `encoder`. An
     `Architecture.adapt`."""
-    return SeeingPart(checkpoint, modules=_MODULES, renamed=_RENAMED)
+    return siglip_part(checkpoint, ENCODER)

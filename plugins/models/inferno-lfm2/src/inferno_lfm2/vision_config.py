@@ -12,8 +12,14 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import gt
 
-from inferno.configs import SiglipConfig, check_known, check_positive, read_config
-from inferno.contracts import Checkpoint, Grid, SeeingPart
+from inferno.configs import (
+    SiglipConfig,
+    check_known,
+    check_positive,
+    read_config,
+    siglip_part,
+)
+from inferno.contracts import Checkpoint, Grid
 from inferno.errors import CheckpointError
 from inferno_lfm2.checkpoint import usual_names
 from inferno_lfm2.config import Lfm2Config
@@ -21,7 +27,7 @@ from inferno_lfm2.config import Lfm2Config
 ENCODER = "encoder"
 """The path of the encoder's module in the model."""
 MOST_TILES = 10
-"""In a row and in a column: there are tokens for so many."""
+"""In a row and in a column: the vocabulary has tokens for 10 x 10 tiles."""
 _TILE, _WHOLE, _START, _END = 1, MOST_TILES**2 + 1, MOST_TILES**2 + 2, MOST_TILES**2 + 3
 """How far the tokens of the first tile, of the whole image, and of an image's start and end are
 behind that of an image, in every tokenizer of LFM2-VL and LFM2.5-VL; no config says it."""
@@ -205,19 +211,7 @@ class SeeingLfm2Config(Lfm2Config):
         return [*found, self.image_token_id + _END]
 
 
-_MODULES = {
-    f"{ENCODER}.{name}": (
-        f"model.{name}.vision_model",
-        f"{name}.vision_model",
-        f"model.{name}",
-        name,
-    )
-    for name in ("vision_tower", "multi_modal_projector")
-}
-_RENAMED = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "out"}
-
-
 def seeing(checkpoint: Checkpoint) -> Checkpoint:
     """View a checkpoint with what its images are computed by under `encoder`, and the text model
     under the usual names. An `Architecture.adapt`."""
-    return usual_names(SeeingPart(checkpoint, modules=_MODULES, renamed=_RENAMED))
+    return usual_names(siglip_part(checkpoint, ENCODER))
