@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from inferno.testing import ArchitectureTests, Catalog, load_catalog, randomize
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    generate,
+    load_catalog,
+    load_toy,
+    randomize,
+)
 
 TINY: dict[str, Any] = {
     "vocab_size": 160,
@@ -65,3 +73,20 @@ def family(name: str, **fields: Any) -> dict[str, Any]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 
     return {**TINY, "architectures": [classes[name]], "model_type": name, **fields}
+
+
+def assert_same_tokens(
+    config: dict[str, Any], folder: Path, tolerance: float, **options: Any
+) -> None:
+    """Compare packed prompts, and tokens one by one, with transformers' on each sequence alone. The
+    tolerance is that of logits."""
+    reference = reference_of(config)
+    reference.save_pretrained(folder)
+    toy = load_toy(folder, only=("inferno-transformers",), **options)
+    prompts = [[5, 6, 7], [9, 20, 31, 42] * 10, [11]]
+    for prompt, outcome in zip(prompts, generate(toy, prompts, 6), strict=True):
+        ids = torch.tensor([[*prompt, *outcome.token_ids]])
+        with torch.inference_mode():
+            expected_NV = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(outcome.logits_NV, expected_NV, rtol=tolerance, atol=tolerance)
+        assert list(outcome.token_ids) == expected_NV.argmax(-1).tolist()

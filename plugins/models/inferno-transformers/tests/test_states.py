@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_families import HostedTests, family, reference_of
+from hosted_families import HostedTests, assert_same_tokens, family
 from torch import Tensor
 
 from inferno.contracts import CacheTensor, StateSpec
 from inferno.contracts.states import COMPUTE
 from inferno.errors import UnsupportedError
-from inferno.testing import generate, load_toy
 from inferno_transformers import inspection
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.states import Kept, packed, unpacked
@@ -66,24 +65,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("tokens_of_a_step", [512, 16])
 def test_states_give_the_same_tokens(name: str, tokens_of_a_step: int, tmp_path: Path) -> None:
-    """Packed prompts, whole or in chunks, and tokens one by one, against transformers' on each
-    sequence alone."""
+    """Whole or in chunks."""
     config = family(name, **OTHERS[name])
-    reference = reference_of(config)
-    reference.save_pretrained(tmp_path)
-    toy = load_toy(
-        tmp_path,
-        only=("inferno-transformers",),
-        max_model_len=128,
-        max_num_batched_tokens=tokens_of_a_step,
-    )
-    prompts = [[5, 6, 7], [9, 20, 31, 42] * 10, [11]]
-    for prompt, outcome in zip(prompts, generate(toy, prompts, 6), strict=True):
-        ids = torch.tensor([[*prompt, *outcome.token_ids]])
-        with torch.inference_mode():
-            expected_NV = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        torch.testing.assert_close(outcome.logits_NV, expected_NV, rtol=2e-4, atol=2e-4)
-        assert list(outcome.token_ids) == expected_NV.argmax(-1).tolist()
+    options = {"max_model_len": 128, "max_num_batched_tokens": tokens_of_a_step}
+    assert_same_tokens(config, tmp_path, 2e-4, **options)
 
 
 def test_a_model_without_attention_has_a_longest_context_all_the_same() -> None:

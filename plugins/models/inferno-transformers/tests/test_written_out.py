@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_families import FamilyTests, family, reference_of
+from hosted_families import FamilyTests, assert_same_tokens, family
 from torch import Tensor, nn
 
 from inferno.errors import UnsupportedError
-from inferno.testing import generate, load_toy
 from inferno_transformers.scores import Mask, Products, Reader
 
 
@@ -27,7 +26,7 @@ class TestGPTNeo(FamilyTests):
 
 
 class TestFalcon(FamilyTests):
-    """One head of keys and values for all; linear layers of a class of its own."""
+    """One head of keys and values for all queries; a subclass of torch's linear layers."""
 
     config = family("falcon", multi_query=True)
     uncaptured = "_split_heads"  # it indexes heads by a list, in Python
@@ -54,18 +53,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_attention_that_is_written_out_gives_the_same_tokens(name: str, tmp_path: Path) -> None:
-    """Packed prompts, and tokens one by one, against transformers' on each sequence alone."""
-    config = family(name, **OTHERS[name])
-    reference = reference_of(config)
-    reference.save_pretrained(tmp_path)
-    toy = load_toy(tmp_path, only=("inferno-transformers",))
-    prompts = [[5, 6, 7], [9, 20, 31, 42] * 10, [11]]
-    for prompt, outcome in zip(prompts, generate(toy, prompts, 6), strict=True):
-        ids = torch.tensor([[*prompt, *outcome.token_ids]])
-        with torch.inference_mode():
-            expected_NV = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        torch.testing.assert_close(outcome.logits_NV, expected_NV, rtol=1e-4, atol=1e-4)
-        assert list(outcome.token_ids) == expected_NV.argmax(-1).tolist()
+    assert_same_tokens(family(name, **OTHERS[name]), tmp_path, 1e-4)
 
 
 TOKENS, HEADS, DIM = 5, 2, 4
