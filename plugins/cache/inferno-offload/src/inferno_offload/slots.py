@@ -88,7 +88,7 @@ class Slots:
     def trim(self) -> None:
         """Let the system have the memory of buffers beyond those that are kept. A gigabyte takes it
         25 ms: another thread may do it, while this one takes and gives."""
-        while (slot := _popped(self._returned.pop)) is not None:  # now nobody is given it
+        while (slot := _popped(self._returned.pop)) is not None:  # `take` cannot return it now
             begin = -(-(slot * self.size) // PAGESIZE) * PAGESIZE
             end = (slot + 1) * self.size // PAGESIZE * PAGESIZE
             if begin < end and self._pages is not None and _FREE is not None:

@@ -140,7 +140,7 @@ def _keep(module: Any, state: State) -> None:
 
 def _read_products(module: Any) -> None:
     """Let the step attend where a module's code writes attention out. Its tables of which token
-    sees which are not read then: one value stands for all."""
+    sees which are not read then: they become one expanded value."""
     code = module.forward
     for name, table in list(module.named_buffers(recurse=False)):
         if is_of_pairs(table):

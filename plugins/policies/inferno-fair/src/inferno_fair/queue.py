@@ -6,7 +6,7 @@ the background (a priority above 0). The flow that asks for least comes first.
 - *Steps.* A flow takes part in a step as far as it slows the flows before it by no more than
   `SLOWER`, measured in seconds, so that tokens, prompts and the masks of grammars count alike; and,
   by deficit round robin, if it was served `LEAD` tokens less than the first one. Steps in which the
-  first one has a prompt are counted apart: a long prompt is no reason for a slow stream.
+  first one has a prompt are counted apart, so that a long prompt does not make a stream slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=Queued)
 SLOWER = 0.15
 """The most by which the steps of a flow take longer because of all that ask for more."""
 ALIKE = 2
-"""A flow that asks for at most so many times as much as the first one takes part in its steps."""
+"""A flow takes part in the first one's steps if it asks for at most this many times as much."""
 PREFERENCE = 4.0
 """By how much more a token of a flow may count that asks for more: where a step of many rows takes
 very long, a lone stream keeps its speed, and gets more tokens than all others together."""
@@ -163,7 +163,7 @@ class FairQueue(Generic[T]):
     def _rests(
         self, flow: Flow, first: Flow, wanted: Mapping[Flow, int], streams: int, prompts: int
     ) -> bool:
-        """Whether a flow takes no part in a step of the first one, which has so many of these."""
+        """Whether a flow rests in a step in which the first one has `streams` and `prompts`."""
         if self._credits[prompts > 0][flow] >= 0:
             return False
         if flow.background != first.background:
