@@ -67,6 +67,8 @@ from inferno.plan.stored import adapted, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
+ENCODERS_SHARED_FROM = 8 * host.UNITS["MI"]
+"""Those of encoders: their steps have the tokens of whole texts, not one of each request."""
 KEPT_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which packed weights are kept on disk: repacking fewer takes no time."""
 
@@ -228,14 +230,14 @@ def choose_weights(
         packed_cache=choose_folder(options, environ, device, model.checkpoint, kernels)
         if matrices.nbytes >= KEPT_FROM
         else None,
-        threads=options.threads or _threads(matrices.nbytes, options),
+        threads=options.threads or _threads(matrices.nbytes, model.config, options),
     )
 
 
-def _threads(weights: int, options: Options) -> int:
+def _threads(weights: int, config: ModelConfig, options: Options) -> int:
     """One for tiny models: handing work to another core takes microseconds, as long as a whole
     layer. Ranks and engines share the cores."""
-    if weights < SHARED_FROM:
+    if weights < (ENCODERS_SHARED_FROM if is_encoder(config) else SHARED_FROM):
         return 1
     own = process_cores(options)
     return min(map(len, own), default=max(1, host.usable_cores() // options.processes_here))

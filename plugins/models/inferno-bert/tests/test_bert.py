@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -354,6 +355,14 @@ def test_a_step_shorter_than_the_context_is_said(tmp_path: Path) -> None:
     plan = plan_of(path, max_num_batched_tokens=100, max_model_len=None)
     assert plan.max_model_len == 100
     assert any("--max-num-batched-tokens 192" in note for note in plan.notes)
+
+
+def test_a_step_of_small_weights_uses_every_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
+    assert plan_of(written(tmp_path, BERT, {})).threads == 1, "a layer takes microseconds"
+    assert plan_of(written(tmp_path, {**BERT, "vocab_size": 40_000}, {})).threads == 6
 
 
 def test_a_checkpoint_may_limit_a_string(tmp_path: Path) -> None:
