@@ -22,7 +22,7 @@ import attrs
 import click
 
 from inferno import cli, contracts, errors, hookspecs
-from inferno.catalog import ANY, GROUPS, KINDS, Catalog, load_catalog
+from inferno.catalog import GROUPS, KINDS, Catalog, load_catalog
 from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
@@ -87,7 +87,8 @@ _UNSAID = {
 
 PLUGINS = DOCS.parent / "plugins"
 FAMILIES = PLUGINS / "models"
-FALLBACK = FAMILIES / "inferno-transformers" / "tools" / "architectures.json"
+HOST = "inferno-transformers"
+FALLBACK = FAMILIES / HOST / "tools" / "architectures.json"
 """What `tools/coverage.py --architectures` has found: to ask again takes minutes."""
 PREFIXES = {"package": ("package:",), "modelscope": ("modelscope:",)}
 """What references begin with, for sources whose list depends on the machine."""
@@ -292,7 +293,7 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
     """Those of this repository, by distribution."""
     found: dict[str, list[contracts.Architecture]] = {}
     for offer in load_catalog().of("inferno_architectures"):
-        if (FAMILIES / offer.distribution).is_dir() and offer.item.name != ANY:
+        if (FAMILIES / offer.distribution).is_dir() and offer.distribution != HOST:
             found.setdefault(offer.distribution, []).append(offer.item)
     return dict(sorted(found.items()))
 
@@ -381,8 +382,13 @@ def _quant_methods() -> dict[str, str]:
 
 
 def _named_architectures() -> dict[str, str]:
-    """By the names of every format: `config.json`'s, and those of its dialects."""
-    names = _declared(load_catalog(), "inferno_architectures")
+    """By the names of every format: `config.json`'s with aliases, and those of its dialects."""
+    names = {
+        name: offer.distribution
+        for offer in load_catalog().of("inferno_architectures")
+        if _is_ours(offer.distribution)
+        for name in (offer.item.name, *offer.item.aliases)
+    }
     by_priority = [
         (dialect.priority, dialect.architecture, distribution)
         for distribution, held in _architectures().items()
@@ -409,8 +415,8 @@ def families() -> str:
     conformance kit checks."""
     parts = []
     for distribution, architectures in _architectures().items():
-        names = ", ".join(f"`{a.name}`" for a in architectures)
-        rows = [("architectures", names)]
+        names = [f"`{name}`" for a in architectures for name in (a.name, *a.aliases)]
+        rows = [("architectures", ", ".join(names))]
         for name in dict.fromkeys(name for a in architectures for name in a.dialects):
             own = [a.dialects[name] for a in architectures if name in a.dialects]
             theirs = [d.architecture for each in own for d in (each, *each.variants)]
@@ -440,7 +446,7 @@ def vllm_architectures() -> str:
         if native:
             rows.append((f"`{name}`", "native", native[0]))
         elif fallback == "runs":
-            rows.append((f"`{name}`", "fallback", FALLBACK.parents[1].name))
+            rows.append((f"`{name}`", "fallback", HOST))
         else:
             rows.append((f"`{name}`", "refused", fallback))
     counts = Counter(state for _, state, _ in rows)

@@ -111,8 +111,10 @@ class Catalog:
         return sorted({h.distribution for h in self._hints(kind, name) if h.distribution})
 
     def _hints(self, kind: MissingKind, name: str) -> list[Hint]:
-        hints = [o.item for o in self.of("inferno_hints")]
-        return [hint for hint in hints if (hint.kind, hint.name) == (kind, name)]
+        hints = [o.item for o in self.of("inferno_hints") if o.item.kind == kind]
+        if kind == "architecture":  # classes are known in any spelling of lower and upper case
+            return [hint for hint in hints if hint.name.lower() == name.lower()]
+        return [hint for hint in hints if hint.name == name]
 
     def architecture(self, name: str) -> Choice[Architecture]:
         """Choose the architecture of that name, else the fallback (`*`). If a plugin that has the

@@ -164,6 +164,7 @@ from inferno.contracts.sources import (
     is_part_of_model,
     parts_of,
 )
+from inferno.contracts.spellings import Fused, Spelling, spelled
 from inferno.contracts.states import StateSpec
 from inferno.contracts.stores import (
     BlockStore,
@@ -267,6 +268,7 @@ __all__ = [
     "GrammarKind",
     "GrammarProvider",
     "GrammarSpec",
+    "Fused",
     "Grid",
     "HeldMatrix",
     "Hint",
@@ -357,6 +359,7 @@ __all__ = [
     "Shard",
     "Source",
     "Span",
+    "Spelling",
     "StateSpec",
     "StoreIndex",
     "StoreNeed",
@@ -404,6 +407,7 @@ __all__ = [
     "place_of",
     "refusal_of",
     "rotary_heads",
+    "spelled",
     "tensor_pattern",
     "text_config",
     "text_part",

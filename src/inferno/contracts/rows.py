@@ -35,19 +35,26 @@ class RowRange:
     """Range of rows, after `transposed`."""
     transposed: bool = False
     """Whether the stored matrix has the model's rows as its columns. Dense matrices only."""
+    groups: int = 1
+    """Number of equal parts of the stored rows; `rows` are those of each part. Dense matrices
+    only, unless it is 1."""
 
     def info(self, stored: TensorInfo) -> TensorInfo:
         """Return the header of these rows."""
         shape = stored.shape if self.member is None else stored.shape[1:]
         shape = shape[::-1] if self.transposed else shape
-        shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:]) if shape else shape
+        if shape:
+            count = len(range(*self.rows.indices(shape[0] // self.groups))) * self.groups
+            shape = (count, *shape[1:])
         nbytes = stored.nbytes * math.prod(shape) // max(1, math.prod(stored.shape))
         return TensorInfo(stored.dtype, shape, nbytes)
 
     def of(self, stored: Tensor) -> Tensor:
-        """Return these rows as a view of the stored tensor."""
+        """Return these rows: as a view of the stored tensor, if they are of one group."""
         matrix = stored if self.member is None else stored[self.member]
         matrix = matrix.T if self.transposed else matrix
+        if self.groups > 1:
+            return matrix.unflatten(0, (self.groups, -1))[:, self.rows].flatten(0, 1)
         return matrix[self.rows] if matrix.ndim else matrix
 
 

@@ -26,7 +26,13 @@ _DECODERS = (
     "model",
 )
 """Where checkpoints keep the language model's decoder."""
-_HEADS = ("language_model.lm_head", "model.language_model.lm_head", "thinker.lm_head", "lm_head")
+_HEADS = (
+    "language_model.lm_head",
+    "model.language_model.lm_head",
+    "language_model.output",
+    "thinker.lm_head",
+    "lm_head",
+)
 _OF_THE_WHOLE = (
     "dtype",
     "torch_dtype",
@@ -153,7 +159,7 @@ class SeeingPart(TextPart):
         return {**fields, **{k: v for k, v in text.items() if k != TEXT_PART_OF}}
 
 
-_EMBEDDINGS = ("embed_tokens", "wte")
+_EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte")
 
 
 def _holds(stored: Mapping[str, TensorInfo], module: str) -> bool:

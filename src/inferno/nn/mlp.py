@@ -25,15 +25,18 @@ class GatedMLP(Layer):
         intermediate_size: int,
         *,
         bias: bool = False,
+        down_bias: bool | None = None,
         activation: Activation = "silu",
         names: Names = NAMES,
     ) -> None:
+        """`down_bias`: whether the last matrix has a bias; None: as the others."""
         super().__init__()
+        down_bias = bias if down_bias is None else down_bias
         self.gate_up = MergedLinear(
             hidden_size, bias=bias, **dict.fromkeys(names[:2], intermediate_size)
         )
         self.down_name = names[2]
-        self.add_module(names[2], Linear(intermediate_size, hidden_size, bias=bias))
+        self.add_module(names[2], Linear(intermediate_size, hidden_size, bias=down_bias))
         self.activation = activation
         self.ops = ops.TORCH
 

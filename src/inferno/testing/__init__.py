@@ -66,6 +66,7 @@ from inferno.testing.reference import reference_logits, transformers_model
 from inferno.testing.sandbox import SandboxTests
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
+from inferno.testing.spelling import SpellingTests, joined, renamed
 from inferno.testing.text_part import TINY_TEXT, TextPartTests
 from inferno.testing.tiny import (
     Outcome,
@@ -135,6 +136,7 @@ __all__ = [
     "SeeingToy",
     "SessionKeeperTests",
     "SourceTests",
+    "SpellingTests",
     "StoreTests",
     "Tokenizer",
     "TextPartTests",
@@ -156,6 +158,7 @@ __all__ = [
     "eos_token_ids",
     "generate",
     "gguf_dialect",
+    "joined",
     "in_turn",
     "like_trained",
     "load_catalog",
@@ -168,6 +171,7 @@ __all__ = [
     "random_tensors",
     "randomize",
     "reference_logits",
+    "renamed",
     "run_python",
     "skewed_model",
     "stored_matrix",

@@ -29,6 +29,7 @@ def test_an_architecture_is_found_by_either_of_its_names() -> None:
     hints = {(hint.kind, hint.name): hint.distribution for hint in inferno_hints()}
     assert hints["architecture", "Qwen3ForCausalLM"] == "inferno-qwen3"
     assert hints["architecture", "qwen3"] == "inferno-qwen3"
+    assert hints["architecture", "AquilaModel"] == "inferno-llama"
     assert hints["architecture", "*"] == "inferno-transformers"
 
 

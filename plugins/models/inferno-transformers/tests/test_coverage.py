@@ -36,6 +36,7 @@ def states(coverage: ModuleType) -> dict[str, str]:
         "GPTJForCausalLM",
         "MPTForCausalLM",  # spelt otherwise than transformers' class
         "MambaForCausalLM",
+        "RWForCausalLM",  # an old class, declared by this plugin
         "XverseForCausalLM",
         "Zamba2ForCausalLM",
     ],

@@ -36,6 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno.testing import Toy, generate, load_toy, ragged_prompts, randomize
 from inferno_transformers.config import HostedConfig
+from inferno_transformers.spellings import FALCON
 
 auto: Any = transformers  # it is not typed
 ARCHITECTURES = Path(__file__).with_name("architectures.json")
@@ -215,6 +216,7 @@ def state(name: str, ask: Callable[[str, str], tuple[str, str]] = attempt) -> st
     """Return "runs", or why the fallback does not run the architecture."""
     published = {**dict(reversed(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())), **PUBLISHED}
     types = {class_.lower(): model_type for model_type, class_ in published.items()}
+    types[FALCON.name.lower()] = "falcon"
     if name.lower() not in types:
         return "transformers has no such class"
     result, said = ask(types[name.lower()], name)

@@ -3,13 +3,17 @@ torch until a model is built."""
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from inferno import hookimpl
-from inferno.contracts import DECODER, Architecture, classifier_of
+from inferno.contracts import DECODER, Architecture, classifier_of, spelled
 from inferno_llama.audio_config import TEMPLATE
 from inferno_llama.gguf import LLAMA
+from inferno_llama.spellings import BAICHUAN, BIASED, EXAONE, INTERNLM2, PLAIN, TELECHAT
 
 CAUSAL = Architecture(
     name="LlamaForCausalLM",
+    aliases=PLAIN,
     model_types=("llama",),
     config="inferno_llama.config:LlamaConfig.from_json",
     build="inferno_llama.model:LlamaForCausalLM",
@@ -27,6 +31,8 @@ CAUSAL = Architecture(
         "01-ai/Yi-1.5-9B-Chat",
         "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
         "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        "xverse/XVERSE-7B-Chat",
+        "BAAI/AquilaChat2-7B",
     ),
 )
 
@@ -45,4 +51,6 @@ HEARING = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL), HEARING]
+    normal = evolve(CAUSAL, adapt="inferno_llama.spellings:with_normal_head")
+    others = [spelled(CAUSAL, each) for each in (BIASED, INTERNLM2, EXAONE, TELECHAT)]
+    return [CAUSAL, classifier_of(CAUSAL), HEARING, *others, spelled(normal, BAICHUAN)]

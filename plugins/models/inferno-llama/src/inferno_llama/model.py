@@ -19,6 +19,7 @@ class LlamaForCausalLM(CausalLM):
 
 def layers(config: LlamaConfig) -> Iterator[DecoderLayer]:
     """Return the layers of the decoder."""
+    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
     for layer_id in range(config.num_hidden_layers):
         yield DecoderLayer(
             SelfAttention(
@@ -26,9 +27,14 @@ def layers(config: LlamaConfig) -> Iterator[DecoderLayer]:
                 config.attention_spec(layer_id),
                 config.hidden_size,
                 bias=config.attention_bias,
-                output_bias=config.attention_bias,
+                output_bias=output_bias,
             ),
-            GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
+            GatedMLP(
+                config.hidden_size,
+                config.intermediate_size,
+                bias=config.mlp_bias,
+                down_bias=config.down_bias,
+            ),
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
         )

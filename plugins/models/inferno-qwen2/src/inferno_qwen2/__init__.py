@@ -4,9 +4,10 @@ no torch until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import DECODER, Architecture, classifier_of
+from inferno.contracts import DECODER, Architecture, classifier_of, spelled
 from inferno_qwen2.audio_config import TEMPLATE
 from inferno_qwen2.gguf import QWEN2, QWEN2_5_VL
+from inferno_qwen2.spellings import MIMO, QWEN
 
 CAUSAL = Architecture(
     name="Qwen2ForCausalLM",
@@ -79,8 +80,9 @@ OMNI = Architecture(
     stop_tokens=CAUSAL.stop_tokens,
     checkpoints=("Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen2.5-Omni-7B"),
 )
+OTHERS = [spelled(CAUSAL, each) for each in (QWEN, MIMO)]
 
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL), SEEING, HEARING, OMNI]
+    return [CAUSAL, classifier_of(CAUSAL), SEEING, HEARING, OMNI, *OTHERS]

@@ -1,0 +1,181 @@
+"""Models that a family computes, published under another class: their `config.json` and their
+tensors have other names, but the arithmetic is the family's. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from inferno.contracts import lazy
+from inferno.contracts.architectures import Architecture
+from inferno.contracts.checkpoints import Checkpoint
+from inferno.contracts.rows import RowRange, RowsView
+from inferno.errors import CheckpointError, UnsupportedError
+
+_READ = "spelled_as"
+"""Field of a config that has been read: the class that it was published under."""
+_DENSE = ("weight", "bias")
+
+
+@frozen
+class Fused:
+    """A stored matrix that holds several of the model's, one after the other along its rows."""
+
+    shares: Mapping[str, int | str]
+    """Module path in the model -> its share of the rows: an integer, or the field of the family's
+    `config.json` that has it."""
+    groups: str = ""
+    """Field with the number of equal parts of the rows, each of which has rows of all the modules
+    in these shares. Empty: one part."""
+
+
+@frozen(kw_only=True)
+class Spelling:
+    """How checkpoints of another class write a model that a family computes. `{n}` in a path is a
+    layer's index."""
+
+    name: str
+    """The class in their `config.json`."""
+    aliases: tuple[str, ...] = ()
+    """Other classes of the same."""
+    model_types: tuple[str, ...] = ()
+    """As in `Architecture`."""
+    fields: Mapping[str, str] = field(factory=dict)
+    """Field of their `config.json` -> the family's, where it has another name."""
+    config: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """config(fields) -> the family's `config.json`, from their own, under the names above. Raises
+    UnsupportedError for what the family does not compute. Imports no torch."""
+    modules: Mapping[str, str] = field(factory=dict)
+    """Module path, or a tensor's full name, in their checkpoints -> in the model. Others have the
+    family's names."""
+    fused: Mapping[str, Fused] = field(factory=dict)
+    """Module path in their checkpoints -> the model's modules that it holds."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions of the names of tensors that the model does not read."""
+    checkpoints: tuple[str, ...] = ()
+    """Published models, for listings."""
+
+    def read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the family's `config.json`; one that has been read as it is."""
+        if config.get(_READ) == self.name:
+            return config
+        found = {self.fields.get(name, name): value for name, value in config.items()}
+        return {**(self.config(found) if self.config is not None else found), _READ: self.name}
+
+
+def spelled(architecture: Architecture, spelling: Spelling) -> Architecture:
+    """Return the declaration of another class that the family's code computes: its config is read,
+    and its tensors are viewed, under the family's names."""
+    return evolve(
+        architecture,
+        name=spelling.name,
+        aliases=spelling.aliases,
+        model_types=spelling.model_types,
+        config=partial(_read, architecture.config, spelling),
+        adapt=partial(_adapted, architecture.adapt, spelling),
+        mtp=None,
+        dialects={},
+        checkpoints=spelling.checkpoints,
+    )
+
+
+def _read(
+    read: Callable[[Mapping[str, Any]], Any], spelling: Spelling, config: Mapping[str, Any]
+) -> Any:
+    return read(spelling.read(config))
+
+
+def _adapted(
+    adapt: Callable[[Checkpoint], Checkpoint] | None, spelling: Spelling, checkpoint: Checkpoint
+) -> Checkpoint:
+    config = spelling.read(checkpoint.config)
+    view = _Respelled(checkpoint, _ranges(checkpoint, spelling, config), read=config)
+    return view if adapt is None else adapt(view)
+
+
+@frozen(eq=False)
+class _Respelled(RowsView):
+    config: Mapping[str, Any] = field(kw_only=True, alias="read")
+
+
+def _ranges(
+    checkpoint: Checkpoint, spelling: Spelling, config: Mapping[str, Any]
+) -> dict[str, RowRange]:
+    modules = [(_pattern(path), new) for path, new in spelling.modules.items()]
+    fused = [(_pattern(path), parts) for path, parts in spelling.fused.items()]
+    unused = [re.compile(pattern) for pattern in spelling.unused]
+    found: dict[str, RowRange] = {}
+    for name in checkpoint.tensors:
+        if any(pattern.fullmatch(name) for pattern in unused):
+            continue
+        path, _, part = name.rpartition(".")
+        held = ((match, parts) for pattern, parts in fused if (match := pattern.fullmatch(path)))
+        for match, parts in held:
+            found |= _split(checkpoint, name, parts, match.groupdict(), config)
+            break
+        else:
+            found[_renamed(modules, name) or _joined(_renamed(modules, path) or path, part)] = (
+                RowRange(name)
+            )
+    return found
+
+
+def _joined(path: str, part: str) -> str:
+    return f"{path}.{part}" if path else part
+
+
+def _renamed(modules: list[tuple[re.Pattern[str], str]], name: str) -> str:
+    """Return the model's name; empty: it has no other."""
+    for pattern, new in modules:
+        if match := pattern.fullmatch(name):
+            return new.format(**match.groupdict())
+    return ""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.escape(path).replace(r"\{n\}", r"(?P<n>\d+)"))
+
+
+def _split(
+    checkpoint: Checkpoint,
+    name: str,
+    fused: Fused,
+    numbers: Mapping[str, str],
+    config: Mapping[str, Any],
+) -> dict[str, RowRange]:
+    part = name.rpartition(".")[2]
+    if part not in _DENSE:
+        raise UnsupportedError(
+            f"{name}: a quantized matrix that holds several of the model's is not split",
+            "Use the original checkpoint, or one in which the matrices are apart.",
+        )
+    groups = _number(config, fused.groups) if fused.groups else 1
+    shares = {path: _number(config, share) for path, share in fused.shares.items()}
+    rows, total = checkpoint.tensors[name].shape[0], sum(shares.values()) * groups
+    if rows % total:
+        raise CheckpointError(
+            f"{name} has {rows} rows, which are no multiple of {total}",
+            "Check config.json: the numbers of heads are not those of the weights.",
+        )
+    size, start, found = rows // total, 0, dict[str, RowRange]()
+    for path, share in shares.items():
+        stop = start + share * size
+        span = slice(start, stop)
+        found[f"{path.format(**numbers)}.{part}"] = RowRange(name, rows=span, groups=groups)
+        start = stop
+    return found
+
+
+def _number(config: Mapping[str, Any], share: int | str) -> int:
+    number = config.get(share) if isinstance(share, str) else share
+    if type(number) is not int or number < 1:
+        raise CheckpointError(
+            f"config.json: {share} is {number!r}", "It must be a whole number of at least 1."
+        )
+    return number
