@@ -54,7 +54,8 @@ class RowRange:
         matrix = stored if self.member is None else stored[self.member]
         matrix = matrix.T if self.transposed else matrix
         if self.groups > 1:
-            return matrix.unflatten(0, (self.groups, -1))[:, self.rows].flatten(0, 1)
+            parts: Tensor = matrix.unflatten(0, (self.groups, -1))
+            return parts[:, self.rows].flatten(0, 1)
         return matrix[self.rows] if matrix.ndim else matrix
 
 

@@ -1,4 +1,4 @@
-"""The text part of GLM-4.1V."""
+"""The text parts of GLM-4.1V and GLM-OCR."""
 
 from __future__ import annotations
 
@@ -26,4 +26,25 @@ class TestGlm4V(TextPartTests):
         "text_config": {**TINY_TEXT, "rope_parameters": MROPE},
         "vision_config": {"out_hidden_size": 64},
         **IDS,
+    }
+
+
+class TestGlmOcr(TextPartTests):
+    """GLM-OCR: whole heads turn, and nothing has a bias."""
+
+    computed_by = "GlmOcrTextModel"
+    config = {
+        "model_type": "glm_ocr",
+        "text_config": {
+            **TINY_TEXT,
+            "rope_parameters": {
+                **MROPE,
+                "mrope_section": [2, 3, 3],
+                "partial_rotary_factor": 1.0,
+            },
+        },
+        "vision_config": {"out_hidden_size": 64},
+        **IDS,
+        "image_start_token_id": 152,
+        "image_end_token_id": 153,
     }

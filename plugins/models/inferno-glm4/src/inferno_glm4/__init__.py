@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, spelled
 from inferno_glm4.gguf import GLM, GLM4
-from inferno_glm4.spellings import CHATGLM
+from inferno_glm4.spellings import CHATGLM, OCR
 
 _STOP_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 GLM_0414 = Architecture(
@@ -47,4 +47,4 @@ FIRST = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [GLM_0414, FIRST, spelled(FIRST, CHATGLM)]
+    return [GLM_0414, FIRST, spelled(FIRST, CHATGLM), spelled(GLM_0414, OCR)]

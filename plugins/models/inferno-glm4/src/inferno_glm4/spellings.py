@@ -1,4 +1,5 @@
-"""ChatGLM2, ChatGLM3 and GLM-4 as they were published first. Imports no torch."""
+"""ChatGLM2, ChatGLM3 and GLM-4 as they were published first, and the text part of GLM-OCR. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -102,3 +103,12 @@ CHATGLM = Spelling(
         "THUDM/LongWriter-glm4-9b",
     ),
 )
+
+OCR = Spelling(
+    name="GlmOcrTextModel",
+    model_types=("glm_ocr_text",),
+    config=lambda fields: {**fields, "attention_bias": False},
+    unused=(r"model\.layers\.\d+\.(eh_proj|enorm|hnorm|embed_tokens|shared_head)\..*",),
+    checkpoints=("zai-org/GLM-OCR",),
+)
+"""The text part of GLM-OCR, which has no biases."""

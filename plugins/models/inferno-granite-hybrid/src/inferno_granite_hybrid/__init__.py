@@ -10,7 +10,7 @@ from inferno_granite_hybrid.spellings import MINICPM, TELEFLM
 _STOP_TOKENS = ("<|end_of_text|>",)
 DENSE = Architecture(
     name="GraniteForCausalLM",
-    model_types=("granite",),
+    model_types=("granite", "granite4_vision_text", "granite_docling_text"),
     config="inferno_granite_hybrid.config:GraniteConfig.from_json",
     build="inferno_granite_hybrid.model:GraniteForCausalLM",
     adapt="inferno.contracts:with_head",

@@ -69,3 +69,15 @@ def _same(field: str, values: list[Any]) -> Any:
             "This plugin computes models in which all layers are alike.",
         )
     return values[0]
+
+
+def of_text_part(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a text part as that of Hunyuan alone. With "xdrope", parts of a head turn
+    by an image's rows and columns: of text, all are alike, and the rest is "dynamic"."""
+    found = {**fields}
+    for name in ("rope_parameters", "rope_scaling"):
+        scaling = found.get(name)
+        if isinstance(scaling, Mapping):
+            kind = scaling.get("rope_type") or scaling.get("type")
+            found[name] = {**scaling, "rope_type": "dynamic" if kind == "xdrope" else kind}
+    return found

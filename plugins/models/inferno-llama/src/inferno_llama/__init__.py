@@ -9,7 +9,7 @@ from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of, spelled
 from inferno_llama.audio_config import TEMPLATE
 from inferno_llama.gguf import LLAMA
-from inferno_llama.spellings import BAICHUAN, BIASED, EXAONE, INTERNLM2, PLAIN, TELECHAT
+from inferno_llama.spellings import BAICHUAN, BIASED, EXAONE, INTERNLM2, PADDLE, PLAIN, TELECHAT
 
 CAUSAL = Architecture(
     name="LlamaForCausalLM",
@@ -52,5 +52,5 @@ HEARING = Architecture(
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     normal = evolve(CAUSAL, adapt="inferno_llama.spellings:with_normal_head")
-    others = [spelled(CAUSAL, each) for each in (BIASED, INTERNLM2, EXAONE, TELECHAT)]
+    others = [spelled(CAUSAL, each) for each in (BIASED, INTERNLM2, EXAONE, TELECHAT, PADDLE)]
     return [CAUSAL, classifier_of(CAUSAL), HEARING, *others, spelled(normal, BAICHUAN)]

@@ -77,6 +77,12 @@ def _telechat(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _paddle(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """One field is for the biases of attention and MLP."""
+    biased = fields.get("use_bias") or False
+    return {**fields, "attention_bias": biased, "mlp_bias": biased}
+
+
 def _qkv(groups: str = "", queries: str = "num_attention_heads") -> Fused:
     keys: int | str = 1 if groups else "num_key_value_heads"
     shares = {f"{_ATTENTION}.q_proj": queries}
@@ -201,6 +207,13 @@ TELECHAT = Spelling(
         "Tele-AI/TeleChat2-115B",
     ),
 )
+PADDLE = Spelling(
+    name="PaddleOCRTextModel",
+    model_types=("paddleocr_vl_text",),
+    config=_paddle,
+    checkpoints=("PaddlePaddle/PaddleOCR-VL",),
+)
+"""The text part of PaddleOCR-VL: ERNIE 4.5's fields, but Llama's order of rotary pairs."""
 
 
 class _NormalHead(CheckpointView):
