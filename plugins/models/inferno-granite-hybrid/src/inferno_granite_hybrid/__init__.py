@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from inferno import hookimpl
 from inferno.contracts import DECODER, MAMBA2, Architecture, spelled
-from inferno_granite_hybrid.gguf import GRANITE, GRANITE_HYBRID
+from inferno_granite_hybrid.gguf import GRANITE, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SHARED
 from inferno_granite_hybrid.spellings import MINICPM, TELEFLM
 
 _STOP_TOKENS = ("<|end_of_text|>",)
@@ -24,6 +26,29 @@ DENSE = Architecture(
         "ibm-granite/granite-3.3-2b-instruct",
         "ibm-granite/granite-3.3-8b-instruct",
     ),
+)
+MOE = Architecture(
+    name="GraniteMoeForCausalLM",
+    model_types=("granitemoe",),
+    config="inferno_granite_hybrid.config:GraniteMoeConfig.from_json",
+    build="inferno_granite_hybrid.model:GraniteMoeForCausalLM",
+    adapt="inferno_granite_hybrid.checkpoint:per_expert",
+    divides={**DECODER, "input_linear": "two inner", "output_linear": "from inner"},
+    dialects={"gguf": GRANITE_MOE},
+    stop_tokens=_STOP_TOKENS,
+    checkpoints=(
+        "ibm-granite/granite-3.0-1b-a400m-instruct",
+        "ibm-granite/granite-3.0-3b-a800m-instruct",
+        "ibm-granite/granite-3.1-1b-a400m-instruct",
+        "ibm-granite/granite-3.1-3b-a800m-instruct",
+    ),
+)
+MOE_SHARED = evolve(
+    MOE,
+    name="GraniteMoeSharedForCausalLM",
+    model_types=("granitemoeshared",),
+    dialects={"gguf": GRANITE_MOE_SHARED},
+    checkpoints=("ibm-research/moe-7b-1b-active-shared-experts",),
 )
 HYBRID = Architecture(
     name="GraniteMoeHybridForCausalLM",
@@ -54,4 +79,4 @@ HYBRID = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [DENSE, HYBRID, spelled(DENSE, MINICPM), spelled(DENSE, TELEFLM)]
+    return [DENSE, MOE, MOE_SHARED, HYBRID, spelled(DENSE, MINICPM), spelled(DENSE, TELEFLM)]

@@ -56,6 +56,30 @@ class GraniteConfig(DecoderConfig):
 
 
 @frozen(kw_only=True)
+class GraniteMoeConfig(GraniteConfig):
+    """Granite 3's mixtures. Their `intermediate_size` is that of one expert."""
+
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+    shared_intermediate_size: int = 0
+    """Of an MLP beside the experts; 0: there is none."""
+    split_mlp: bool = False
+    """As in `GraniteHybridConfig`."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        read = super().from_json(config)
+        check_experts(read.num_local_experts, read.num_experts_per_tok)
+        if read.shared_intermediate_size < 0:
+            check_positive(shared_intermediate_size=read.shared_intermediate_size)
+        return read
+
+    @property
+    def num_experts(self) -> int:
+        return self.num_local_experts
+
+
+@frozen(kw_only=True)
 class GraniteHybridConfig(MambaConfig, GraniteConfig):
     """Granite 4. Its `intermediate_size` is that of one expert."""
 

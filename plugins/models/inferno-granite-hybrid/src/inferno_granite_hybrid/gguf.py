@@ -1,5 +1,5 @@
 """The GGUF dialects of Granite 3, to which Granite 4 with attention in every layer and no experts
-belongs, and of Granite 4 with states. Imports no torch."""
+belongs, of Granite 3 with experts, and of Granite 4 with states. Imports no torch."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ GRANITE = Dialect(
     inverse=_rotates,
 )
 
+
+def _granite_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp has one name for mixtures with a shared MLP and without."""
+    config = _granite(fields)
+    if not config.get("shared_intermediate_size"):
+        return config
+    named = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    return {**config, **named}
+
+
 _LAYER = "model.layers.{n}"
 _MAMBA, _SHARED, _EXPERTS = (
     f"{_LAYER}.{part}" for part in ("mamba", "shared_mlp", "block_sparse_moe.experts.{e}")
@@ -82,6 +92,10 @@ def _split(config: Mapping[str, Any]) -> Recast | None:
         return None
     parts = (f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj")
     return Recast(config={**config, "split_mlp": True}, splits={f"{_SHARED}.input_linear": parts})
+
+
+def _split_shared(config: Mapping[str, Any]) -> Recast | None:
+    return _split(config) if config.get("shared_intermediate_size") else None
 
 
 def _has_no_experts(config: Mapping[str, Any]) -> bool:
@@ -137,6 +151,28 @@ _HYBRID = Dialect(
     inverse=_layers,
     recast=_split,
 )
+GRANITE_MOE = attrs.evolve(
+    GRANITE,
+    architecture="granitemoe",
+    constants={"model_type": "granitemoe", "split_mlp": True},
+    fields={
+        **GRANITE.fields,
+        "shared_intermediate_size": "expert_shared_feed_forward_length",
+        "num_experts": None,
+        "num_local_experts": "expert_count",
+        "moe_intermediate_size": None,
+    },
+    present={"attention_bias": "blk.0.attn_q.bias"},
+    modules=_SHARED_OF_EXPERTS,
+    config=_granite_moe,
+    recast=_split_shared,
+)
+GRANITE_MOE_SHARED = attrs.evolve(
+    GRANITE_MOE,
+    constants={**GRANITE_MOE.constants, "model_type": "granitemoeshared"},
+    priority=-20,
+)
+"""Files say which of the two they are by the width of the shared MLP alone."""
 _WITHOUT_EXPERTS = attrs.evolve(
     _HYBRID,
     modules={

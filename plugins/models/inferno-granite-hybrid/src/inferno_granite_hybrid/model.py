@@ -1,10 +1,10 @@
 """Granite: what is added to the residual stream is scaled, as embeddings, scores and logits are.
-Granite 3 is Llama otherwise. Of Granite 4 most layers are Mamba-2, a few attention without
-positions; with a shared MLP, in some models beside routed experts.
+Granite 3 is Llama otherwise, or has experts in every layer. Of Granite 4 most layers are Mamba-2, a
+few attention without positions; with a shared MLP, in some models beside routed experts.
 
 https://arxiv.org/abs/2405.21060 (Mamba-2), https://www.ibm.com/granite/docs/models/granite;
-reference: transformers/models/granite, granitemoehybrid. Suffixes: T packed tokens, D hidden, I
-inner width of the MLP, S sampled rows, V vocabulary.
+reference: transformers/models/granite, granitemoe, granitemoehybrid. Suffixes: T packed tokens, D
+hidden, I inner width of the MLP, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from inferno.nn import (
     sum_once,
 )
 from inferno.nn.batch import Batch
-from inferno_granite_hybrid.config import GraniteConfig, GraniteHybridConfig
+from inferno_granite_hybrid.config import GraniteConfig, GraniteHybridConfig, GraniteMoeConfig
 
 
 class SparseMoE(nn.Module):
     """Routed experts."""
 
-    def __init__(self, config: GraniteHybridConfig) -> None:
+    def __init__(self, config: GraniteHybridConfig | GraniteMoeConfig) -> None:
         super().__init__()
         # The softmax over the picked ones alone is that over all, normalized.
         routing = Routing(top_k=config.num_experts_per_tok, normalize=True)
@@ -90,9 +90,39 @@ class DenseLayer(ScaledLayer):
         return y_TD
 
 
-class HybridLayer(ScaledLayer):
-    """Attention or a state, which is stored under its kind's name, and a shared MLP, beside experts
-    if there are any."""
+class FedLayer(ScaledLayer):
+    """A shared MLP, routed experts, or both beside each other."""
+
+    def __init__(self, config: GraniteHybridConfig | GraniteMoeConfig) -> None:
+        super().__init__(config)
+        self.shared_mlp = _shared(config) if config.shared_intermediate_size else None
+        self.block_sparse_moe = SparseMoE(config) if config.num_experts else None
+        self.summed = False
+
+    def divide(self, shard: Shard) -> None:
+        """Sum once over the ranks, after both parts are added."""
+        if self.block_sparse_moe is not None and self.shared_mlp is not None:
+            self.summed = sum_once(self.block_sparse_moe.experts, self.shared_mlp)
+
+    def fed(self, x_TD: Tensor) -> Tensor:
+        parts = [part for part in (self.block_sparse_moe, self.shared_mlp) if part is not None]
+        y_TD: Tensor = parts[0](x_TD)
+        if len(parts) == 1:
+            return y_TD
+        assert self.shared_mlp is not None, "the other part"
+        y_TD = y_TD + self.shared_mlp(x_TD)
+        return self.shared_mlp.ops.all_reduce(y_TD) if self.summed else y_TD
+
+
+def _shared(config: GraniteHybridConfig | GraniteMoeConfig) -> GatedMLP | FusedGatedMLP:
+    sizes, down = (config.hidden_size, config.shared_intermediate_size), "output_linear"
+    if config.split_mlp:
+        return GatedMLP(*sizes, names=("gate_proj", "up_proj", down))
+    return FusedGatedMLP(*sizes, names=("input_linear", down))
+
+
+class HybridLayer(FedLayer):
+    """Attention or a state, which is stored under its kind's name."""
 
     def __init__(self, config: GraniteHybridConfig, layer_id: int) -> None:
         super().__init__(config)
@@ -109,31 +139,23 @@ class HybridLayer(ScaledLayer):
                 conv_bias=config.mamba_conv_bias,
                 time_step_limit=config.dt_limit,
             )
-        sizes, down = (config.hidden_size, config.shared_intermediate_size), "output_linear"
-        self.shared_mlp = (
-            GatedMLP(*sizes, names=("gate_proj", "up_proj", down))
-            if config.split_mlp
-            else FusedGatedMLP(*sizes, names=("input_linear", down))
-        )
-        self.block_sparse_moe = SparseMoE(config) if config.num_experts else None
-        self.summed = False
-
-    def divide(self, shard: Shard) -> None:
-        """Sum once over the ranks, after both parts are added."""
-        if self.block_sparse_moe is not None:
-            self.summed = sum_once(self.block_sparse_moe.experts, self.shared_mlp)
 
     def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         mixer = self.self_attn if self.full else self.mamba
         y_TD: Tensor = mixer(x_TD, rotation, batch)
         return y_TD
 
-    def fed(self, x_TD: Tensor) -> Tensor:
-        y_TD: Tensor = self.shared_mlp(x_TD)
-        if self.block_sparse_moe is None:
-            return y_TD
-        y_TD = self.block_sparse_moe(x_TD) + y_TD
-        return self.shared_mlp.ops.all_reduce(y_TD) if self.summed else y_TD
+
+class MixtureLayer(FedLayer):
+    """Attention and experts."""
+
+    def __init__(self, config: GraniteMoeConfig, layer_id: int) -> None:
+        super().__init__(config)
+        self.self_attn = _attention(config, layer_id)
+
+    def mixed(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
+        y_TD: Tensor = self.self_attn(x_TD, rotation, batch)
+        return y_TD
 
 
 def _attention(config: GraniteConfig, layer_id: int) -> SelfAttention:
@@ -166,3 +188,8 @@ class GraniteForCausalLM(ScaledLM):
 class GraniteMoeHybridForCausalLM(ScaledLM):
     def __init__(self, config: GraniteHybridConfig) -> None:
         super().__init__(config, HybridLayer)
+
+
+class GraniteMoeForCausalLM(ScaledLM):
+    def __init__(self, config: GraniteMoeConfig) -> None:
+        super().__init__(config, MixtureLayer)
