@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ class TestChatGLM3(SpellingTests):
     """ChatGLM3-6B: two key/value heads, biases on queries, keys and values."""
 
     twin = GLM
-    config: Mapping[str, Any] = {
+    config: ClassVar[Mapping[str, Any]] = {
         "architectures": ["ChatGLMModel"],
         "model_type": "chatglm",
         "padded_vocab_size": 160,

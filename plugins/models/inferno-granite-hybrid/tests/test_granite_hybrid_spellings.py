@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torch import Tensor
@@ -39,7 +39,7 @@ class TestMiniCPM(_SameNamesTests):
         "residual_multiplier": 1.4 / 2**0.5,
         "logits_scaling": 4.0,
     }
-    config: Mapping[str, Any] = {
+    config: ClassVar[Mapping[str, Any]] = {
         **SMALL,
         "architectures": ["MiniCPMForCausalLM"],
         "model_type": "minicpm",

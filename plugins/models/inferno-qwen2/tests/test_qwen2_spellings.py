@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ class TestQwen(SpellingTests):
     positions that depend on the prompt's length beyond the trained one."""
 
     twin = {**QWEN2, "num_key_value_heads": 4, "max_position_embeddings": 200}
-    config: Mapping[str, Any] = {
+    config: ClassVar[Mapping[str, Any]] = {
         **{name: QWEN2[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
         "num_attention_heads": 4,
         "architectures": ["QWenLMHeadModel"],

@@ -22,6 +22,7 @@ from transformers.core_model_loading import (
 
 from inferno.errors import UnsupportedError
 from inferno_transformers import skeleton
+from inferno_transformers.headed import conversions
 from inferno_transformers.refusals import REMEDY
 
 KNOWN = ("MergeModulelist", "Concatenate")
@@ -35,7 +36,10 @@ def recipes(question: str) -> dict[str, Any]:
     asked = json.loads(question)
     found = skeleton.build(asked["config"])
     model, wanted = found.model, dict.fromkeys(found.parameters, True)
-    transforms = get_model_conversion_mapping(model)
+    transforms = [
+        *get_model_conversion_mapping(model),
+        *conversions(model.config.model_type),
+    ]
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     sources: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

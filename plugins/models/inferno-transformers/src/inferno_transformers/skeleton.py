@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (
 
 from inferno.contracts import TEXT_PART_OF
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
+from inferno_transformers.headed import TEXT_MODELS, HeadedTextModel
 from inferno_transformers.matrices import host
 from inferno_transformers.refusals import CANNOT, REMEDY
 from inferno_transformers.step import NAME
@@ -94,14 +95,15 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
 
 def _made(config: Any, attention: str) -> Any:
     """transformers' model with the attention implementation of that name."""
+    how = {
+        "attn_implementation": attention,
+        "experts_implementation": "eager",
+        "dtype": torch.float32,
+    }
+    if config.model_type in TEXT_MODELS:
+        return HeadedTextModel(config, **how)
     auto: Any = AutoModelForCausalLM
-    return auto.from_config(
-        config,
-        attn_implementation=attention,
-        experts_implementation="eager",
-        dtype=torch.float32,
-        trust_remote_code=False,
-    )
+    return auto.from_config(config, trust_remote_code=False, **how)
 
 
 def _written_out(fields: Mapping[str, Any], config: Any) -> Any:
@@ -127,6 +129,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
         )
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
     masked = CONFIG_MAPPING[kind] in MODEL_FOR_MASKED_LM_MAPPING
+    is_text = found is None and kind in TEXT_MODELS and TEXT_PART_OF in fields
     is_causal = found is not None and _means(fields, kind, found, by_name=masked)
     if masked and not is_causal and not CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise UnsupportedError(
@@ -135,13 +138,13 @@ def _config(fields: Mapping[str, Any]) -> Any:
             "inferno serves decoders; some of them embed and rerank, such as Qwen3-Embedding and "
             "Qwen3-Reranker. Encoders run in sentence-transformers or text-embeddings-inference.",
         )
-    if found is None:
+    if found is None and not is_text:
         raise UnsupportedError(
             f"{name}: transformers {transformers.__version__} has no causal language model of the "
             f"type {kind!r}",
             REMEDY,
         )
-    if not is_causal:
+    if not is_causal and not is_text:
         raise UnsupportedError(
             f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY
         )
