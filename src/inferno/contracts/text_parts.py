@@ -3,6 +3,7 @@ tensors as if they were stored alone. Imports no torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,10 @@ _HEADS = (
     "thinker.lm_head",
     "lm_head",
 )
+_BESIDE = re.compile(
+    r"model\.(sam_model|vision_model|qwen2_model|projector|view_sep[ea]rator|image_newline)(\..*)?"
+)
+"""What some checkpoints keep beside the decoder's own modules, not beside the decoder."""
 _OF_THE_WHOLE = (
     "dtype",
     "torch_dtype",
@@ -98,7 +103,7 @@ class TextPart(RenamedView):
             f"{place}{name.removeprefix(prefix)}": name
             for prefix, place in places.items()
             for name in stored
-            if name.startswith(f"{prefix}.")
+            if name.startswith(f"{prefix}.") and not _BESIDE.fullmatch(name)
         }
 
     @property

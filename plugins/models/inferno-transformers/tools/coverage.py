@@ -95,6 +95,17 @@ SMALL: dict[str, Any] = {
 
 PATTERNS = {"attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1, 3]}
 """Fields that say which layers attend, where none lists the types of layers."""
+EXPLICIT: dict[str, dict[str, Any]] = {
+    # transformers' own default has no base, without which it builds no model.
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": LAYERS,
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 500_000},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+}
+"""Fields of types whose defaults are none of a model, as published checkpoints have them."""
 PUBLISHED = {
     "internlm3": "InternLM3ForCausalLM",
     "iquestcoder": "IQuestCoderForCausalLM",
@@ -116,6 +127,7 @@ def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
             "head_dim": SMALL["qk_rope_head_dim"],
             "num_key_value_heads": SMALL["num_attention_heads"],
         }
+    sizes |= EXPLICIT.get(model_type, {})
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     if kinds:
         yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}

@@ -1,10 +1,13 @@
-"""DeepSeek-V2 to V3.2, Kimi K2, GLM-4.7-Flash and GLM-5 for inferno. Imports no torch until a model
-is built."""
+"""DeepSeekMoE, DeepSeek-V2 to V3.2, Ling, Kimi K2, GLM-4.7-Flash and GLM-5 for inferno. Imports no
+torch until a model is built."""
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from inferno import hookimpl
-from inferno.contracts import DECODER, Architecture, Divided
+from inferno.contracts import DECODER, Architecture, Divided, spelled
+from inferno_deepseek.first_config import DEEPSEEK_MOE, LING
 from inferno_deepseek.gguf import DEEPSEEK, DEEPSEEK_V32, GLM_DSA, GLM_FLASH, V3
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
@@ -26,9 +29,25 @@ def _varies(config: object) -> str:
     )
 
 
+FIRST = Architecture(
+    name="DeepseekForCausalLM",
+    model_types=("deepseek", "deepseek_ocr2_text"),
+    config="inferno_deepseek.first_config:DeepseekMoEConfig.from_json",
+    build="inferno_deepseek.first:DeepseekForCausalLM",
+    adapt="inferno.contracts:per_expert",
+    dialects={"gguf": DEEPSEEK_MOE},
+    stop_tokens=_STOP,
+    divides=DECODER,
+    checkpoints=("deepseek-ai/deepseek-moe-16b-base", "deepseek-ai/deepseek-moe-16b-chat"),
+)
+
+
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
+    ling = evolve(FIRST, adapt="inferno_deepseek.first_config:with_normal_head", stop_tokens=())
     return [
+        FIRST,
+        spelled(ling, LING),
         Architecture(
             name="DeepseekV2ForCausalLM",
             model_types=("deepseek_v2",),

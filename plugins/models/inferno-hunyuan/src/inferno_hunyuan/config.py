@@ -72,8 +72,8 @@ def _same(field: str, values: list[Any]) -> Any:
 
 
 def of_text_part(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a text part as that of Hunyuan alone. With "xdrope", parts of a head turn
-    by an image's rows and columns: of text, all are alike, and the rest is "dynamic"."""
+    """Return the config of a text part as that of Hunyuan alone. With "xdrope", parts of a head
+    turn by an image's rows and columns: of text, all are alike, and the rest is "dynamic"."""
     found = {**fields}
     for name in ("rope_parameters", "rope_scaling"):
         scaling = found.get(name)
