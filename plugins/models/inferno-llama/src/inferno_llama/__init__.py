@@ -36,6 +36,23 @@ CAUSAL = Architecture(
     ),
 )
 
+SEARCHED = Architecture(
+    name="DeciLMForCausalLM",
+    model_types=("nemotron-nas", "deci"),
+    config="inferno_llama.searched_config:SearchedConfig.from_json",
+    build="inferno_llama.searched:DeciLMForCausalLM",
+    adapt="inferno.contracts:with_head",
+    divides=DECODER,
+    stop_tokens=CAUSAL.stop_tokens,
+    checkpoints=(
+        "nvidia/Llama-3_1-Nemotron-51B-Instruct",
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1",
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
+        "nvidia/Llama-3_1-Nemotron-Ultra-253B-v1",
+        "Deci/DeciLM-7B-instruct",
+    ),
+)
+
 HEARING = Architecture(
     name="VoxtralForConditionalGeneration",
     config="inferno_llama.audio_config:VoxtralConfig.from_json",
@@ -53,4 +70,4 @@ HEARING = Architecture(
 def inferno_architectures() -> list[Architecture]:
     normal = evolve(CAUSAL, adapt="inferno_llama.spellings:with_normal_head")
     others = [spelled(CAUSAL, each) for each in (BIASED, INTERNLM2, EXAONE, TELECHAT, PADDLE)]
-    return [CAUSAL, classifier_of(CAUSAL), HEARING, *others, spelled(normal, BAICHUAN)]
+    return [CAUSAL, SEARCHED, classifier_of(CAUSAL), HEARING, *others, spelled(normal, BAICHUAN)]

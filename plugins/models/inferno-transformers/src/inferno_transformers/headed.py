@@ -54,7 +54,8 @@ class HeadedTextModel(PreTrainedModel):
         self._is_stateful = self.model._is_stateful
         self._keep_in_fp32_modules_strict = self.model._keep_in_fp32_modules_strict
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        auto: Any = self
+        auto.post_init()
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> CausalLMOutput:
         return CausalLMOutput(logits=self.lm_head(self.model(input_ids=input_ids, **inputs)[0]))
