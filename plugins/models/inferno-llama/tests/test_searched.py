@@ -87,7 +87,8 @@ class Reference(nn.Module):
 
 
 def _llama(heads: int, width: int) -> Any:
-    return TheirConfig(
+    made: Any = TheirConfig
+    return made(
         hidden_size=64,
         intermediate_size=width,
         num_attention_heads=4,

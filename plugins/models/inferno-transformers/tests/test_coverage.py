@@ -35,6 +35,7 @@ def states(coverage: ModuleType) -> dict[str, str]:
         "BloomForCausalLM",
         "DbrxForCausalLM",  # by its published fields: transformers' defaults build no model
         "GPTJForCausalLM",
+        "MiniMaxForCausalLM",
         "MPTForCausalLM",  # spelt otherwise than transformers' class
         "MambaForCausalLM",
         "RWForCausalLM",  # an old class, declared by this plugin

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_families import HostedTests, assert_same_tokens, family
+from hosted_families import FamilyTests, HostedTests, assert_same_tokens, family, reference_of
 from torch import Tensor
 
 from inferno.contracts import CacheTensor, StateSpec
 from inferno.contracts.states import COMPUTE
 from inferno.errors import UnsupportedError
+from inferno.testing import like_trained, transformers_model
 from inferno_transformers import inspection
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.states import Kept, packed, unpacked
@@ -47,6 +48,43 @@ class TestOlmoHybrid(HostedTests):
         linear_key_head_dim=16,
         linear_value_head_dim=16,
     )
+
+
+def with_tables(model: Any) -> Any:
+    """Give a model its own tables again: of random ones, MiniMax's sums grow without end."""
+    for name, table in type(model)(model.config).named_buffers():
+        model.get_buffer(name).copy_(table)
+    return model
+
+
+class TestMiniMax(FamilyTests):
+    """Lightning attention: sums of keys and values that fade, by tables that checkpoints store."""
+
+    rerouted = True
+    uncaptured = "aten.nonzero.default in MiniMaxExperts.forward"
+    most_of_two = 1.0  # all experts of a layer are one tensor, which each rank has whole
+    # Token by token, transformers' code rounds the sums to the compute type after each one.
+    trained_error = 4.0
+    config = family(
+        "minimax",
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        block_size=16,
+    )
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> Any:
+        return with_tables(reference_of(cls.config))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def trained_model(cls, trained_config: dict[str, Any]) -> Any:
+        model = with_tables(transformers_model(trained_config))
+        like_trained(model)
+        return model
 
 
 OTHERS: dict[str, dict[str, Any]] = {

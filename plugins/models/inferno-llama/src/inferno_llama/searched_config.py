@@ -92,13 +92,13 @@ def _block(config: Mapping[str, Any], block: Any) -> Block:
             )
     group, factor = attention.get("n_heads_in_group"), mlp.get("ffn_mult")
     heads, size = config.get("num_attention_heads"), config.get("hidden_size")
-    kv_heads = width = 0
+    kv_heads = rest = width = 0
     try:
         if not attention.get("no_op"):
-            kv_heads = int(heads) // int(group)  # type: ignore[arg-type]
+            kv_heads, rest = divmod(int(heads), int(group))  # type: ignore[arg-type]
         if not mlp.get("no_op"):
             width = -(-int(2 * float(factor) * int(size) / 3) // _MULTIPLE) * _MULTIPLE  # type: ignore[arg-type]
-        if kv_heads < 0 or width < 0 or (kv_heads and kv_heads * group != heads):
+        if kv_heads < 0 or width < 0 or rest:
             raise ValueError("not a part of the heads, or negative")
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(

@@ -164,7 +164,9 @@ def _run(found: skeleton.Skeleton) -> tuple[_Record, int]:
     )
     record, trace = _Record(longest, tokens), Trace(tokens, positions_1T)
     trace.is_paused = record.is_stateful
-    products = Products(Reader(attend=record.attend, mask=record.table), record.owner)
+    products = Products(
+        Reader(attend=record.attend, mask=record.table), record.owner, record.is_stateful
+    )
     try:
         with (
             torch.no_grad(),
@@ -240,7 +242,8 @@ class _Record:
     def check_stateful(self, module: nn.Module, given: Iterable[Any], found: Any) -> None:
         """Raise UnsupportedError unless such a module makes one tensor of some of each token."""
         tensors = [x for x in given if isinstance(x, Tensor)]
-        makes = [x for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+        made = found if isinstance(found, tuple) else (found,)
+        makes = [x for x in made if x is not None and not self.states[module].holds(x)]
         if any(not is_of_tokens(x, self.tokens) for x in (*tensors, *makes)) or len(makes) != 1:
             raise UnsupportedError(
                 f"{type(module).__name__} keeps a state, and takes or makes more than tokens",

@@ -37,7 +37,11 @@ class HostedForCausalLM(Layer):
     def __init__(self, config: HostedConfig) -> None:
         super().__init__()
         found = skeleton.build(config.fields, config.plain)
-        causal, self.keep_fp32 = found.model, found.keep_fp32
+        causal = found.model
+        # States are multiplied by a module's tables, and code takes both to be of one type.
+        keeping = {path.rpartition(".")[0] for path in config.states}
+        own = {name for name in found.tables if name.rpartition(".")[0] in keeping}
+        self.keep_fp32 = found.keep_fp32 - own
         for layer_id, (path, spec) in enumerate(config.attention.items()):
             parent, _, name = path.rpartition(".")
             causal.get_submodule(parent).add_module(name, Attention(layer_id, spec))

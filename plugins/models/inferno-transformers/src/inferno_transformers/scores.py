@@ -241,9 +241,16 @@ _METHODS: dict[Any, Callable[..., Any]] = {
 
 class Products(TorchFunctionMode):
     """Context in which `Scores` take the place of products that `owner` has a module for.
-    `owner(query)` gets (.., T, C)."""
+    `owner(query)` gets (.., T, C). `is_paused` says whether a module runs whose products are
+    none of attention."""
 
-    def __init__(self, read: Reader, owner: Callable[[Tensor], nn.Module | None]) -> None:
+    def __init__(
+        self,
+        read: Reader,
+        owner: Callable[[Tensor], nn.Module | None],
+        is_paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_paused = is_paused
         self._read, self._owner = evolve(read, attend=self._attend), owner
         self._in_step = read.attend
         self._is_attending = False
@@ -256,7 +263,7 @@ class Products(TorchFunctionMode):
             self._is_attending = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._is_attending:
+        if self._is_attending or self._is_paused():
             pass
         elif func in _PRODUCTS and _are_tensors(args) and not kwargs:
             if (scores := self._scores(*args)) is not None:

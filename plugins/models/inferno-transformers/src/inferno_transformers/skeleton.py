@@ -52,6 +52,8 @@ class Skeleton:
     """Names of matrices tied to another."""
     keep_fp32: frozenset[str]
     """Names of parameters that stay float32 in any compute type."""
+    tables: frozenset[str]
+    """Those of them that transformers has as buffers."""
     is_stateful: bool
     """Whether transformers says that it keeps states other than keys and values."""
 
@@ -81,7 +83,8 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     if large := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise UnsupportedError(f"its table {large[0]} has more than {LARGEST_TABLE} values", REMEDY)
     _freeze_rotary(model)
-    keep_fp32 = _store_buffers(model)
+    tables = frozenset(_store_buffers(model))
+    keep_fp32 = {*tables}
     for path, _ in model.named_parameters():
         if any(
             re.search(pattern.replace("*", ".*"), path)
@@ -90,7 +93,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
             keep_fp32.add(path)
     tied = host(model, {*plain, *(path.rpartition(".")[0] for path in keep_fp32)})
     fp32, is_stateful = frozenset(keep_fp32), bool(model._is_stateful)
-    return Skeleton(model.eval(), parameters, tied, fp32, is_stateful)
+    return Skeleton(model.eval(), parameters, tied, fp32, tables, is_stateful)
 
 
 def _made(config: Any, attention: str) -> Any:

@@ -57,6 +57,10 @@ class Kept:
         self.tensors[f"state{index}"] = new
         return new
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of the states: some code returns them too."""
+        return any(value is tensor for tensor in self.tensors.values())
+
 
 def slots_of(module: nn.Module) -> StepSlots | None:
     """The slots that adapted matrices of a module read, in a step with adapters."""
@@ -92,7 +96,7 @@ def call(
         taking = slots.taking(tokens_of[0].flatten()) if slots else nullcontext()
         with using(states), taking:
             found = code(*map(sliced, args), **{k: sliced(v) for k, v in kwargs.items()})
-        y, wrapped = only(found)
+        y, wrapped = only(found, states)
         wrap.append(wrapped)
         return y
 
@@ -132,14 +136,17 @@ def is_of_tokens(value: Any, tokens: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, tokens)
 
 
-def only(found: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """The one tensor that a module returns, and what puts another in its place."""
+def only(found: Any, states: Kept) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The one tensor that a module returns beside its states, and what puts another in its
+    place."""
     if isinstance(found, Tensor):
         return found, lambda y: y
-    tensors = [i for i, x in enumerate(found) if isinstance(x, Tensor)]
-    assert isinstance(found, tuple) and len(tensors) == 1, "the inspection has seen it"
+    assert isinstance(found, tuple), "the inspection has seen it"
+    rest = [None if states.holds(x) else x for x in found]
+    tensors = [i for i, x in enumerate(rest) if isinstance(x, Tensor)]
+    assert len(tensors) == 1, "the inspection has seen it"
     [at] = tensors
-    return found[at], lambda y: (*found[:at], y, *found[at + 1 :])
+    return found[at], lambda y: (*rest[:at], y, *rest[at + 1 :])
 
 
 def packed(tensors: Mapping[str, Tensor], spec: StateSpec) -> Tensor:

@@ -132,5 +132,11 @@ class PagedCache:
     ) -> Tensor:
         return _STEP.get().kept().update_recurrent(recurrent_states, state_idx)
 
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return _STEP.get().kept().recurrent(0)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        _STEP.get().kept().update_recurrent(linear_cache, 0)
+
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
