@@ -81,8 +81,12 @@ PUBLISHED = {
 """Fields of published config.json files that transformers' classes do not have."""
 DERIVED = {
     "bert": {"attention_bias", "fused_mlp", "fused_qkv", "mlp_bias"},
-    "deepseek": {"first_k_dense_replace"},  # of Glm4MoeLite, which lists layers' types
-    "granite_hybrid": {"mlp_bias", "split_mlp"},
+    "deepseek": {
+        "first_k_dense_replace",
+        "norm_topk_prob",
+    },  # of Glm4MoeLite, which lists layers' types
+    "granite_hybrid": {"mlp_bias", "shared_intermediate_size", "split_mlp"},
+    "llama": {"down_bias", "output_bias"},  # of TeleChat
     "nemotron_h": {"dt_limit"},
     "qwen3_next": {
         "decoder_sparse_step",
@@ -100,7 +104,11 @@ DERIVED = {
 }
 """Fields that a config has of a sibling, of a model that another format recasts, or of a field of
 another name."""
-TEXT = {"Gemma3ForConditionalGeneration": "gemma3_text", "MinistralForCausalLM": "ministral"}
+TEXT = {
+    "DeepseekForCausalLM": "deepseek_ocr2_text",
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "MinistralForCausalLM": "ministral",
+}
 
 
 _MAPPINGS: tuple[Mapping[str, Any], ...] = (
