@@ -27,6 +27,7 @@ from inferno.server.fields.parameters import sampling_fields
 from inferno.server.fields.schema import (
     ERROR_RESPONSES,
     CompletionRequest,
+    ErrorBody,
     Message,
     TokenizeRequest,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "CompletionRequest",
     "Conversation",
     "Description",
+    "ErrorBody",
     "Field",
     "HostedModel",
     "Message",

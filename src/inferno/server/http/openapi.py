@@ -134,7 +134,7 @@ def _answers(operation: dict[str, Any], schemas: Mapping[str, Any], stream_type:
     body = content.get("application/json", {})
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
     declared = responses.get("400", {}).get("content", {})
-    if "$ref" in declared.get("application/json", {}).get("schema", {}):
+    if {"$ref", "anyOf"} & set(declared.get("application/json", {}).get("schema", {})):
         error = declared
     else:  # Litestar's own kind of error, which no handler here sends
         responses.pop("400", None)

@@ -10,7 +10,7 @@ from litestar.params import FromQuery, JSONBody
 
 from inferno.errors import CheckpointError, InfernoError, RequestError
 from inferno.server.api import Models, Parsed, admin_only, post_body
-from inferno_sglang.answers import failed, succeeded
+from inferno_sglang.answers import RESPONSES, failed, succeeded
 from inferno_sglang.groups import groups_of
 from inferno_sglang.running import running_of
 from inferno_sglang.schema import AbortRequest, MemoryRequest, PauseRequest, UpdateFromDiskRequest
@@ -36,14 +36,20 @@ async def abort_request(
     return {"status": "ok"}
 
 
-@route(["/flush_cache", "/reset_prefix_cache"], http_method=["GET", "POST"], guards=[admin_only])
+@route(
+    ["/flush_cache", "/reset_prefix_cache"],
+    http_method=["GET", "POST"],
+    status_code=200,
+    media_type="text/plain",
+    guards=[admin_only],
+)
 async def flush_cache(
     request: Request[Any, Any, Any], models: NamedDependency[Models]
 ) -> Response[str]:
     """Load weights that were received, and forget what memory has of earlier prompts."""
     await _load_received(request, models)
     await models.named(None).llm.reset_prefix_cache()
-    return Response("Cache flushed.\n", status_code=200, media_type="text/plain")
+    return Response("Cache flushed.\n")
 
 
 @post_body(PauseRequest, guards=[admin_only])
@@ -136,7 +142,7 @@ def _tags(body: MemoryRequest) -> list[str]:
     return ["weights"] if body.tags and "kv_cache" not in body.tags else []
 
 
-@post_body(UpdateFromDiskRequest, guards=[admin_only])
+@post_body(UpdateFromDiskRequest, guards=[admin_only], responses=RESPONSES)
 async def update_from_disk(
     data: JSONBody[Parsed[UpdateFromDiskRequest]], models: NamedDependency[Models]
 ) -> Response[dict[str, Any]]:

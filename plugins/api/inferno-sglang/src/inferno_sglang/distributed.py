@@ -11,14 +11,14 @@ from litestar.params import JSONBody
 from inferno.contracts import COMPUTE_DTYPES
 from inferno.errors import InfernoError, RequestError
 from inferno.server.api import Models, Parsed, admin_only, post_body
-from inferno_sglang.answers import failed, succeeded
+from inferno_sglang.answers import RESPONSES, failed, succeeded
 from inferno_sglang.groups import groups_of
 from inferno_sglang.schema import InitGroupRequest, LeaveGroupRequest, UpdateFromGroupRequest
 
 _MOST_RANKS = 4096
 
 
-@post_body(InitGroupRequest, guards=[admin_only])
+@post_body(InitGroupRequest, guards=[admin_only], responses=RESPONSES)
 async def init_group(
     data: JSONBody[Parsed[InitGroupRequest]],
     request: Request[Any, Any, Any],
@@ -51,7 +51,7 @@ async def init_group(
     return succeeded("Succeeded to initialize custom process group.")
 
 
-@post_body(UpdateFromGroupRequest, guards=[admin_only])
+@post_body(UpdateFromGroupRequest, guards=[admin_only], responses=RESPONSES)
 async def update_from_group(
     data: JSONBody[Parsed[UpdateFromGroupRequest]],
     request: Request[Any, Any, Any],
@@ -72,7 +72,7 @@ async def update_from_group(
     return succeeded("Succeeded to update parameter online.", weight_version=llm.weight_version)
 
 
-@post_body(LeaveGroupRequest, guards=[admin_only])
+@post_body(LeaveGroupRequest, guards=[admin_only], responses=RESPONSES)
 async def leave_group(
     data: JSONBody[Parsed[LeaveGroupRequest]], request: Request[Any, Any, Any]
 ) -> Response[dict[str, Any]]:
