@@ -1,26 +1,23 @@
 """Whether a tokenizer's file describes work that may take far longer than its text is long.
 
 A regular expression that repeats a group may try every way to divide a text: seconds for thirty
-characters, and the library gives up on each of them only after ten million attempts. Replacements
-may make a text a thousand times as long. What usual tokenizers have is neither.
+characters, and the library gives up on each of them only after ten million attempts. One that reads
+a run of characters anew from each of them takes minutes for a prompt of a hundred thousand
+(`expressions`). Replacements may make a text a thousand times as long. What most tokenizers have is
+none of these.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from inferno.text.expressions import is_proportionate
 
 if TYPE_CHECKING:
     import tokenizers
 
-_REPEATED = re.compile(r"\)(?:[*+]|\{\d*,)|\\[1-9kg]")
-"""A group that is repeated, or one that is matched again."""
-_FIXED = re.compile(
-    r"\((?:\?:)?(?:[^()\\*+?|{]|\\[pP]\{\w+\}|\\[^1-9kgpP]|\{\d+\})*\)(?:[*+]|\{\d*,\d*\})"
-)
-"""A repeated group that matches in one way only, as of three digits."""
 _LONGEST_WORD = 1000
 """Characters of a word that WordPiece looks up in parts: the time grows with their square."""
 _MOST_GROWTH = 1000
@@ -47,7 +44,7 @@ def _is_suspect_part(part: Any) -> bool:
     for step in _steps(steps):
         pattern = step.get("pattern")
         regex = pattern.get("Regex", "") if isinstance(pattern, dict) else ""
-        if _REPEATED.search(_FIXED.sub("x", regex)):
+        if not is_proportionate(regex):
             return True
         if step.get("type") == "Replace":
             growth *= max(1, len(step.get("content", "")))
