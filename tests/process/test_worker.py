@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,11 @@ class Prefilling:
     def __init__(self) -> None:
         self.unfinished = ["mine", "link-0"]
         self.steps = self.rests = 0
+        self.asked = list[float | None]()
+        self.ask: Callable[[], float | None] = lambda: None
+
+    def expected(self) -> float | None:
+        return 0.0
 
     def step(self) -> list[EngineOutput]:
         self.steps += 1
@@ -51,6 +57,7 @@ class Prefilling:
 
     def update_weights(self, path: Path, version: str | None, *, temporary: bool) -> None:
         self.weight_version = str(version)
+        self.asked.append(self.ask())
 
     def rest(self) -> None:
         self.rests += 1
@@ -103,6 +110,16 @@ def test_a_pause_does_not_wait_for_the_prompts_that_other_instances_go_on_asking
     told(worker_of(socket, engine), action="sleep", mode="wait")
     assert engine.asleep and engine.steps == 5
     assert protocol.CONTROLLED in socket.sent
+
+
+def test_weights_may_take_long_to_load_and_nothing_else_between_steps() -> None:
+    engine = Prefilling()
+    worker = worker_of(Socket(), engine)
+    assert worker._expected() is None, "it loads its model"
+    worker._may_take_long, engine.ask = False, worker._expected
+    told(worker, number=1, action="update_weights", path="/weights", version="2")
+    assert engine.asked == [None]
+    assert worker._expected() == 0
 
 
 def test_a_plan_is_opened_without_what_another_thread_imports_meanwhile(

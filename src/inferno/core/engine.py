@@ -195,10 +195,11 @@ class Engine:
             self._planned = None
 
     def expected(self) -> float | None:
-        """Return the seconds that the step in progress should take. None if that is not known yet,
-        or between steps, where weights may be loaded. Another thread may call it."""
+        """Return the seconds that the step in progress should take, None if that is not known yet.
+        Between steps 0: what takes long, such as loading weights, is asked for by the caller.
+        Another thread may call it."""
         if (planned := self._planned) is None:
-            return None
+            return 0.0
         works = [step.work for step in {planned, *self._in_flight.steps()}]
         times = [self._scheduler.budget.expected(work, alone=alone) for work, alone in works]
         return None if None in times else sum(filter(None, times))

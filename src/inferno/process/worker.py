@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ class Worker:
         """The messages that wait until running requests have ended, while they do."""
         self._paused = False
         """Whether requests wait, those that come too."""
+        self._may_take_long = True
+        """Whether nothing is known of how long it may take until its loop comes round."""
 
     def run(
         self,
@@ -65,16 +68,30 @@ class Worker:
             from inferno.process.ranks.engine import load_engine
 
             self._engine = load_engine(opened, packed, streams=True, wanted=self._is_wanted)
-        self._heart.expected = self._engine.expected
+        self._may_take_long, self._heart.expected = False, self._expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
         measured = self._engine.plan
         self._send(protocol.READY, protocol.encode_plan(measured) if measured != given else b"")
         while self._serve():
             self._heart.moved()
+        self._may_take_long = True
         if packed is not None and not self._patient:
             packed.stop()
         self._engine.close()  # stores and links say that they end, and temporary files go
+
+    def _expected(self) -> float | None:
+        """Return the seconds that what it does should take, None if nobody knows."""
+        return None if self._may_take_long else self._engine.expected()
+
+    @contextmanager
+    def _taking_long(self) -> Iterator[None]:
+        before, self._may_take_long = self._may_take_long, True
+        try:
+            yield
+        finally:
+            self._may_take_long = before
+            self._heart.moved()
 
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""
@@ -157,7 +174,8 @@ class Worker:
             if control.mode == "abort":
                 self._abort_all()
         try:
-            self._do(control)
+            with self._taking_long():
+                self._do(control)
         except InfernoError as error:
             failure = protocol.Failure.of(error)
         now = engine.asleep, engine.weight_version
@@ -214,7 +232,8 @@ class Worker:
         ]
 
     def _send(self, kind: bytes, body: bytes) -> None:
-        self._socket.send_multipart([kind, body])
+        with self._taking_long():  # the client may be stopped
+            self._socket.send_multipart([kind, body])
 
 
 class ToClient(logging.Handler):
