@@ -98,8 +98,8 @@ def _is_fine(items: Sequence[_Item], following: Sequence[_Item]) -> bool:
 
 def _takes_its_run(items: Sequence[_Item]) -> bool:
     """Whether what begins with a run of characters matches all of it, or all but the last."""
-    run, *after = items or [None]
-    gives_back_one = run == _SPACES and [item.text for item in after] == [_NOT_BEFORE_TEXT]
+    after = items[1:]
+    gives_back_one = items[:1] == [_SPACES] and [item.text for item in after] == [_NOT_BEFORE_TEXT]
     return gives_back_one or _never_fails(after)
 
 

@@ -21,10 +21,9 @@ class UpdateFailure:
     num_paused_requests: int | None = None
 
 
+_BODIES: Any = ErrorBody | UpdateFailure
 RESPONSES = {
-    status: ResponseSpec(
-        ErrorBody | UpdateFailure, description=spec.description, generate_examples=False
-    )
+    status: ResponseSpec(_BODIES, description=spec.description, generate_examples=False)
     for status, spec in ERROR_RESPONSES.items()
 }
 """Error responses of updates in the OpenAPI schema."""
