@@ -98,6 +98,16 @@ def test_a_stalled_engine_is_told_in_the_log_and_may_go_on(
     assert "is stalled: one step has taken" in first and "goes on" in second
 
 
+def test_a_silent_engine_is_told_in_the_log_before_it_is_killed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "inferno.process")
+    watched([MOVED, *[b""] * 14, MOVED, MOVED], timeout=0)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "has given no sign of life for" in first and "takes no requests" in first
+    assert "goes on" in second
+
+
 def test_a_stalled_engine_is_killed_after_the_timeout_and_a_slow_one_is_not() -> None:
     watchdog, _, killed = watched([LATE] * 100, timeout=0.1)
     assert killed and "20 times what it should take" in (watchdog.verdict or "")

@@ -72,15 +72,15 @@ class Watchdog:
         """Watch a child process. Kill it when it has been silent for too long, and return. Without
         a timeout (0), never."""
         self._silent = self._still = 0
-        told = lost = False
+        told, lost = "", False
         while True:
             await asyncio.sleep(self.beat)
             self._silent += 1
             self._still += 1
             self._stopped = _is_stopped(pid)
-            if self.stalled != told:
-                told = self.stalled
-                self._tell(pid)
+            if (trouble := self._trouble()) != told:
+                told = trouble
+                self._tell(pid, trouble)
             late = not self.responsive and max(self._silent, self._still) >= LOST_AFTER
             if late and not lost:
                 self.on_lost()
@@ -102,18 +102,31 @@ class Watchdog:
         asyncio.get_running_loop().remove_reader(self._pipe)
         os.close(self._pipe)
 
-    def _tell(self, pid: int) -> None:
-        """Log that the engine stalls, or goes on."""
-        if not self.stalled:
+    def _trouble(self) -> str:
+        """Why the engine takes no requests; nothing if it does."""
+        if self.stalled:
+            return "stalled"
+        if self._stopped:
+            return "stopped"
+        return "" if self.responsive else "silent"
+
+    def _tell(self, pid: int, trouble: str) -> None:
+        """Log that the engine is in trouble, or goes on."""
+        if not trouble:
             log.warning("engine process %d goes on", pid)
             return
+        what, until = {
+            "stalled": (
+                f"is stalled: one step has taken {self.busy_for:g} s, over {LATE_FACTOR:g} times "
+                "what it should",
+                "the step ends",
+            ),
+            "stopped": ("was stopped by a signal", "it is continued"),
+            "silent": (f"has given no sign of life for {self.silence:g} s", "it gives one"),
+        }[trouble]
+        replaced = f", and is replaced after {self.timeout:g} s" if self.timeout else ""
         log.error(
-            "engine process %d is stalled: one step has taken %g s, over %g times what it should; "
-            "it takes no requests until the step ends%s",
-            pid,
-            self.busy_for,
-            LATE_FACTOR,
-            f", and is replaced after {self.timeout:g} s" if self.timeout else "",
+            "engine process %d %s; it takes no requests until %s%s", pid, what, until, replaced
         )
 
     def _read(self) -> None:
