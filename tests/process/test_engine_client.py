@@ -237,22 +237,46 @@ def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
+def test_an_engine_whose_messages_do_not_come_is_replaced(plan: Plan) -> None:
+    async def run() -> None:
+        client = EngineClient(plan, timeout=4, beat=0.1)
+        await client.start()
+        await asyncio.sleep(3)
+        assert client.alive and client.restarts == 0, "an idle one is asked, and answers"
+        supervisor = client._engine
+        assert isinstance(supervisor, Supervisor) and supervisor._connection is not None
+        first, supervisor._connection.take = client.pid, lambda kind, body: None
+        reader = asyncio.create_task(collect(client.submit(request("a"))))
+        with pytest.raises(EngineDeadError, match="does not respond"):
+            await reader
+        await until(lambda: client.restarts == 1 and client.alive)
+        assert client.pid != first
+        stream = client.submit(request("b", SamplingParams(max_tokens=4, ignore_eos=True)))
+        assert len(await collect(stream)) == 4
+        await client.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
-    ("beats", "verdict"),
+    ("beats", "answers", "verdict"),
     [
-        ((b"\0", b"\1"), None),  # a slow step
-        ((b"\0",), "was busy with one step for 2.5 s"),
-        ((), "gave no sign of life for 0.1 s"),
+        ((b"\0", b"\1"), True, None),  # a slow step
+        ((b"\0", b"\1"), False, "sent no message for 0.1 s"),
+        ((b"\0",), False, "was busy with one step for 2.5 s"),
+        ((), False, "gave no sign of life for 0.1 s"),
     ],
 )
 def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
-    beats: tuple[bytes, ...], verdict: str | None
+    beats: tuple[bytes, ...], answers: bool, verdict: str | None
 ) -> None:
     """The process's threads send beats during a step; the loop marks them when it comes round."""
 
     async def run() -> None:
         pipe, pipe_of_process = os.pipe()
         watchdog = Watchdog(pipe, timeout=0.1, beat=0.01)
+        watchdog.ask = watchdog.heard if answers else lambda: None
         killed = asyncio.Event()
         watching = asyncio.create_task(watchdog.watch(os.getpid(), killed.set))
         for i in range(600):

@@ -195,9 +195,8 @@ class Engine:
             self._planned = None
 
     def expected(self) -> float | None:
-        """Return the seconds that the step in progress should take, None if that is not known yet.
-        Between steps 0: what takes long, such as loading weights, is asked for by the caller.
-        Another thread may call it."""
+        """Return the seconds that the step in progress should take, None if that is not known yet;
+        0 between steps, but for what the caller asks for. Another thread may call it."""
         if (planned := self._planned) is None:
             return 0.0
         works = [step.work for step in {planned, *self._in_flight.steps()}]

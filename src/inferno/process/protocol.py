@@ -6,7 +6,7 @@ engine -> client   ready Plan (first; empty if it is the one that was given), to
                    stats EngineStats, log LogLine, failed Failure (then it ends),
                    controlled Controlled, sessions SessionsFound
 client -> engine   add Request, abort id, stop (at once, or after writing packed weights),
-                   control Control, sessions SessionsWanted
+                   control Control, sessions SessionsWanted, ask (for stats)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inferno.request.sessions import SessionView
 ADD, ABORT, ABORTED, STOP = b"add", b"abort", b"aborted", b"stop"
 PATIENTLY = b"patiently"
 CONTROL, CONTROLLED = b"control", b"controlled"
-SESSIONS = b"sessions"
+SESSIONS, ASK = b"sessions", b"ask"
 READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"
 
 

@@ -184,7 +184,7 @@ class Supervisor:
         undo.push_async_callback(process.wait)
         undo.callback(process.kill)
         self._watchdog = Watchdog(process.beats, timeout=self._timeout, beat=self._beat)
-        self._watchdog.on_lost = self._on_lost
+        self._watchdog.on_lost, self._watchdog.ask = self._on_lost, self._ask
         undo.callback(self._watchdog.close)
         self._connection = connection = Connection.bind(self._context, process.endpoint, self._take)
         undo.callback(connection.close)
@@ -280,7 +280,13 @@ class Supervisor:
         self._failure = EngineDeadError(f"the engine does not start: {cause}", remedy)
         return True
 
+    def _ask(self) -> None:
+        if self.running and self._connection is not None:
+            self._connection.send(protocol.ASK, b"")
+
     def _take(self, kind: bytes, body: bytes) -> None:
+        if self._watchdog is not None:
+            self._watchdog.heard()
         if kind == protocol.READY and self._ready is not None and not self._ready.done():
             self.plan = protocol.decode_plan(body) if body else self.plan
             self._ready.set_result(None)

@@ -17,6 +17,8 @@ interpreter's lock for seconds."""
 LOST_AFTER = 12
 """Beats after which the requests of an engine that is not responsive are given up: their clients
 learn it, and can ask elsewhere."""
+_ASK_EVERY = 3
+"""Beats of a loop that moves and sends nothing, after which it is asked for a message."""
 ENGINE_TIMEOUT = 45.0
 """Seconds of silence after which the process is replaced."""
 STEP_FACTOR = 25
@@ -47,7 +49,9 @@ class Watchdog:
         """Whether the engine's step takes far longer than it should."""
         self.on_lost: Callable[[], object] = lambda: None
         """Called when its requests are to be given up; the engine may still go on."""
-        self._silent = self._still = 0
+        self.ask: Callable[[], object] = lambda: None
+        """Asks the engine for a message."""
+        self._silent = self._still = self._unheard = 0
         self._stopped = False
         self._pipe = pipe
         os.set_blocking(self._pipe, False)
@@ -61,17 +65,21 @@ class Watchdog:
     @property
     def responsive(self) -> bool:
         quiet = self._stopped or self.stalled
-        return not quiet and self._silent < UNRESPONSIVE_AFTER
+        return not quiet and max(self._silent, self._unheard) < UNRESPONSIVE_AFTER
 
     @property
     def busy_for(self) -> float:
         """Seconds since the engine's loop came round."""
         return self._still * self.beat
 
+    def heard(self) -> None:
+        """Note that a message of the engine has come."""
+        self._unheard = 0
+
     async def watch(self, pid: int, kill: Callable[[], object]) -> None:
         """Watch a child process. Kill it when it has been silent for too long, and return. Without
         a timeout (0), never."""
-        self._silent = self._still = 0
+        self._silent = self._still = self._unheard = 0
         told, lost = "", False
         while True:
             await asyncio.sleep(self.beat)
@@ -81,12 +89,16 @@ class Watchdog:
             if (trouble := self._trouble()) != told:
                 told = trouble
                 self._tell(pid, trouble)
-            late = not self.responsive and max(self._silent, self._still) >= LOST_AFTER
+            late = (
+                not self.responsive and max(self._silent, self._still, self._unheard) >= LOST_AFTER
+            )
             if late and not lost:
                 self.on_lost()
             lost = late
             if self.timeout and self.silence >= self.timeout:
                 self.verdict = f"gave no sign of life for {self.silence:g} s"
+            elif self.timeout and self._unheard * self.beat >= self.timeout:
+                self.verdict = f"sent no message for {self._unheard * self.beat:g} s"
             elif self.timeout and self.stalled and self.busy_for >= self.timeout:
                 self.verdict = (
                     f"was busy with one step for {self.busy_for:g} s, over {LATE_FACTOR:g} times "
@@ -108,6 +120,8 @@ class Watchdog:
             return "stalled"
         if self._stopped:
             return "stopped"
+        if self._unheard >= UNRESPONSIVE_AFTER:
+            return "unheard"
         return "" if self.responsive else "silent"
 
     def _tell(self, pid: int, trouble: str) -> None:
@@ -122,6 +136,10 @@ class Watchdog:
                 "the step ends",
             ),
             "stopped": ("was stopped by a signal", "it is continued"),
+            "unheard": (
+                f"gives signs of life, and has sent no message for {self._unheard * self.beat:g} s",
+                "one comes",
+            ),
             "silent": (f"has given no sign of life for {self.silence:g} s", "it gives one"),
         }[trouble]
         replaced = f", and is replaced after {self.timeout:g} s" if self.timeout else ""
@@ -138,6 +156,9 @@ class Watchdog:
         self.stalled = beats.endswith(LATE)
         if MOVED in beats:
             self._still = 0
+            self._unheard += beats.count(MOVED)
+            if self._unheard % _ASK_EVERY == 0:
+                self.ask()
 
 
 def _is_stopped(pid: int) -> bool:

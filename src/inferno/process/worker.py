@@ -158,6 +158,8 @@ class Worker:
             views = kept.end(owner, name or "") if ends else kept.views(owner, name, wanted.limit)
             found = protocol.SessionsFound(wanted.call, views)
             self._send(protocol.SESSIONS, protocol.encode(found))
+        elif kind == protocol.ASK:
+            self._send(protocol.STATS, protocol.encode(self._engine.stats()))
         elif kind == protocol.STOP:
             self._patient = body == protocol.PATIENTLY
             return False
