@@ -169,7 +169,7 @@ def test_each_group_says_what_a_sequence_takes_of_it() -> None:
         [use_of({"state": CacheTensor((1024,), "float32")}, layers=2)],
         block_size=16,
         max_num_seqs=4,
-        max_num_batched_tokens=64,
+        tokens_in_flight=64,
         room=GIB,
     ).choose(256)
     full, states = groups
@@ -195,7 +195,7 @@ def test_a_mamba_2_of_2_7b_takes_a_slot_per_row_and_a_few_snapshots() -> None:
         },
         layers=64,
     )
-    sizes = CacheSizes([], [use], 64, max_num_seqs=64, max_num_batched_tokens=2048, room=50 * GIB)
+    sizes = CacheSizes([], [use], 64, max_num_seqs=64, tokens_in_flight=2048, room=50 * GIB)
     full, states = sizes.choose(1 << 17)
     assert full.nbytes == 0 and full.num_blocks == 64 * (1 << 17) // 64
     assert (states.num_slots, states.num_snapshots) == (65, 4)

@@ -67,9 +67,7 @@ def test_chunks_have_a_group_of_their_own() -> None:
     given = needs(None, 64, 64)
     given[3] = attrs.evolve(given[0], sliding_window=64)
     uses, block_size = choose_attention(torch_only(), given, Options()).value
-    sizes = CacheSizes(
-        uses, (), block_size, max_num_seqs=2, max_num_batched_tokens=32, room=1 << 30
-    )
+    sizes = CacheSizes(uses, (), block_size, max_num_seqs=2, tokens_in_flight=32, room=1 << 30)
     full, *others = sizes.choose(1024)
     assert (full.kind, full.layers) == ("full", (0,))
     assert {(group.kind, group.window): group.layers for group in others} == {

@@ -234,8 +234,6 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
     "options",
     [
         {"sandbox": True},
-        {"kv_store": "/tmp/blocks"},
-        {"cpu_mem_fold": 1.0},
         {"prefill_for": "shm://x"},
         {"decode_with": "shm://x"},
     ],

@@ -663,7 +663,7 @@ def test_what_one_long_context_takes(
                 cache=layout(need, 16),
             )
         )
-    sizes = CacheSizes(uses, (), 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
+    sizes = CacheSizes(uses, (), 16, max_num_seqs=1, tokens_in_flight=2048, room=1 << 40)
     groups = sizes.choose(context)
     assert groups[0].num_blocks == context // 16
     found = sizes.per_token() * context, sum(group.nbytes for group in groups)

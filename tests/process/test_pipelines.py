@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from tests.stores.test_stored_caches import toy_of
 from torch import Tensor
 
 from inferno.catalog import Catalog, load_catalog
@@ -51,6 +52,25 @@ def alone(catalog: Catalog) -> Engine:
 
 
 # --- steps in flight ------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_alone_has_windows_for_all_its_steps_in_flight(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    """Else it would give way to itself, again and again."""
+    pytest.importorskip("inferno_qwen3")
+    path = toy_of("qwen3:TestSlidingWindow", tmp_path)
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 48, "max_model_len": 160}
+    prompts, found = [[7 * i % 100 for i in range(150)]], []
+    for stages in (1, 2):
+        engine = load_shared(path, catalog, 1, pp=stages, dtype="float32", **limits)
+        assert any(group.kind == "window" for group in engine.plan.groups)
+        engine.submit(Request(id="0", token_ids=tuple(prompts[0]), params=GREEDY))
+        outputs = [output for _ in range(100) if engine.busy for output in engine.step()]
+        found.append([output.token_id for output in outputs])
+        assert not engine.stats().preemptions
+        engine.close()
+    assert found[0] == found[1] and len(found[0]) > 1
 
 
 def launched_by(engine: Engine) -> list[Step]:

@@ -45,15 +45,15 @@ OTHER = BASE[:70] + [draw.randrange(100) for _ in range(40)]
 PROMPTS = [BASE, OTHER, BASE[:35], [*BASE, 3, 5, 7, 9]]
 
 
-def load(ref: str = "demo", ranks: int = 2, **options: Any) -> Engine:
-    """Load a model of several ranks, which are threads, or of one."""
+def load(ref: str = "demo", ranks: int = 2, pp: int = 1, **options: Any) -> Engine:
+    """Load a model of several ranks in each of so many stages, which are threads, or of one."""
     given: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 160}
     given |= {"device": "cpu", "threads": 1, "memory": "2GiB", "block_size": 16}
     catalog = load_catalog()
-    with open_model(ref, Options(**(given | options), tp=ranks), catalog) as opened:
-        threads = ThreadRanks(ranks, catalog)
+    with open_model(ref, Options(**(given | options), tp=ranks, pp=pp), catalog) as opened:
+        threads = ThreadRanks(ranks * pp, catalog, pp)
         home = LeadingHome.starting(threads.start, threads.communicator)
-        engine = Engine.load(opened, home_of=home if ranks > 1 else None)
+        engine = Engine.load(opened, home_of=home if ranks * pp > 1 else None)
     if isinstance(engine._store, Storing):
         engine._store.sizes = ()  # it loads what it can, however busy the machine is
     return engine

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, frozen
 
 from inferno import host
+from inferno.plan import plan_of_stage
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
@@ -38,7 +39,9 @@ class Tier:
 
 
 def tiers(plan: Plan) -> list[Tier]:
-    """Return the cache's own memory and the tiers beside it: none if there is no other."""
+    """Return the cache's own memory and the tiers beside it: none if there is no other. With ranks
+    they are those of the first one."""
+    plan = plan if plan.ranks is None else plan_of_stage(plan, plan.ranks.stage_of(0))
     store, token = plan.store, plan.kv_bytes_per_token
     if store is None or store.link is not None:
         return []
@@ -53,7 +56,8 @@ def tiers(plan: Plan) -> list[Tier]:
 def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]]]:
     """Return titles and rows."""
     if found := tiers(plan):
-        of_one = " of a rank" if plan.ranks is not None else ""
+        ranks = plan.ranks
+        of_one = "" if ranks is None else " of the first rank" if ranks.pipeline else " of a rank"
         yield f"Tiers of the cache{of_one}", [_row(tier) for tier in found]
     if survey is not None and plan.store is not None:
         yield (

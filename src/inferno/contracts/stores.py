@@ -154,7 +154,8 @@ class StoreNeed:
     """Everything that the bytes of a block depend on, as a JSON object. Blocks of another layout
     must never be loaded."""
     sizes: tuple[int, ...]
-    """Bytes of a block in each cache group, or of a snapshot of states."""
+    """Bytes of a block in each cache group, or of a snapshot of states; 0: the layers of this
+    process have none. Such parts are kept as any: other processes have them too."""
     folder: Path | None = None
     """Where to keep blocks on disk; None: nowhere."""
     folder_limit: int = 0

@@ -48,7 +48,8 @@ class CacheSizes:
     states: Sequence[StateUse]
     block_size: int
     max_num_seqs: int
-    max_num_batched_tokens: int
+    tokens_in_flight: int
+    """The most tokens of the steps in flight together."""
     room: int
     num_drafts: int = 0
     """The most drafts of a sequence in one step."""
@@ -150,12 +151,12 @@ class CacheSizes:
 
     def _windows(self, wanted: int, sequences: int) -> dict[Window, int]:
         """Return each window's blocks: per sequence its window, the block that it grows into, and a
-        quarter more for cached prefixes; in addition, the tokens of a step."""
+        quarter more for cached prefixes; in addition, the tokens of the steps in flight."""
         sizes = {}
         for window in self._layers:
             if window is not None and (blocks := self._blocks(window[1])) < wanted:
                 sizes[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
-                    self.max_num_batched_tokens
+                    self.tokens_in_flight
                 )
         return sizes
 

@@ -137,7 +137,7 @@ def size_cache(
         states,
         block_size,
         options.max_num_seqs,
-        options.max_num_batched_tokens,
+        options.max_num_batched_tokens * options.pp,
         room=max(0, limit - fixed),
         num_drafts=num_drafts,
         count=count,

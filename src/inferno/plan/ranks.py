@@ -78,7 +78,6 @@ def check_ranks(
         )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
-        asked |= {"--kv-store": options.kv_store, "--cpu-mem-fold": options.cpu_mem_fold}
         asked["--sandbox"] = options.sandbox
         asked[f"--speculative {options.speculative}"] = mtp and options.tp > 1
     if names := [name for name, given in asked.items() if given]:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from inferno.contracts import StoredLayout
 from inferno.errors import OptionError
-from inferno.plan import Opened, Plan
+from inferno.plan import Opened, Plan, plan_of_stage
 from inferno.weights.packed.digest import computed, remembered, state
 
 KEYS = "blake2b-128 of parent and int32 tokens"
@@ -160,7 +160,10 @@ def file_hashes(opened: Opened, plan: Plan) -> list[str] | None:
 def known_layout(opened: Opened, folder: Path) -> dict[str, Any]:
     """Return what is known of the layout without reading the model's files: without `files`, unless
     `folder` remembers their hashes."""
-    layout = _fields(opened, opened.plan)
+    plan = opened.plan
+    if plan.ranks is not None:
+        plan = plan_of_stage(plan, plan.ranks.stage_of(opened.rank))
+    layout = _fields(opened, plan)
     files = tuple(getattr(opened.checkpoint, "files", ()))
     with suppress(OSError):
         if files and (hashes := remembered(files, folder)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -12,20 +11,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
-from inferno.builtin.lru import LRUPrefixCache
 from inferno.catalog import Catalog
 from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
-from inferno.core.kvcache import CacheGroup, WindowGroup
 from inferno.errors import OptionError
-from inferno.stores import NoStore
-from inferno.stores.speeds import Speeds
-from inferno.stores.storing import Storing
-from inferno.testing.cache_policy import GROUPS, NUM_BLOCKS, ROWS, CacheMachine
+from inferno.testing.cache_policy import GROUPS
 from inferno.testing.installed import Installed
+from inferno.testing.store_machine import StoreMachine, damage, data_files
 
 SIZES, PLACES = (6, 16), 8
 KEYS = [bytes([i]) * 16 for i in range(6)]
@@ -35,14 +30,15 @@ Abandon = Callable[[tuple[StoreIndex, Mover]], None]
 class Filled:
     """A store of two groups, each of two pieces, whose places hold numbers of their own."""
 
-    def __init__(self, built: tuple[StoreIndex, Mover]) -> None:
+    def __init__(self, built: tuple[StoreIndex, Mover], sizes: Sequence[int] = SIZES) -> None:
         self.index, self.mover = built
         self.groups = [
             [
                 torch.arange(PLACES * cut).view(PLACES, cut).to(torch.uint8) + 7 * group
                 for cut in (size // 2, size - size // 2)
+                if cut
             ]
-            for group, size in enumerate(SIZES)
+            for group, size in enumerate(sizes)
         ]
         self.mover.register(self.groups)
 
@@ -161,6 +157,29 @@ class StoreTests(Installed):
         filled.save(KEYS[1], 3, 5)
         filled.save(KEYS[3], 3, 5)
         assert filled.index.pin(KEYS, "session", float("inf")) == 2
+        filled.mover.close()
+
+    @pytest.mark.parametrize("sizes", [(6, 0), (0, 16)])
+    def test_parts_without_bytes_are_kept_as_any(
+        self, item: BlockStore, need: StoreNeed, sizes: tuple[int, int]
+    ) -> None:
+        """As of a group whose layers are in other processes."""
+        need = evolve(need, sizes=sizes, host_limit=1 << 20)
+        filled, own = Filled(item.build(need), sizes), int(sizes[1] > 0)
+        for i in range(4):
+            filled.save(KEYS[i], *((i, i) if i < 2 else (None, i) if own else (i, None)))
+        saved = filled.bytes_at(own, 1)
+        if self.keeps_files:
+            filled.mover.close()
+            filled = Filled(item.build(need), sizes)
+        kept = [filled.index.groups_of(key) for key in KEYS[:5]]
+        assert kept == [0b11, 0b11, 1 << own, 1 << own, 0]
+        filled.fetch(*KEYS[:4])
+        assert [filled.index.near(key) for key in KEYS[:5]] == kept
+        filled.mover.load([Placed(KEYS[1], (6, 6)), Placed(KEYS[0], (7, 7))])
+        assert filled.bytes_at(own, 6) == saved and not filled.index.usage.lost_parts
+        filled.index.drop(KEYS[0])
+        assert filled.index.groups_of(KEYS[0]) == 0
         filled.mover.close()
 
     # --- files ------------------------------------------------------------------------------------
@@ -304,97 +323,3 @@ class StoreTests(Installed):
             ),
         )
         assert sum(loaded) > 0, "no history loaded a block"
-
-
-def data_files(folder: Path) -> list[Path]:
-    """The files of blocks, as opposed to those that describe a folder of one layout: all but the
-    topmost of it."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return sorted(path for path in found if len(path.relative_to(folder).parts) > 2)
-
-
-def damage(path: Path, how: str, other: Path) -> None:
-    data = path.read_bytes() or b"\0"  # a file that another thread is about to write is empty
-    if how == "removed":
-        path.unlink()
-    elif how == "another's":
-        path.write_bytes(other.read_bytes())
-    else:
-        flipped = data[:-1] + bytes([data[-1] ^ 1])
-        path.write_bytes({"cut": data[:-1], "flipped": flipped, "longer": data + b"\0"}[how])
-
-
-class _Fickle(Speeds):
-    """Estimates that change each time: a load may take one step or many, or not pay."""
-
-    asked = 0
-
-    def budget(self) -> int | None:
-        self.asked += 1
-        return (None, 0, 20, 50)[self.asked % 4]
-
-    def pays(self, num_tokens: int, nbytes: int, far: int = 0) -> bool:
-        self.asked += 1
-        return self.asked % 7 != 0
-
-
-class StoreMachine(CacheMachine):
-    """The same requests with a store: blocks are saved, evicted, loaded, lost; the engine ends and
-    starts again, in order or by a crash."""
-
-    def __init__(
-        self,
-        item: BlockStore,
-        groups: Callable[[], Sequence[CacheGroup]],
-        folder: Path,
-        tests: type[StoreTests],
-        loaded: list[int],
-    ) -> None:
-        self.item, self.groups_of, self.folder = item, groups, folder
-        self.tests, self.loaded = tests, loaded
-        super().__init__(LRUPrefixCache, groups())
-
-    def open_store(self) -> NoStore:
-        runner, groups = self.runner, self.groups.groups
-        windows = [each.num_places for each in groups if isinstance(each, WindowGroup)]
-        snapshots = [ROWS + 1 + 3] if runner.has_states else []
-        need = StoreNeed(
-            layout=str([runner.part_bytes(group) for group in range(len(groups))]),
-            sizes=tuple(runner.part_bytes(group) for group in range(len(groups))),
-            folder=self.folder if self.tests.keeps_files else None,
-            folder_limit=4000,
-            host_limit=1000,
-        )
-        self.built = self.item.build(need)
-        runner.keep(self.built[1], [NUM_BLOCKS, *windows, *snapshots])
-        storing = Storing(self.groups, *self.built, need.sizes)
-        storing.speeds = _Fickle(self.built[0].usage)
-        return storing
-
-    @rule(crash=st.booleans())
-    def restart(self, crash: bool) -> None:
-        """End the engine and start another one, which gets the requests that were not answered."""
-        self.loaded.append(self.built[0].usage.loaded_bytes)
-        if crash:
-            self.tests.abandon(self.built)
-        else:
-            self.store.close()
-        self.begin(LRUPrefixCache, self.groups_of())
-        for request in self.open.values():
-            self.output[request.id] = []
-            self.scheduler.add(request)
-
-    @rule(seed=st.integers(0, 99), how=st.sampled_from(["cut", "flipped", "removed", "another's"]))
-    def damage(self, seed: int, how: str) -> None:
-        draw, files = random.Random(seed), data_files(self.folder)
-        if files:
-            path = draw.choice(files)
-            try:
-                damage(path, how, draw.choice(files))
-            except FileNotFoundError:  # it has just been replaced
-                path.unlink(missing_ok=True)
-
-    def teardown(self) -> Any:
-        self.drain()
-        self.loaded.append(self.built[0].usage.loaded_bytes)
-        self.store.close()

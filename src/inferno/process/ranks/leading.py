@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve
 
 from inferno.constraints import NO_MASKS, Drafts, Masks
-from inferno.contracts import Sessions
+from inferno.contracts import Mover, Sessions, StoreIndex
 from inferno.core.home import Home
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
@@ -22,6 +22,7 @@ from inferno.process.ranks.binding import bind
 from inferno.process.ranks.changing import LeadingResident
 from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import Group, Launch, Start
+from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
@@ -124,6 +125,8 @@ class LastStage(LeadingRunner):
         self._pending = deque[Pending]()
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
+        self.late: LateBlocks | None = None
+        """This rank's parts of stored blocks, if there are any."""
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         with self._group.together():
@@ -137,6 +140,8 @@ class LastStage(LeadingRunner):
                 self._group.send(messages.DRAFTS, messages.encode_drafts(drafts))
             ticket = LaunchedStep(step, self.plan, self._later)
             self._pending.append(Pending(ticket, drafts))
+            if self.late is not None:
+                self.late.launched()
             return ticket
 
     def proposed(self, step: Step) -> Drafts:
@@ -158,6 +163,8 @@ class LastStage(LeadingRunner):
             with self._group.together():
                 computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
+            if self.late is not None:
+                self.late.computed()
             self._untold.append(drawn := _drawn_by(computed))
             if self._proposing is not None:
                 self._proposing.computed(computed, drawn)
@@ -254,8 +261,13 @@ class LeadingHome(Home):
             return super().store(plan, groups, places, sessions)
         change = Change(action="open_store", hashes=file_hashes(opened, plan))
         with self.group.changing(change):
-            share = partial(SharedStore.of, self.group)
-            return open_store(opened, plan, groups, places, sessions, share)
+            return open_store(opened, plan, groups, places, sessions, self._shared)
+
+    def _shared(self, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
+        """Return the store of all ranks, from this one's."""
+        if self.last is not None:
+            self.last.late, built = LateBlocks.of(built, self.last.settle)
+        return SharedStore.of(self.group, built)
 
     def check_change(self) -> None:
         """Let the steps in flight end, which other ranks are in."""

@@ -85,10 +85,12 @@ class PartsFile:
     def open(cls, folder: Path, layout: str, sizes: tuple[int, ...], limit: int) -> PartsFile:
         """Open or make the two files in `folder`. Raises OSError."""
         folder.mkdir(exist_ok=True, mode=0o700)
-        least = min(map(extent, sizes), default=1)
-        most = limit // (least + 2 * ENTRY_BYTES)  # parts, with an index that is written anew
+        least = min((extent(size) for size in sizes if size), default=1)
+        entries = 1 + sizes.count(0)  # of a block: parts without bytes are noted too
+        most = limit // (least + 2 * entries * ENTRY_BYTES)  # with an index that is written anew
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        index = Index(folder / "index", xxhash.xxh3_64_intdigest(layout.encode()), 2 * most)
+        seed = xxhash.xxh3_64_intdigest(layout.encode())
+        index = Index(folder / "index", seed, 2 * entries * most)
         path = folder / "parts"
         return cls(sizes, most * least, path, os.open(path, flags, 0o600), index)
 
@@ -107,7 +109,8 @@ class PartsFile:
             if part[1] >= len(self.sizes):
                 continue
             stop = place.offset + self.extent(part)
-            if place.offset + self.sizes[part[1]] > size or stop > self.limit:
+            nbytes = self.sizes[part[1]]
+            if (nbytes and place.offset + nbytes > size) or stop > self.limit:
                 continue
             if last is not None and place.offset < end:  # the system has lost what was between
                 if rank[last] > rank[part]:
