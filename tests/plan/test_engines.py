@@ -89,7 +89,6 @@ def test_too_little_memory_for_so_many_is_refused_with_a_remedy() -> None:
     ("options", "name"),
     [
         ({"nodes": 2, "tp": 2}, "--nodes"),
-        ({"kv_store": "/tmp/store"}, "--kv-store"),
         ({"kv_events": "tcp://*:5557"}, "--kv-events"),
         ({"prefill_for": "shm://a"}, "--prefill-for"),
         ({"decode_with": "shm://a"}, "--decode-with"),

@@ -28,8 +28,9 @@ from inferno.process.ranks.messages import Change
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.testing import StoreTests
 from inferno.testing import block_store as kit
-from inferno.testing.block_store import KEYS, Filled, StoreMachine
+from inferno.testing.block_store import KEYS, Filled
 from inferno.testing.cache_policy import BLOCK_SIZE, BUDGET, MAX_MODEL_LEN, ROWS
+from inferno.testing.store_machine import StoreMachine
 
 pytest.importorskip("inferno_offload")
 

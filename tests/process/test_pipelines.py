@@ -60,7 +60,7 @@ def test_a_long_prompt_alone_has_windows_for_all_its_steps_in_flight(
     """Else it would give way to itself, again and again."""
     pytest.importorskip("inferno_qwen3")
     path = toy_of("qwen3:TestSlidingWindow", tmp_path)
-    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 48, "max_model_len": 160}
+    limits: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 48, "max_model_len": 160}
     prompts, found = [[7 * i % 100 for i in range(150)]], []
     for stages in (1, 2):
         engine = load_shared(path, catalog, 1, pp=stages, dtype="float32", **limits)

@@ -31,8 +31,9 @@ from inferno.core.types import Sequence as Sequence_
 from inferno.request.requests import EngineStats, Request
 from inferno.stores.presence import Presence
 from inferno.testing import alike
-from inferno.testing.block_store import StoreMachine, StoreTests
+from inferno.testing.block_store import StoreTests
 from inferno.testing.cache_policy import BLOCK_SIZE, GROUPS, CacheMachine
+from inferno.testing.store_machine import StoreMachine
 
 Known = dict[tuple[Tier, int], set[bytes]]
 

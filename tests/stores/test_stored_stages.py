@@ -147,7 +147,7 @@ def test_an_engine_that_closes_keeps_what_its_steps_in_flight_save(
             saved += len(step.saves)
             return launch(step, *more)
 
-        engine._runner.launch = noted  # type: ignore[method-assign]
+        engine._runner.launch = noted  # type: ignore[method-assign, assignment]
         engine.step()
         engine._runner.launch = launched  # type: ignore[method-assign]
     engine.close()
@@ -169,7 +169,7 @@ def test_sleep_and_other_weights_close_and_open_all_stores(
 def test_explain_finds_the_blocks_of_the_first_rank(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kv_store": str(tmp_path)}
     answers([BASE], ranks=1, pp=2, **options)
-    given = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 160}
+    given: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 160}
     given |= {"device": "cpu", "threads": 1, "memory": "2GiB", "block_size": 16}
     with open_model("demo", Options(**given, **options, pp=2)) as opened:
         found = layouts.survey(opened)

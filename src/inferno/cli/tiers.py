@@ -49,16 +49,15 @@ def tiers(plan: Plan) -> list[Tier]:
     if store.host_fold:
         found.append(Tier("host", store.host_bytes(plan.groups), token))
     if store.folder is not None:
-        found.append(Tier("disk", store.folder_limit, token, _folder(plan, store)))
+        shared = ", which all engines read" if store.engines > 1 else ""
+        found.append(Tier("disk", store.folder_limit, token, _folder(plan, store) + shared))
     return found
 
 
 def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]]]:
     """Return titles and rows."""
     if found := tiers(plan):
-        ranks = plan.ranks
-        of_one = "" if ranks is None else " of the first rank" if ranks.pipeline else " of a rank"
-        yield f"Tiers of the cache{of_one}", [_row(tier) for tier in found]
+        yield f"Tiers of the cache{_of_one(plan)}", [_row(tier) for tier in found]
     if survey is not None and plan.store is not None:
         yield (
             f"Blocks in {_folder(plan, plan.store)}",
@@ -66,8 +65,18 @@ def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]
         )
 
 
+def _of_one(plan: Plan) -> str:
+    """Say of whom they are, if there are several."""
+    ranks, engines = plan.ranks, plan.engines
+    if ranks is None:
+        return "" if engines is None else " of an engine"
+    if ranks.pipeline:
+        return " of the first rank" + (" of an engine" if engines is not None else "")
+    return " of a rank" if engines is None else " of an engine's rank"
+
+
 def _folder(plan: Plan, store: StoreUse) -> str:
-    """Return the folder of the first rank's blocks."""
+    """Return the folder of the first rank's blocks, in the first engine."""
     return str(store.folder_of(None if plan.ranks is None else 0))
 
 

@@ -160,6 +160,9 @@ class StoreNeed:
     """Where to keep blocks on disk; None: nowhere."""
     folder_limit: int = 0
     """Bytes of all files in it."""
+    beside: tuple[Path, ...] = ()
+    """Folders of other processes with blocks of this layout, that a store with a folder may read
+    and never change: what they have is as good as what it has."""
     host_limit: int = 0
     """Bytes of blocks to keep in host memory, beside those that are on their way."""
     link: Link | None = None

@@ -30,14 +30,13 @@ def choose_engines(
     given = {
         "--nodes": options.nodes > 1,
         "--executor": options.executor,
-        "--kv-store": options.kv_store,
         "--kv-events": options.kv_events,
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
     }
     if names := [name for name, value in given.items() if value]:
         raise UnsupportedError(
-            f"{asked} cannot be combined with {', '.join(names)}: engines share no folder, port or "
+            f"{asked} cannot be combined with {', '.join(names)}: engines share no port or "
             "other machine",
             "Leave one of them out, or start a server for each engine behind a router.",
         )
@@ -60,6 +59,8 @@ def plan_of_engine(plan: Plan, index: int) -> Plan:
     if plan.engines is None:
         return plan
     own = plan.engines.cores[index] if plan.engines.cores else ()
+    if plan.store is not None:
+        plan = evolve(plan, store=evolve(plan.store, engine=index))
     if plan.ranks is not None:
         return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=own))
     return evolve(plan, engines=None, cores=own[0] if own else ())

@@ -18,9 +18,13 @@ class StoreUse:
     name: str
     distribution: str
     folder: str | None = None
-    """The disk tier; None: there is none. With ranks, each has a folder in it."""
+    """The disk tier; None: there is none. With ranks or engines, each has a folder in it."""
     folder_limit: int = 0
-    """Bytes of all files in it, or in that of each rank."""
+    """Bytes of all files in it, or in that of each rank and engine."""
+    engines: int = 1
+    """How many engines have one, and read those of the others."""
+    engine: int = 0
+    """Which of them has this plan."""
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     link: Link | None = None
@@ -28,11 +32,21 @@ class StoreUse:
     hashes: str | None = None
     """Where hashes of the model's files are remembered, if not in `folder`."""
 
-    def folder_of(self, rank: int | None) -> Path:
-        """Return the folder of one process, or of a rank. They are apart: opening one removes
-        what is too much in it."""
+    def folder_of(self, rank: int | None, engine: int | None = None) -> Path:
+        """Return the folder of one process, or of a rank, in this engine or another. They are
+        apart: opening one removes what is too much in it."""
         assert self.folder is not None, "a store with a disk tier"
-        return Path(self.folder) if rank is None else Path(self.folder) / f"rank-{rank}"
+        folder = Path(self.folder)
+        if self.engines > 1:
+            folder /= f"engine-{self.engine if engine is None else engine}"
+        return folder if rank is None else folder / f"rank-{rank}"
+
+    def others(self, rank: int | None) -> tuple[Path, ...]:
+        """Return the folders in which other engines have the same blocks."""
+        if self.folder is None:
+            return ()
+        others = (engine for engine in range(self.engines) if engine != self.engine)
+        return tuple(self.folder_of(rank, engine) for engine in others)
 
     def need(self, groups: Sequence[CacheGroupPlan], rank: int | None = None) -> StoreNeed:
         """Return what the store is built for, or that of one rank, without the layout."""
@@ -41,6 +55,7 @@ class StoreUse:
             sizes=tuple(group.unit_bytes for group in groups),
             folder=None if self.folder is None else self.folder_of(rank),
             folder_limit=self.folder_limit,
+            beside=self.others(rank),
             host_limit=self.host_bytes(groups),
             link=self.link,
         )

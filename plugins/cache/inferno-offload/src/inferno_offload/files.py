@@ -112,23 +112,24 @@ class Files:
         if work:
             self._report([Written(*each) for each in self.parts.write(work)])
 
-    def read(self, work: Sequence[Read]) -> None:
-        """Read parts into their buffers."""
+    def read(self, work: Sequence[Read], parts: PartsFile | None = None) -> None:
+        """Read parts into their buffers, of this file or another one."""
+        parts = parts or self.parts
         with self._lock:
             self._left += len(work)
         share = max(sum(each.buffer.nbytes for each in work) // READERS, LEAST_SHARE)
         lists, left = list[list[Read]](), share
-        for together in self.parts.together(work):
+        for together in parts.together(work):
             lists.append(together)
             left -= sum(each.buffer.nbytes for each in together)
             if left <= 0:
-                self._begin_read(lists)
+                self._begin_read(lists, parts)
                 lists, left = [], share
         if lists:
-            self._begin_read(lists)
+            self._begin_read(lists, parts)
 
-    def _begin_read(self, lists: list[list[Read]]) -> None:
-        self._readers.submit(self._read, iter(lists), self.parts.read(lists))
+    def _begin_read(self, lists: list[list[Read]], parts: PartsFile) -> None:
+        self._readers.submit(self._read, iter(lists), parts.read(lists))
 
     def _read(self, lists: Iterator[list[Read]], results: Iterator[list[bool]]) -> None:
         """Read some lists, and go on after those of other fetches. Systems read ahead in a file

@@ -20,7 +20,7 @@ from inferno_offload.extents import Extents
 from inferno_offload.index import Part, Place
 from inferno_offload.parts import PartsFile
 
-_LAYOUT, _LOCK, _DATA = "layout.json", "lock", "data"
+LAYOUT, _LOCK, DATA = "layout.json", "lock", "data"
 _PREFIX = "blocks-"
 _LONGEST = 16 << 20
 """Letters of a layout that are read."""
@@ -41,8 +41,7 @@ class Folder:
     def open(cls, parent: Path, layout: str, sizes: tuple[int, ...], limit: int) -> Folder:
         """Open the layout's folder in `parent`, and remove those of other layouts that were used
         longest ago, until they take at most half of `limit`. Raises OptionError."""
-        digest = hashlib.sha256(layout.encode()).hexdigest()[:16]
-        path = parent / f"{_PREFIX}{digest}"
+        path = folder_of(parent, layout)
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = _locked(path)
@@ -51,10 +50,10 @@ class Folder:
                     f"the blocks in {path} are in use by another process",
                     "Give each server a folder of its own: --kv-store DIR.",
                 )
-            _agree(path / _LAYOUT, layout)
+            _agree(path / LAYOUT, layout)
             _make_room(parent, path, limit // 2)
             _remove_older_format(path)
-            parts = PartsFile.open(path / _DATA, layout, sizes, limit)
+            parts = PartsFile.open(path / DATA, layout, sizes, limit)
             places, free = parts.recover()
         except OSError as error:
             raise OptionError(
@@ -69,6 +68,11 @@ class Folder:
             self.parts.write_index(self.places, self.free.end)
         self.parts.close()
         os.close(self._lock)
+
+
+def folder_of(parent: Path, layout: str) -> Path:
+    """Return a layout's folder in `parent`."""
+    return parent / f"{_PREFIX}{hashlib.sha256(layout.encode()).hexdigest()[:16]}"
 
 
 def _locked(path: Path) -> int | None:
@@ -155,7 +159,7 @@ def _stored(path: Path) -> StoredLayout:
                 nbytes += status.st_size
                 if name != _LOCK:
                     used = max(used, status.st_mtime)
-    with suppress(OSError, ValueError), (path / _LAYOUT).open(encoding="utf-8") as file:
+    with suppress(OSError, ValueError), (path / LAYOUT).open(encoding="utf-8") as file:
         layout = file.read(_LONGEST)
     return StoredLayout(path=path, layout=layout, nbytes=nbytes, used=used)
 

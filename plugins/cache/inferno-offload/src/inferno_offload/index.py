@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,15 +65,24 @@ class Index:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return found
+        for change in self.entries(data):
+            if change is None:
+                continue
+            found.pop(change.part, None)
+            if change.place is not None:
+                found[change.part] = change.place
+        return found
+
+    def entries(self, data: bytes) -> Iterator[Change | None]:
+        """Return the entries in some bytes of the log; None: one that is not whole."""
         for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
             entry = data[at : at + _ENTRY.size]
             if _SEAL.unpack_from(data, at + _ENTRY.size)[0] != self._seal(entry):
+                yield None
                 continue
             key, group, offset, checksum = _ENTRY.unpack(entry)
-            found.pop((key, group), None)
-            if offset != _REMOVED:
-                found[key, group] = Place(offset, checksum)
-        return found
+            place = None if offset == _REMOVED else Place(offset, checksum)
+            yield Change((key, group), place)
 
     def write(self, places: Iterable[tuple[Part, Place]]) -> None:
         """Write it anew, whole or not at all. Raises OSError."""

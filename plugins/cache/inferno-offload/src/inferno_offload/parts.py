@@ -24,6 +24,8 @@ from inferno_offload.index import (
 )
 
 if TYPE_CHECKING:  # a survey of folders needs no torch
+    from inferno.contracts import Placed
+    from inferno_offload.beside import Beside
     from inferno_offload.slots import Buffer
 
 PAGE = 4096
@@ -52,6 +54,8 @@ class Read:
     part: Part
     place: Place
     buffer: Buffer
+    source: Beside | None = None
+    """Whose file it is in; None: this process's."""
 
     @property
     def offset(self) -> int:
@@ -235,3 +239,14 @@ def _together(work: Iterable[_Moved], most: int) -> Iterator[list[_Moved]]:
         end, left = each.offset + nbytes, left - nbytes
     if found:
         yield found
+
+
+def parts_of(key: bytes, groups: int) -> Iterator[Part]:
+    """Return the parts of a block in a set of groups."""
+    return ((key, group) for group in range(groups.bit_length()) if groups >> group & 1)
+
+
+def in_group(blocks: Sequence[Placed], group: int) -> list[tuple[bytes, int]]:
+    """Return the keys and places of the blocks that have a part in a group."""
+    placed = [(block.key, block.places[group]) for block in blocks]
+    return [(key, place) for key, place in placed if place is not None]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import Mover, Placed, StoreIndex, StoreNeed, StoreUsage, Tier
+from inferno_offload.beside import Beside, Others
 from inferno_offload.copying import GroupCopies
 from inferno_offload.files import Fetched, Files, Written
 from inferno_offload.folder import Folder
 from inferno_offload.index import Part, Place
-from inferno_offload.parts import Read, Write
+from inferno_offload.parts import Read, Write, in_group, parts_of
 from inferno_offload.pins import Pins
 from inferno_offload.slots import BURST, SPARE, Buffer, Slots
 
@@ -29,8 +30,10 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     used."""
     store = Store(need)
     if need.folder is not None:
-        folder = Folder.open(need.folder, need.layout, need.sizes, need.folder_limit)
-        store.use(folder)
+        given = need.layout, need.sizes, need.folder_limit
+        store.use(Folder.open(need.folder, *given))
+        store.others.folders += [Beside.of(parent, *given) for parent in need.beside]
+        store.others.look()
     return store, store
 
 
@@ -44,9 +47,11 @@ class Store:
     """None: there is no disk tier."""
     on_disk: dict[Part, Place] = field(factory=dict)
     """Parts that are in the folder, used longest ago first."""
+    others: Others = field(factory=Others)
+    """What other processes have on disk."""
     usage: StoreUsage = field(factory=StoreUsage)
     _groups: dict[bytes, int] = field(factory=dict)
-    """By key, the groups in any tier."""
+    """By key, the groups in any of its tiers."""
     _host: dict[Part, Buffer] = field(factory=dict)
     _idle: dict[Part, None] = field(factory=dict)
     """Parts in host memory that nothing needs there, used longest ago first."""
@@ -83,7 +88,7 @@ class Store:
     # --- StoreIndex -------------------------------------------------------------------------------
 
     def groups_of(self, key: bytes) -> int:
-        return self._groups.get(key, 0)
+        return self._groups.get(key, 0) | self.others.groups_of(key)
 
     def near(self, key: bytes) -> int:
         return sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self._host)
@@ -91,11 +96,11 @@ class Store:
     def tiers(self, key: bytes) -> Mapping[Tier, int]:
         near = self.near(key) if self.need.host_limit else 0  # else parts are only on their way
         far = sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self.on_disk)
-        return {"host": near, "disk": far}
+        return {"host": near, "disk": far | self.others.groups_of(key)}
 
     def watch(self, changed: Callable[[bytes], object]) -> None:
         self._changed = changed
-        for key in self._groups:
+        for key in {*self._groups}.union(*(each.groups for each in self.others.folders)):
             changed(key)
 
     def note(self, placed: Placed) -> None:
@@ -106,6 +111,8 @@ class Store:
         for part in parts_of(key, self._groups.get(key, 0)):
             self._remove_file(part)
             self._forget(part)
+        self.others.drop(key)
+        self._changed(key)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):  # the end of a prefix makes room before its beginning
@@ -118,28 +125,44 @@ class Store:
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         parts = [part for key, groups in wanted for part in parts_of(key, groups)]
         held, reads = self._held.setdefault(owner, []), list[Read]()
+        if not all(part in self._host or self._on_disk(part) for part in parts):
+            self._look(None)
         for part in parts:
             held.append(part)
             self._holders[part] += 1
             if part in self._host:
                 self._not_idle(part)
-            elif part in self.on_disk and self.files is not None:
+            elif self.files is not None and (found := self._on_disk(part)) is not None:
                 if part not in self._reading:
-                    self.on_disk[part] = place = self.on_disk.pop(part)  # used now
-                    reads.append(Read(part, place, self._slots[part[1]].take()))
+                    if found[1] is None:
+                        self.on_disk[part] = self.on_disk.pop(part)  # used now
+                    reads.append(Read(part, found[0], self._slots[part[1]].take(), found[1]))
                     self._reading[part] = set()
                 if owner not in self._reading[part]:
                     self._reading[part].add(owner)
                     self._waiting[owner] += 1
             else:
                 self._lose(part)
-        if self.files is not None and reads:
-            self.files.read(reads)
+        for source in (None, *self.others.folders) if reads else ():
+            own = [read for read in reads if read.source is source]
+            if self.files is not None and own:
+                self.files.read(own, source.parts if source is not None else None)
         if not self._waiting[owner]:
             self._end(owner)
 
+    def _on_disk(self, part: Part) -> tuple[Place, Beside | None] | None:
+        """Return where a part is on disk, and in whose file: of this process rather than others."""
+        if (place := self.on_disk.get(part)) is not None:
+            return place, None
+        return self.others.find(part)
+
+    def _look(self, call: Callable[[Callable[[], object]], object] | None) -> None:
+        """See what other processes have written."""
+        for key in self.others.look(call):
+            self._changed(key)
+
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
-        count = next((i for i, key in enumerate(keys) if key not in self._groups), len(keys))
+        count = next((i for i, key in enumerate(keys) if not self.groups_of(key)), len(keys))
         self._pins.set(owner, keys[:count], until)
         return count
 
@@ -162,9 +185,7 @@ class Store:
     def save(self, saves: Sequence[Placed]) -> None:
         started = time.perf_counter()
         for group, copies in enumerate(self._copies):
-            wanted = [
-                each for each in _in_group(saves, group) if (each[0], group) not in self._host
-            ]
+            wanted = [each for each in in_group(saves, group) if (each[0], group) not in self._host]
             count = max(1, SAVED_AT_ONCE // max(1, self.need.sizes[group]))
             for i in range(0, len(wanted), count):
                 self._save(group, copies, wanted[i : i + count])
@@ -186,7 +207,7 @@ class Store:
     def load(self, loads: Sequence[Placed]) -> None:
         started = time.perf_counter()
         for group, copies in enumerate(self._copies):
-            if wanted := _in_group(loads, group):
+            if wanted := in_group(loads, group):
                 parts = [self._host[key, group] for key, _ in wanted]
                 copies.into([place for _, place in wanted], parts)
                 self.usage.loaded_bytes += sum(part.nbytes for part in parts)
@@ -198,6 +219,8 @@ class Store:
                 self._written(report)
             else:
                 self._fetched(report)
+        if self.files is not None:
+            self._look(self.files.call)
         self._make_room()
         self._trim()
         ended, self._ended = self._ended, []
@@ -258,11 +281,13 @@ class Store:
         self._make_idle(part)
 
     def _fetched(self, report: Fetched) -> None:
-        part, buffer = report.read.part, report.read.buffer
+        part, buffer, source = report.read.part, report.read.buffer, report.read.source
         owners = self._reading.pop(part, set())
         self.usage.fetched_bytes += buffer.nbytes
         self.usage.fetch_seconds += report.seconds
-        whole = report.whole and part in self.on_disk
+        whole = report.whole and (source is not None or part in self.on_disk)
+        if source is not None:
+            self.add(part)  # while it is in host memory, if it comes there
         if whole and part not in self._host:
             self._host[part] = buffer
             self.usage.host_bytes += buffer.nbytes
@@ -271,7 +296,10 @@ class Store:
         else:
             self._give(part[1], buffer)
         if not whole:
-            self._remove_file(part)
+            if source is None:
+                self._remove_file(part)
+            else:
+                source.forget(part)
             if part not in self._host:
                 self._lose(part)
         for owner in owners:
@@ -368,14 +396,3 @@ class Store:
                 return part
             parts[part] = parts.pop(part)  # type: ignore[assignment]  # its own value
         return next(iter(parts))
-
-
-def _in_group(blocks: Sequence[Placed], group: int) -> list[tuple[bytes, int]]:
-    """Return the keys and places of the blocks that have a part in a group."""
-    placed = [(block.key, block.places[group]) for block in blocks]
-    return [(key, place) for key, place in placed if place is not None]
-
-
-def parts_of(key: bytes, groups: int) -> Iterator[Part]:
-    """Return the parts of a block in a set of groups."""
-    return ((key, group) for group in range(groups.bit_length()) if groups >> group & 1)
