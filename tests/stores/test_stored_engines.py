@@ -144,7 +144,6 @@ def test_processes_read_each_other_s_blocks(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(2.5)  # an idle engine looks once a second
         assert await asked(client._engines[1], "1") == (tokens, 96)
-        assert client.stats.store_loaded_bytes > 0
         await client.close()
 
     asyncio.run(body())

@@ -238,11 +238,8 @@ class Engine:
     @property
     def waits_for(self) -> int | None:
         """The descriptor to sleep on while nothing can run before a store has brought blocks."""
-        descriptor = self._store.waits_for
-        computing = descriptor is not None and (
-            self._in_flight or self._scheduler.stats.num_running
-        )
-        return None if computing else descriptor
+        descriptor = None if self._in_flight else self._store.waits_for
+        return None if descriptor is not None and self._scheduler.stats.num_running else descriptor
 
     def rest(self) -> None:
         """Take note of what a store has done, while there is nothing to compute."""

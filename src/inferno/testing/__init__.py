@@ -67,6 +67,7 @@ from inferno.testing.sandbox import SandboxTests
 from inferno.testing.session_keeper import SessionKeeperTests
 from inferno.testing.source import SourceTests
 from inferno.testing.spelling import SpellingTests, joined, renamed
+from inferno.testing.store_beside import StoreBesideTests
 from inferno.testing.text_part import TINY_TEXT, TextPartTests
 from inferno.testing.tiny import (
     Outcome,
@@ -137,6 +138,7 @@ __all__ = [
     "SessionKeeperTests",
     "SourceTests",
     "SpellingTests",
+    "StoreBesideTests",
     "StoreTests",
     "Tokenizer",
     "TextPartTests",
