@@ -120,4 +120,4 @@ def test_options_that_do_not_deal_out_experts_are_refused_by_name() -> None:
     assert Options(tp=2, pp=2, ep=True).shared_by == "--tp 2 --pp 2 --ep"
     own = type("Config", (), {"divides": {"a": "outputs"}})()
     with pytest.raises(UnsupportedError, match="--ep: Toy is computed by transformers"):
-        check_ranks(Options(tp=2, ep=True), CPU, "Toy", evolve(TOY, divides={}), own, mtp=False)
+        check_ranks(Options(tp=2, ep=True), CPU, "Toy", evolve(TOY, divides={}), own)

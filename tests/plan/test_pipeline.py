@@ -244,19 +244,19 @@ def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any]) -> No
     [name] = options
     flag = f"--{name.replace('_', '-')}"
     with pytest.raises(UnsupportedError, match=f"--pp 2 cannot be combined with {flag}"):
-        check_ranks(Options(pp=2, **options), CPU, "Toy", toy, mtp=False)
+        check_ranks(Options(pp=2, **options), CPU, "Toy", toy)
 
 
 def test_families_without_stages_are_refused_by_name() -> None:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
-    check_ranks(Options(pp=2), CPU, "Toy", toy, mtp=False)
+    check_ranks(Options(pp=2), CPU, "Toy", toy)
     own = type("Own", (), {"divides": {"a": "outputs"}})
     with pytest.raises(UnsupportedError, match="not those of inferno.nn") as refused:
-        check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), own, mtp=False)
+        check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), own)
     assert "--tp 2" in refused.value.remedy
     gpu = evolve(CPU, kind="cuda", index=0)
     with pytest.raises(UnsupportedError, match="--pp 2: several ranks compute on CPUs only"):
-        check_ranks(Options(pp=2), gpu, "Toy", toy, mtp=False)
+        check_ranks(Options(pp=2), gpu, "Toy", toy)
 
 
 # --- turns ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -13,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.divisions import local_of
 
-from inferno import host
-from inferno.catalog import load_catalog
 from inferno.contracts import (
     DECODER,
     Architecture,
@@ -24,9 +21,8 @@ from inferno.contracts import (
     Shard,
     divides_heads,
 )
-from inferno.errors import OptionError, UnsupportedError
-from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve, stages
-from inferno.plan.numa import rank_cores
+from inferno.errors import UnsupportedError
+from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve
 from inferno.plan.ranks import Division, check_ranks
 
 pytest.importorskip("inferno_demo")
@@ -222,8 +218,8 @@ def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None
     assert (use.num_sums, use.num_gathers) == (1, 1)
     assert use.copied == ("the cache, whole on every rank: its matrices are not divided by heads",)
     with pytest.raises(UnsupportedError, match="cannot be divided"):
-        check_ranks(Options(tp=2), CPU, "Toy", stranger, mtp=False)
-    check_ranks(Options(tp=2), CPU, "Toy", stranger, Config, mtp=False)
+        check_ranks(Options(tp=2), CPU, "Toy", stranger)
+    check_ranks(Options(tp=2), CPU, "Toy", stranger, Config)
 
 
 def test_a_model_of_which_nothing_can_be_divided_is_refused() -> None:
@@ -286,96 +282,9 @@ def test_what_ranks_cannot_do_is_refused_by_name(options: dict[str, Any]) -> Non
 def test_ranks_on_other_devices_are_refused() -> None:
     device = Device(kind="cuda", index=0, name="GPU", total=1 << 30, free=1 << 30)
     with pytest.raises(UnsupportedError, match="CPUs only"):
-        check_ranks(Options(tp=2), device, "Toy", DENSE, mtp=False)
+        check_ranks(Options(tp=2), device, "Toy", DENSE)
 
 
 def test_a_family_that_does_not_divide_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="Toy cannot be divided among ranks yet"):
-        check_ranks(Options(tp=2), CPU, "Toy", evolve(DENSE, divides={}), mtp=False)
-
-
-def test_layers_that_predict_several_tokens_are_refused_where_stages_have_several_ranks() -> None:
-    for shared in (Options(tp=2, speculative="mtp"), Options(pp=2, speculative="mtp")):
-        check_ranks(shared, CPU, "Toy", DENSE, mtp=True)
-    with pytest.raises(UnsupportedError, match="--pp 2 cannot .* --speculative mtp"):
-        check_ranks(Options(tp=2, pp=2, speculative="mtp"), CPU, "Toy", DENSE, mtp=True)
-
-
-@pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])
-def test_a_number_of_ranks_is_a_positive_integer(ranks: Any) -> None:
-    with pytest.raises(OptionError, match="tp is"):
-        Options(tp=ranks)
-
-
-def test_more_ranks_than_one_machine_starts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="at most 64 ranks"):
-        plan_of(tp=128)
-
-
-def test_an_executor_is_built_in() -> None:
-    offers = load_catalog().of("inferno_executors")
-    [offer] = [each for each in offers if each.item.start is not None]
-    assert (offer.item.name, offer.distribution) == ("processes", "inferno")
-
-
-# --- NUMA -----------------------------------------------------------------------------------------
-
-NODES = {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
-
-
-@pytest.mark.parametrize(
-    ("asked", "ranks", "cores"),
-    [
-        ("auto", 2, ((0, 1, 2, 3), (4, 5, 6, 7))),
-        ("1,0", 2, ((4, 5, 6, 7), (0, 1, 2, 3))),
-        ("1", 2, ((4, 5), (6, 7))),
-        ("auto", 4, ((0, 1), (2, 3), (4, 5), (6, 7))),
-        ("auto", 3, ((0, 1), (2, 3), (4, 5, 6, 7))),
-        (None, 2, ()),
-    ],
-)
-def test_ranks_are_bound_to_nodes_one_after_the_other(
-    asked: str | None, ranks: int, cores: tuple[tuple[int, ...], ...]
-) -> None:
-    assert rank_cores(asked, ranks, NODES) == cores
-
-
-@pytest.mark.parametrize(
-    ("asked", "ranks", "why"),
-    [
-        ("2", 2, "names no NUMA nodes"),
-        ("both", 2, "names no NUMA nodes"),
-        ("0,", 2, "names no NUMA nodes"),
-        ("0", 5, "node 0 has 4 cores for 5 ranks"),
-    ],
-)
-def test_nodes_that_cannot_be_dealt_out_are_refused(asked: str, ranks: int, why: str) -> None:
-    with pytest.raises(OptionError, match=why):
-        rank_cores(asked, ranks, NODES)
-
-
-def test_nodes_are_for_ranks_and_known_by_the_system() -> None:
-    with pytest.raises(OptionError, match="numa is set without tp"):
-        Options(numa="auto")
-    with pytest.raises(OptionError, match="names no NUMA nodes"):
-        rank_cores("auto", 2, {})
-
-
-def test_the_nodes_of_the_system_have_the_cores_that_may_be_used(tmp_path: Path) -> None:
-    usable = sorted(os.sched_getaffinity(0))
-    for node, cores in ((0, f"{usable[0]}"), (1, "100000-100003"), (2, "")):
-        folder = tmp_path / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cores}\n")
-    assert host.numa_nodes(tmp_path) == {0: (usable[0],)}
-    assert host.numa_nodes(tmp_path / "nothing") == {}
-
-
-def test_a_plan_binds_ranks_and_gives_each_the_threads_of_its_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(host, "numa_nodes", lambda: NODES)
-    monkeypatch.setattr(stages, "SHARED_FROM", 0)
-    plan = plan_of(tp=2, numa="auto")
-    assert plan.ranks is not None and plan.ranks.cores == (NODES[0], NODES[1])
-    assert plan.threads == 4
+        check_ranks(Options(tp=2), CPU, "Toy", evolve(DENSE, divides={}))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stores.test_stored_caches import config_of
 
+from inferno import host
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import GrammarSpec
 from inferno.core.engine import Engine
-from inferno.plan import open_model, plan_of_stage
+from inferno.plan import Options, open_model, plan_of_stage, resolve
 from inferno.plan.draft_cost import Acceptance
+from inferno.process.client import EngineClient
 from inferno.process.ranks.leading import LastStage
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing.mtp_reference import MTPReference
+from inferno.testing.mtp_runs import write
 from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import small_options, without_kernels
 
@@ -145,3 +152,39 @@ def test_native_kernels_replay_steps_with_drafts_in_stages(always: None) -> None
         found.append([tokens_of(answers(engine, [p], GREEDY)) for p in PROMPTS])
         engine.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_processes_of_the_last_stage_propose_together(
+    tmp_path: Path, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes in each of two stages, with layers of multi-token prediction."""
+    pytest.importorskip("inferno_glm4_moe")
+    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    config = config_of("glm4-moe:TestMTP")
+    (reference := tmp_path / "reference").mkdir()
+    path = write(tmp_path / "toy", config, MTPReference.of(config).tensors(reference))
+    shared: dict[str, Any] = {"tp": 2, "pp": 2, "speculative": "mtp"}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+    async def asked(**options: Any) -> tuple[list[list[int | None]], int]:
+        given = {"device": "cpu", "dtype": "float32", "memory": "3GiB", "threads": 1, **options}
+        client = EngineClient(resolve(str(path), Options(**given, max_model_len=160)))
+        await client.start()
+
+        async def answer(i: int) -> list[int | None]:
+            prompt = tuple((7 * i + j * j) % 100 for j in range(20 + 9 * i))
+            stream = client.submit(Request(id=str(i), token_ids=prompt, params=params))
+            return [output.token_id async for batch in stream for output in batch]
+
+        found = await asyncio.gather(*map(answer, range(3)))
+        async with asyncio.timeout(30):
+            while client.stats.num_running:
+                await asyncio.sleep(0.05)
+        drafts = client.stats.draft_tokens
+        await client.close()
+        return [*found], drafts
+
+    right, none = asyncio.run(asked())
+    found, drafts = asyncio.run(asked(**shared))
+    assert found == right and drafts > 0 == none

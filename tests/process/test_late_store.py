@@ -81,8 +81,6 @@ class NoOthers:
 class LateStore(SharedStore):
     """As the first rank of the last stage has it."""
 
-    settle: Callable[[], None] = staticmethod(lambda: None)
-
     @property
     def late(self) -> LateBlocks:
         assert isinstance(self.mover, LateBlocks)
@@ -91,8 +89,7 @@ class LateStore(SharedStore):
 
 def late(own: BlockStore) -> BlockStore:
     def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
-        _, halves = LateBlocks.of(own.build(need), lambda: shared.settle())
-        shared = LateStore(NoOthers(), *halves)
+        shared = LateStore(NoOthers(), *LateBlocks.of(own.build(need))[1])
         return shared, shared
 
     return evolve(own, build=build)

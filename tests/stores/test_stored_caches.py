@@ -54,6 +54,16 @@ def toy_of(model: str, folder: Path) -> str:
     """Write a family's toy with random weights."""
     if ":" not in model:
         return model
+    config = config_of(model)
+    torch.manual_seed(0)
+    reference: Any = transformers_model(config)
+    reference.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    return str(folder)
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """Return the config of a class of a family's tests."""
     family, name = model.split(":")
     path = FAMILIES / f"inferno-{family}" / "tests" / f"test_{family.replace('-', '_')}.py"
     spec = importlib.util.spec_from_file_location(f"toys_of_{path.stem}", path)
@@ -61,12 +71,8 @@ def toy_of(model: str, folder: Path) -> str:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    config = vars(module)[name].config
-    torch.manual_seed(0)
-    reference: Any = transformers_model(config)
-    reference.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    return str(folder)
+    config: dict[str, Any] = vars(module)[name].config
+    return config
 
 
 def load(ref: str, **options: Any) -> Engine:

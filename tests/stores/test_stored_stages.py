@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from tests.stores.test_stored_caches import CASES, ask, toy_of
+from tests.stores.test_stored_caches import CASES, ask, config_of, toy_of
 from tests.stores.test_stored_ranks import (
     BASE,
     DIVERGING,
@@ -31,6 +31,8 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.stores import layouts
 from inferno.stores.storing import Storing
 from inferno.testing import alike
+from inferno.testing.mtp_reference import MTPReference
+from inferno.testing.mtp_runs import draft_always, write
 from inferno.testing.thread_ranks import GREEDY, load_shared, tokens_of
 from inferno.testing.thread_ranks import answers as together
 from inferno.testing.tiny import without_kernels
@@ -129,6 +131,40 @@ def test_sequences_that_gave_way_come_back_from_the_store(
     late = storing.index.index
     assert isinstance(late, LateBlocks) and not late._waiting and not late._said
     engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_ranks_that_propose_drafts_together_keep_their_parts(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of the last stage all compute steps later than they were planned."""
+    pytest.importorskip("inferno_glm4_moe")
+    config = config_of("glm4-moe:TestMTP")
+    (reference := tmp_path / "reference").mkdir()
+    path = write(tmp_path / "toy", config, MTPReference.of(config).tensors(reference))
+    draft_always(monkeypatch)
+    catalog = without_kernels(load_catalog())
+    prompts = [[(7 * i + j * j) % 100 for j in range(40 + 10 * i)] for i in range(5)]
+    params = evolve(GREEDY, max_tokens=30)
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_model_len": 160}
+    alone = load_shared(path, catalog, 1, **options)
+    right = [tokens_of(together(alone, prompts, params)) for _ in range(2)]
+    alone.close()
+
+    def tight(plan: Plan) -> Plan:
+        return evolve(plan, groups=with_num_blocks(plan.groups, 14))
+
+    kept = {"cpu_mem_fold": 2.0} if store == "host" else {"kv_store": str(tmp_path / "kv")}
+    more: dict[str, Any] = {**options, **kept, "pp": 2, "speculative": "mtp"}
+    engine = load_shared(path, catalog, 2, plan=tight, **more)
+    assert isinstance(storing := engine._store, Storing)
+    storing.sizes = ()
+    assert [tokens_of(together(engine, prompts, params)) for _ in range(2)] == right
+    stats = engine.stats()
+    engine.close()
+    assert stats.preemptions and stats.draft_tokens and stats.store_loaded_bytes > 0
+    assert not stats.store_lost_parts
 
 
 def test_an_engine_that_closes_keeps_what_its_steps_in_flight_save(

@@ -44,8 +44,6 @@ def check_ranks(
     name: str,
     architecture: Architecture,
     config: object = None,
-    *,
-    mtp: bool,
 ) -> None:
     """Raise UnsupportedError for what ranks cannot do yet, before anything is chosen. `name` is the
     model's architecture."""
@@ -79,7 +77,6 @@ def check_ranks(
     if options.pp > 1:
         check_pipeline(options, name, architecture)
         asked["--sandbox"] = options.sandbox
-        asked[f"--speculative {options.speculative}"] = mtp and options.tp > 1
     if names := [name for name, given in asked.items() if given]:
         raise UnsupportedError(
             f"{options.shared_by} cannot be combined with {', '.join(names)} yet",

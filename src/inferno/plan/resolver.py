@@ -99,9 +99,8 @@ def _decide(given: stages.Given) -> Opened:
     if is_encoder(model.config):
         check_options(given.options)
     proposal = stages.choose_proposal(given, model)
-    mtp = bool(proposal.mtp.tensors)
     architecture, device = model.architecture.value, compute.device
-    check_ranks(given.options, device, model.name, architecture, model.config, mtp=mtp)
+    check_ranks(given.options, device, model.name, architecture, model.config)
     elsewhere = given.machine is not None and given.machine.elsewhere
     engines = choose_engines(given.options, device, elsewhere=elsewhere)
     weights = stages.choose_weights(given, model, compute, proposal)

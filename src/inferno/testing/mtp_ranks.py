@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from inferno.catalog import Catalog
-from inferno.errors import EngineDeadError, UnsupportedError
+from inferno.errors import EngineDeadError
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import in_turn
 from inferno.testing.installed import Installed
@@ -47,6 +47,7 @@ class MTPRankTests(Installed):
             {"pp": 2},
             {"tp": 4},
             {"tp": 2, "ep": True},
+            {"tp": 2, "pp": 2},
         ],
         ids=lambda shared: " ".join(f"{name} {count}" for name, count in shared.items()),
     )
@@ -81,7 +82,7 @@ class MTPRankTests(Installed):
         path = knowing(self.config, self.stored, tmp_path)
         [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
         expected = run(load(path, catalog, None), [wanted])
-        for shared in ({"tp": 2}, {"pp": 2}):
+        for shared in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):
             plain = without_kernels(catalog)
             engine = load_shared(path, plain, shared.get("tp", 1), **{**MTP, **shared})
             assert_same(run(engine, [wanted]), expected)
@@ -101,7 +102,3 @@ class MTPRankTests(Installed):
             run(engine, requests(self.config))
         with pytest.raises(EngineDeadError):
             engine.step()
-
-    def test_ranks_within_stages_are_refused(self, checkpoint: Path, catalog: Catalog) -> None:
-        with pytest.raises(UnsupportedError, match="--pp 2 cannot .* --speculative mtp"):
-            load_shared(checkpoint, without_kernels(catalog), 2, **{**MTP, "pp": 2})

@@ -3,7 +3,6 @@ back or has other weights when rank 0 does."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +12,7 @@ from attrs import define, evolve
 
 from inferno.catalog import Catalog
 from inferno.constraints import Drafts
-from inferno.contracts import Communicator, Drafter, DraftRequest, Lookahead, RankPlace, Span
-from inferno.core.runner import LaunchedStep, ModelRunner, StepArrays
-from inferno.core.types import Step
+from inferno.contracts import Communicator, Drafter, RankPlace
 from inferno.errors import InfernoError, PluginError
 from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_stage, reopen
 from inferno.process.prepare import prepared
@@ -26,9 +23,11 @@ from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.keeping_blocks import KeptBlocks
+from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
-from inferno.process.ranks.proposing import is_shared
+from inferno.process.ranks.proposing import is_late, is_shared
+from inferno.process.ranks.running import FollowingRunner, LateRunner, NoDrafts
 from inferno.stores.opening import build_store
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
@@ -42,73 +41,6 @@ _IDLE = 1.0
 Receive = Callable[[int | None], tuple[bytes, bytes]]
 """Returns the next message's kind and body, or NOTHING once a descriptor beside becomes
 readable."""
-
-
-class NoDrafts:
-    """The proposer of a rank that is told its drafts (`contracts.Drafter`)."""
-
-    layers = None
-    sees_steps = False
-
-    def admit(self, row: int, num_computed: int) -> None: ...
-
-    def computed(self, spans: Sequence[Span], hidden_TD: Any, ahead: Lookahead) -> None: ...
-
-    def propose(
-        self, requests: Sequence[DraftRequest], ahead: Lookahead
-    ) -> Sequence[Sequence[int]]:
-        return [()] * len(requests)
-
-
-class FollowingRunner(ModelRunner):
-    """Runs steps without drawing: it is told what rank 0 drew."""
-
-    def __init__(self, neighbours: Neighbours | None, *given: Any, **more: Any) -> None:
-        """`neighbours` are the stages beside its own, if there are any."""
-        more["parts"] = () if neighbours is None else (neighbours,)
-        super().__init__(*given, **more)
-        self.neighbours = neighbours
-        self._awaited = deque[tuple[StepArrays, Any] | None]()
-        """The steps whose tokens are not known, with the owners of their rows; None: one without
-        tokens."""
-
-    def read_adapters(self, step: Step) -> None:
-        """Read the adapters of sequences that begin, as rank 0 has, and forget those in no slot."""
-        if self.adapting is None or self.plan.adapters is None:
-            return
-        adapters = self.adapting.adapters
-        given = [new.request.adapter for new in step.new_sequences]
-        wanted = [ref for ref in given if ref is not None]
-        for ref in wanted:
-            adapters.read(ref)
-        if wanted:
-            kept = [*wanted, *(use.adapter for use in self.plan.adapters.loaded)]
-            adapters.keep([ref.digest for ref in kept])
-
-    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
-        around = self.neighbours
-        if around is not None and around.edges.passed_ND is not None:
-            step = messages.without_results(step)
-        launched = super().launch(step, cut)
-        if (arrays := launched.arrays) is not None:
-            if around is not None:
-                around.pass_on(arrays)
-            owners = self._tables.owners[arrays.sampling_rows]
-            self._awaited.append((arrays, owners))
-        else:
-            self._awaited.append(None)
-        return launched
-
-    def learn(self, drawn: messages.Drawn) -> None:
-        """Take the tokens that the first step drew of those whose tokens are not known: where
-        several are in flight, rows may have been given to other sequences since."""
-        if (awaited := self._awaited.popleft()) is None or not drawn:
-            return
-        arrays, owners = awaited
-        if arrays.drafts is None:
-            self._tables.learn(arrays, owners, [token_id for [token_id] in drawn])
-        else:
-            self._tables.learn_verified(arrays, owners, drawn)
 
 
 @define(eq=False)
@@ -148,9 +80,8 @@ class Follower:
         plan = opened.plan
         given = loaded.model, plan, loaded.ops, capture_of(opened), loaded.drafter
         around = Neighbours.of(opened, loaded.model)
-        self.runner = FollowingRunner(
-            around, *given, None, begin_of(opened, plan), adapters=loaded.adapters
-        )
+        kind = LateRunner if is_late(opened) else FollowingRunner
+        self.runner = kind(around, *given, None, begin_of(opened, plan), adapters=loaded.adapters)
 
     @property
     def places(self) -> AdapterPlaces | None:
@@ -188,7 +119,10 @@ class Follower:
         """Open the store of this rank's parts of blocks. Raises OptionError."""
         assert self.runner is not None, "its cache is there"
         opened, places = self.resident.opened, self.runner.cache.places
-        self.kept = KeptBlocks(*build_store(opened, opened.plan, places, hashes))
+        built = build_store(opened, opened.plan, places, hashes)
+        if isinstance(self.runner, LateRunner):
+            self.runner.late, built = LateBlocks.of(built)
+        self.kept = KeptBlocks(*built)
         self.runner.mover = self.kept.mover
 
     def close_store(self) -> None:
@@ -208,6 +142,8 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
 
     def drafts(proposed: Drafts) -> Drafts:
         kind, body = receive(None)
+        while kind == messages.PEEKED:  # of the last stage's ranks
+            kind, body = receive(None)
         assert kind == messages.DRAFTS, "they follow their step"
         told: Drafts = messages.decode_drafts(body)
         return told
@@ -254,15 +190,25 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
         if kind == messages.CAPTURE:
             runner.capture_ahead(messages.decode_count(body))
             continue
+        if kind in (messages.COMPUTE, messages.DREW, messages.PEEKED):
+            if isinstance(runner, LateRunner):
+                if kind == messages.COMPUTE:
+                    runner.compute()
+                else:
+                    runner.learn(messages.decode_drawn(body))
+            continue
         given: messages.NextStep = messages.decode_step(body)
-        for drawn in given.drawn:
-            runner.learn(drawn)
         told = drafts if messages.has_drafts(given.step) else None
-        runner.read_adapters(given.step)
         if (drafting := runner.drafting) is not None:
             drafting.peek, drafting.is_shared = peeked, True
         if kept is not None:
             kept.note(given.step)
+        if isinstance(runner, LateRunner):
+            runner.begin(given.step, told)
+            continue
+        for drawn in given.drawn:
+            runner.learn(drawn)
+        runner.read_adapters(given.step)
         runner.launch(given.step, told)
 
 

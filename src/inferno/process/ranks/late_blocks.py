@@ -1,6 +1,6 @@
 """The store of a rank that computes a step later than the step was planned: the last pipeline
-stage's first one. What its index is told of steps in flight is done between the same two steps as
-by the other ranks, which take both from one wire."""
+stage's first one, and others that propose drafts with it. What its index is told of steps in flight
+is done between the same two steps as by all ranks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class LateBlocks:
 
     index: StoreIndex
     mover: Mover
-    settle: Callable[[], None]
-    """Computes the steps in flight."""
     usage: StoreUsage = field(init=False)
     _waiting: deque[Callable[[], object] | None] = field(factory=deque, init=False)
     """What is to be done, in order; None: a step in flight. The first one is a step."""
@@ -46,11 +44,9 @@ class LateBlocks:
     """By owner, how many fetches have not begun."""
 
     @classmethod
-    def of(
-        cls, built: tuple[StoreIndex, Mover], settle: Callable[[], None]
-    ) -> tuple[LateBlocks, tuple[StoreIndex, Mover]]:
+    def of(cls, built: tuple[StoreIndex, Mover]) -> tuple[LateBlocks, tuple[StoreIndex, Mover]]:
         """Return what is told of steps, and the two halves, for a store that was built here."""
-        late = (LateTiers if isinstance(built[0], TieredIndex) else cls)(*built, settle)
+        late = (LateTiers if isinstance(built[0], TieredIndex) else cls)(*built)
         return late, (late, late)
 
     def __attrs_post_init__(self) -> None:
@@ -148,11 +144,7 @@ class LateBlocks:
         return self.mover.fileno()
 
     def close(self) -> None:
-        """Close the store once the steps in flight have saved what they are to save."""
-        try:
-            self.settle()
-        finally:
-            self.mover.close()
+        self.mover.close()
 
 
 class LateTiers(LateBlocks):

@@ -26,7 +26,7 @@ from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
-from inferno.process.ranks.proposing import Proposing, is_shared
+from inferno.process.ranks.proposing import Proposing, is_late, is_shared
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.stores import NoStore, open_store
 from inferno.stores.layouts import file_hashes
@@ -117,11 +117,9 @@ class LastStage(LeadingRunner):
     def __init__(self, group: Group, stages: int, *given: Any, **more: Any) -> None:
         super().__init__(group, *given, **more)
         self.lag = stages - 1
-        self._proposing: Proposing | None = None
-        if (drafting := self.drafting) is not None:
-            self._proposing = Proposing.of(drafting, self._tables)
-            kept = (part for part in self._parts if part is not drafting)
-            self._parts = (*kept, self._proposing)
+        self._proposing = Proposing.of(self)
+        self._shares = False
+        """Whether other ranks of this stage propose drafts too."""
         self._pending = deque[Pending]()
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
@@ -148,6 +146,10 @@ class LastStage(LeadingRunner):
         """Return none: `launch` has asked the proposer."""
         return {}
 
+    def share_drafting(self) -> None:
+        super().share_drafting()
+        self._shares = True
+
     def _later(self, ticket: LaunchedStep, masks: Masks) -> Callable[[], Sampled]:
         """Draw a step's tokens once it is computed."""
         pending = self._pending[-1]
@@ -161,11 +163,15 @@ class LastStage(LeadingRunner):
         while True:
             pending = self._pending.popleft()
             with self._group.together():
+                if self._shares:
+                    self._group.send(messages.COMPUTE)
                 computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
+                self._untold.append(drawn := _drawn_by(computed))
+                if self._shares:
+                    self._group.send(messages.DREW, messages.encode(drawn))
             if self.late is not None:
                 self.late.computed()
-            self._untold.append(drawn := _drawn_by(computed))
             if self._proposing is not None:
                 self._proposing.computed(computed, drawn)
             if pending.ticket is ticket:
@@ -246,6 +252,8 @@ class LeadingHome(Home):
                 leading.share_drafting()
             return leading
         self.last = LastStage(self.group, self.group.stages, *given, parts=[around], **more)
+        if is_late(self.resident.opened):
+            self.last.share_drafting()
         return self.last
 
     def forget(self, kept: Collection[str]) -> None:
@@ -265,9 +273,10 @@ class LeadingHome(Home):
 
     def _shared(self, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
         """Return the store of all ranks, from this one's."""
-        if self.last is not None:
-            self.last.late, built = LateBlocks.of(built, self.last.settle)
-        return SharedStore.of(self.group, built)
+        if (last := self.last) is None:
+            return SharedStore.of(self.group, built)
+        last.late, built = LateBlocks.of(built)
+        return SharedStore.of(self.group, built, last.settle)
 
     def check_change(self) -> None:
         """Let the steps in flight end, which other ranks are in."""

@@ -20,6 +20,9 @@ STEP, DRAFTS, CAPTURE, END = b"S", b"D", b"C", b"E"
 """Kinds of messages to followers. A step with drafts is followed by the drafts that it verifies."""
 PEEKED = b"P"
 """The kind of what rank 0 draws while all ranks of a stage propose drafts."""
+COMPUTE, DREW = b"N", b"n"
+"""Kinds of messages to the other ranks of the last stage where these propose drafts too: to compute
+the first step in flight now, and what it drew (`Drawn`). Other stages have no use for them."""
 CHANGE, CHANGED = b"H", b"h"
 """Kinds of messages between two steps: what followers are to do with their weights (`Change`), and
 how each has fared (`Words`)."""
@@ -160,6 +163,7 @@ encode = msgspec.msgpack.Encoder().encode
 decode_step: Any = msgspec.msgpack.Decoder(NextStep).decode
 decode_drafts: Any = msgspec.msgpack.Decoder(dict[int, list[int]]).decode
 decode_peeked: Any = msgspec.msgpack.Decoder(list[int]).decode
+decode_drawn: Any = msgspec.msgpack.Decoder(Drawn).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_change: Any = msgspec.msgpack.Decoder(Change).decode
 decode_store_call: Any = msgspec.msgpack.Decoder(StoreCall).decode

@@ -12,7 +12,14 @@ from attrs import define, evolve, field
 from torch import Tensor
 
 from inferno.constraints import Drafts
-from inferno.core.runner import LaunchedStep, PartResults, StepArrays, StepPart, Tables
+from inferno.core.runner import (
+    LaunchedStep,
+    ModelRunner,
+    PartResults,
+    StepArrays,
+    StepPart,
+    Tables,
+)
 from inferno.core.runner.parts import Drafting
 from inferno.core.types import Step
 from inferno.plan import Opened
@@ -28,6 +35,15 @@ def is_shared(opened: Opened) -> bool:
     return proposer is not None and proposer.needs == "mtp"
 
 
+def is_late(opened: Opened) -> bool:
+    """Whether the ranks of the last stage compute a step only when the first of them does, as they
+    propose drafts together in the meantime."""
+    ranks = opened.plan.ranks
+    if ranks is None or ranks.stages == 1 or ranks.shard.ranks == 1:
+        return False
+    return is_shared(opened) and (opened.span is None or opened.span.ends)
+
+
 @define(eq=False)
 class Proposing(StepPart):
     """What proposes drafts, with the tokens and blocks of running sequences as of the step that was
@@ -40,11 +56,17 @@ class Proposing(StepPart):
     """Steps that are not computed yet, with the owners of their slices' rows."""
 
     @classmethod
-    def of(cls, drafting: Drafting, like: Tables) -> Proposing:
-        """Take over a runner's proposer, whose tables are `like`."""
+    def of(cls, runner: ModelRunner) -> Proposing | None:
+        """Take over a runner's proposer, if it has one."""
+        if (drafting := runner.drafting) is None:
+            return None
+        like = runner._tables
         tables = Tables(like.num_rows, like.max_model_len, like.block_size, like.num_groups)
         drafting.tables = tables
-        return cls(drafting, tables)
+        proposing = cls(drafting, tables)
+        kept = (part for part in runner._parts if part is not drafting)
+        runner._parts = (*kept, proposing)
+        return proposing
 
     def launched(self, step: Step) -> Drafts:
         """Take note of a step that is launched, and return its drafts."""

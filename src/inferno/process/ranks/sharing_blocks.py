@@ -73,6 +73,8 @@ class SharedStore:
     others: Others
     index: StoreIndex
     mover: Mover
+    settle: Callable[[], None] = lambda: None
+    """Computes the steps in flight: what they save is kept."""
     usage: StoreUsage = field(init=False)
     """Of this rank."""
     _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
@@ -86,10 +88,15 @@ class SharedStore:
     _changed: Callable[[bytes], object] = field(default=lambda key: None, init=False)
 
     @classmethod
-    def of(cls, others: Others, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
+    def of(
+        cls,
+        others: Others,
+        built: tuple[StoreIndex, Mover],
+        settle: Callable[[], None] = lambda: None,
+    ) -> tuple[StoreIndex, Mover]:
         """Return the store of all ranks, from the first one's, which was built here."""
         kind = SharedTiers if isinstance(built[0], TieredIndex) else cls
-        shared = kind(others, *built)
+        shared = kind(others, *built, settle)
         return shared, shared
 
     def __attrs_post_init__(self) -> None:
@@ -191,6 +198,7 @@ class SharedStore:
         closing = False
         with suppress(InfernoError):  # the group has ended, and with it the others' stores
             if not self.others.is_over:
+                self.settle()
                 with self.others.changing(Change(action="close_store")):
                     closing = True
                     self.mover.close()
