@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.seeing_model import END, START, write_seeing_model
+from tests.seeing_model import IMAGE as PAD
 
 from inferno.errors import EngineDeadError
+from inferno.images.mediums import IMAGE
 from inferno.plan import Options, Plan, resolve
 from inferno.process import launch
 from inferno.process.client import EngineClient
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.testing import picture_file
 
 pytest.importorskip("inferno_demo")
 pytestmark = pytest.mark.slow
@@ -261,3 +265,44 @@ def test_another_machine_that_dies_takes_its_ranks_along_and_a_new_one_takes_the
 
     with other_machine(cable, token_file) as first:
         asyncio.run(run(first))
+
+
+@pytest.mark.parametrize("shared", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
+def test_the_other_machine_is_sent_the_pixels_of_images(
+    shared: dict[str, int],
+    cable: Cable,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `--pp` it alone computes them."""
+    pytest.importorskip("PIL")
+    pytest.importorskip("inferno_qwen2", reason="needs inferno-qwen2")
+    write_seeing_model(tmp_path)
+    files = [picture_file(seed, (200, 160)) for seed in (1, 2)]
+
+    async def run(plan: Plan) -> list[list[int | None]]:
+        client = EngineClient(plan)
+        await client.start()
+        found = []
+        try:
+            for i, file in enumerate([*files, files[0]]):
+                picture = await client.see(file, "image", IMAGE)
+                ids = (7, 8, START, *[PAD] * picture.count, END, 30 + i)
+                images = tuple(picture.at(3))
+                request = Request(id=f"{i}", token_ids=ids, images=images, params=GREEDY)
+                outputs = [each async for batch in client.submit(request) for each in batch]
+                assert not outputs[-1].error, outputs[-1].error
+                found.append([each.token_id for each in outputs])
+        finally:
+            await client.close()
+        return found
+
+    options: dict[str, Any] = {**OPTIONS, "memory": "3GiB", "max_num_batched_tokens": 64}
+    right = asyncio.run(run(resolve(str(tmp_path), Options(**options))))
+    assert right[0] != right[1], "another image, other tokens"
+    joined = {"rank_host": FIRST, "rank_port": PORT, "rank_token_file": str(token_file)}
+    plan = resolve(str(tmp_path), Options(**options, **joined, **shared, nodes=2))
+    monkeypatch.setattr(launch, "_COMMAND", (*cable.within(0), *launch._COMMAND))
+    with other_machine(cable, token_file):
+        assert asyncio.run(run(plan)) == right

@@ -46,6 +46,14 @@ class Arrays(Protocol):
     rows: Array
 
 
+class Sent(Protocol):
+    """What another machine has sent (`process.ranks.sending_pixels.SentPixels`)."""
+
+    def get(self, digest: bytes) -> Array | None:
+        """Return the values of an image; None if there are none."""
+        ...
+
+
 @define(eq=False)
 class Embeddings:
     """Of the images and audio that were computed last, by digest, up to so many bytes."""
@@ -81,6 +89,8 @@ class Seeing:
     """D of the decoder."""
     device: str
     embeddings: Embeddings
+    sent: Sent | None = None
+    """Pixels that were sent here; None: this machine has their files."""
     computed: int = 0
     """How many images and pieces of audio the encoders have computed."""
     images: dict[int, tuple[ImagePart, ...]] = field(factory=dict)
@@ -172,7 +182,7 @@ class Seeing:
         if (kept := self.embeddings.get(image.digest)) is not None:
             return kept
         encoder = self.encoders[image.medium]
-        if (pixels_PW := read_pixels(image, encoder.patches(image.grid))) is None:
+        if (pixels_PW := self._pixels_of(image, encoder.patches(image.grid))) is None:
             # The request fails, if anybody still wants it, and what it has cached is forgotten: its
             # numbers are not finite.
             log.warning("the file of an image or of audio is gone")
@@ -184,6 +194,12 @@ class Seeing:
         self.computed += 1
         self.embeddings.keep(image.digest, known)
         return known
+
+    def _pixels_of(self, image: ImagePart, patches: int) -> Tensor | None:
+        if self.sent is None:
+            return read_pixels(image, patches)
+        values = self.sent.get(image.digest)
+        return None if values is None else as_patches(values, patches)
 
     def refuses_replay(self, arrays: object) -> bool:
         return self._is_given
@@ -202,5 +218,10 @@ def read_pixels(image: ImagePart, patches: int) -> Tensor | None:
         values = np.fromfile(Path(image.path), np.float32)
     except OSError:
         return None
+    return as_patches(values, patches)
+
+
+def as_patches(values: Array, patches: int) -> Tensor | None:
+    """Return values as (P, W); None if they are not those of so many patches."""
     whole = patches and len(values) and not len(values) % patches
     return torch.from_numpy(values.reshape(patches, -1)) if whole else None

@@ -23,9 +23,6 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
     options, config, offered = given.options, model.config, model.architecture.value
     if offered.audio is None:
         return Decided(None)
-    if options.nodes > 1:
-        note = "audio is off with --nodes: the other machines do not have its files"
-        return Decided(None, notes=(note,))
     if not isinstance(config, AudioModelConfig):
         if offered.images is not None:  # of models that see, some hear, too
             return Decided(None)

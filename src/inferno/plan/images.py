@@ -31,9 +31,6 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
     options, config, offered = given.options, model.config, model.architecture.value
     if offered.images is None:
         return Decided(None)
-    if options.nodes > 1:
-        note = "images are off with --nodes: the other machines do not have their files"
-        return Decided(None, notes=(note,))
     if not isinstance(config, ImageModelConfig):
         raise UnsupportedError(
             f"{offered.name}: its config lacks attributes of contracts.ImageModelConfig",

@@ -20,13 +20,16 @@ from inferno.catalog import Catalog
 from inferno.contracts import Communicator, RankPlace, RankStart
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
+from inferno.images import seeing
+from inferno.images.seeing import read_pixels
 from inferno.ops.collectives import Operators
 from inferno.plan import Plan, open_model
 from inferno.plan.cache_groups import with_num_blocks
-from inferno.process.ranks.following import run
+from inferno.process.ranks.following import Follower, run
+from inferno.process.ranks.group import Group
 from inferno.process.ranks.leading import LeadingHome
 from inferno.process.ranks.passing import Pipelined
-from inferno.request.requests import AdapterRef, EngineOutput, Request
+from inferno.request.requests import AdapterRef, EngineOutput, ImagePart, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.tiny import assert_close, small_options
@@ -174,6 +177,26 @@ def load_shared(
         threads = ThreadRanks(shared.count, catalog, shared.stages)
         home = LeadingHome.starting(threads.start, threads.communicator)
         return Engine.load(opened, home_of=home)
+
+
+def as_other_machines(patched: pytest.MonkeyPatch) -> None:
+    """Let all ranks but the first one be taken for those of other machines: they are sent the
+    pixels of images, whose files they do not read."""
+    accept, load = Group._accept, Follower.load
+    engine = threading.current_thread()
+
+    def accepted(group: Group) -> bool:
+        said = accept(group)
+        group._far.update(group._wires)
+        return said
+
+    def read(image: ImagePart, patches: int) -> Tensor | None:
+        assert threading.current_thread() is engine, "another machine reads a file of this one"
+        return read_pixels(image, patches)
+
+    patched.setattr(Group, "_accept", accepted)
+    patched.setattr(Follower, "load", lambda opened, far: load(opened, far=True))
+    patched.setattr(seeing, "read_pixels", read)
 
 
 def answers(

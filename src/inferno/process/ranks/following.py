@@ -14,6 +14,7 @@ from inferno.catalog import Catalog
 from inferno.constraints import Drafts
 from inferno.contracts import Communicator, Drafter, RankPlace
 from inferno.errors import InfernoError, PluginError
+from inferno.images.seeing import Seeing
 from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_stage, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
@@ -28,6 +29,7 @@ from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.process.ranks.proposing import is_late, is_shared
 from inferno.process.ranks.running import FollowingRunner, LateRunner, NoDrafts
+from inferno.process.ranks.sending_pixels import SentPixels
 from inferno.stores.opening import build_store
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
@@ -64,13 +66,17 @@ class Follower:
     """None while the cache's memory is given back."""
     kept: KeptBlocks | None = None
     """The store of its parts of blocks, if there is one."""
+    pixels: SentPixels | None = None
+    """What it was sent of images; None: this machine has their files."""
     _update: Update | None = None
 
     @classmethod
-    def load(cls, opened: Opened) -> Follower:
-        """Load a rank's part of the model, and allocate its cache."""
+    def load(cls, opened: Opened, *, far: bool = False) -> Follower:
+        """Load a rank's part of the model, and allocate its cache. `far`: this is another machine
+        than the first rank's."""
         with prepared(opened) as packed:
-            follower = cls(FollowingResident.load(opened, packed))
+            pixels = SentPixels() if far else None
+            follower = cls(FollowingResident.load(opened, packed), pixels=pixels)
         follower.run()
         return follower
 
@@ -82,6 +88,20 @@ class Follower:
         around = Neighbours.of(opened, loaded.model)
         kind = LateRunner if is_late(opened) else FollowingRunner
         self.runner = kind(around, *given, None, begin_of(opened, plan), adapters=loaded.adapters)
+        if self.pixels is not None:
+            self.pixels = SentPixels()  # as rank 0 begins to send anew
+        for part in self._seeing:
+            part.sent = self.pixels
+
+    @property
+    def _seeing(self) -> list[Seeing]:
+        parts = self.runner._parts if self.runner is not None else ()
+        return [part for part in parts if isinstance(part, Seeing) and part.encoders]
+
+    @property
+    def sees(self) -> bool:
+        """Whether it computes images or audio."""
+        return bool(self._seeing)
 
     @property
     def places(self) -> AdapterPlaces | None:
@@ -166,6 +186,10 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
         kind, body = receive(None if kept is None else kept.waits_for)
         if kind == messages.NOTHING:
             continue
+        if kind == messages.PIXELS:
+            if follower.pixels is not None:
+                follower.pixels.take(messages.decode_pixels(body))
+            continue
         if kind == messages.STORE:
             if kept is not None:
                 kept.take(messages.decode_store_call(body))
@@ -199,6 +223,8 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
             continue
         given: messages.NextStep = messages.decode_step(body)
         told = drafts if messages.has_drafts(given.step) else None
+        if follower.pixels is not None:
+            follower.pixels.update(given.step)
         if (drafting := runner.drafting) is not None:
             drafting.peek, drafting.is_shared = peeked, True
         if kept is not None:
@@ -252,8 +278,10 @@ def run(
         with suppress(EOFError):
             wire.send(kind, body)
 
-    def words(failure: Failure | None, places: AdapterPlaces | None = None) -> bytes:
-        return messages.encode(messages.Words(rank, failure, places))
+    def words(
+        failure: Failure | None, places: AdapterPlaces | None = None, *, sees: bool = False
+    ) -> bytes:
+        return messages.encode(messages.Words(rank, failure, places, sees))
 
     def listen() -> None:
         kind, body = receive()
@@ -279,8 +307,8 @@ def run(
             own = plan_of_stage(plan, plan.ranks.stage_of(rank))
             opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
-            follower = Follower.load(opened)
-        say(messages.WORDS, words(None, follower.places))
+            follower = Follower.load(opened, far=first is not None)
+        say(messages.WORDS, words(None, follower.places, sees=follower.sees))
         communicator.connect()
         follow(follower, receive, say)
     except BaseException as error:

@@ -76,6 +76,10 @@ class Group:
         self.communicator = build(place)
         self._listener = listener(folder / STEPS, self.ranks)
         self._wires: list[Wire] = []
+        self._far = set[Wire]()
+        """Those of ranks that joined from other machines."""
+        self.seeing = dict[int, Wire]()
+        """Of these, by rank, those that compute images, and do not have the files of pixels."""
         self._heard = selectors.DefaultSelector()
         """The listener, and the wires that are open."""
         self._heard.register(self._listener, selectors.EVENT_READ)
@@ -193,6 +197,11 @@ class Group:
     def send(self, kind: bytes, body: bytes = b"") -> None:
         """Send a message to all followers."""
         for wire in self._wires:
+            wire.send(kind, body)
+
+    def send_to_seeing(self, kind: bytes, body: bytes) -> None:
+        """Send a message to those of other machines that compute images."""
+        for wire in self.seeing.values():
             wire.send(kind, body)
 
     @property
@@ -334,6 +343,7 @@ class Group:
             while True:
                 wire = machines.arrived.get_nowait()
                 self._add(wire)
+                self._far.add(wire)
                 said = True
                 self._hear(wire)
         return said
@@ -354,6 +364,8 @@ class Group:
                 words: messages.Words = messages.decode_words(message[1])
                 told = self._changed if message[0] == messages.CHANGED else self._said
                 told[words.rank] = words
+                if words.sees and wire in self._far:
+                    self.seeing[words.rank] = wire
         except EOFError:
             self._heard.unregister(wire)
         return said

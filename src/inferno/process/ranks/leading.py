@@ -27,6 +27,7 @@ from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.messages import Change
 from inferno.process.ranks.passing import Neighbours, build_of
 from inferno.process.ranks.proposing import Proposing, is_late, is_shared
+from inferno.process.ranks.sending_pixels import Wanted, send_all
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.stores import NoStore, open_store
 from inferno.stores.layouts import file_hashes
@@ -44,9 +45,11 @@ class LeadingRunner(ModelRunner):
         super().__init__(*given, **more)
         self._group = group
         self._latest: LaunchedStep | None = None
+        self._wanted = Wanted()
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         with self._group.together():
+            self._send_pixels(step)
             self._group.send(messages.STEP, messages.encode_step(step, self._drawn()))
             told = self._telling(cut) if messages.has_drafts(step) else cut
             self._latest = super().launch(step, told)
@@ -55,6 +58,15 @@ class LeadingRunner(ModelRunner):
     def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
         with self._group.together():
             return super().draw(launched, masks)
+
+    def _send_pixels(self, step: Step) -> None:
+        """Send other machines the images that a step needs which is about to be sent."""
+        if self._group.seeing and (images := self._wanted.update(step)):
+            self._before_pixels()
+            send_all(images, self._group.send_to_seeing)
+
+    def _before_pixels(self) -> None:
+        """Let other ranks read what they are sent."""
 
     def _drawn(self) -> list[messages.Drawn]:
         """Return what the step before drew."""
@@ -121,6 +133,8 @@ class LastStage(LeadingRunner):
         self._shares = False
         """Whether other ranks of this stage propose drafts too."""
         self._pending = deque[Pending]()
+        self._early = dict[LaunchedStep, Sampled]()
+        """Results that nobody has taken yet."""
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
         self.late: LateBlocks | None = None
@@ -128,6 +142,7 @@ class LastStage(LeadingRunner):
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         with self._group.together():
+            self._send_pixels(step)
             drawn, self._untold = self._untold, []
             self._group.send(messages.STEP, messages.encode_step(step, drawn))
             drafts: Drafts = step.drafts
@@ -141,6 +156,13 @@ class LastStage(LeadingRunner):
             if self.late is not None:
                 self.late.launched()
             return ticket
+
+    def _before_pixels(self) -> None:
+        """Compute the steps in flight if ranks of this stage are sent pixels: they wait in one of
+        them for this rank, and read nothing more meanwhile than their sockets hold."""
+        if min(self._group.seeing) < self._group.ranks // self._group.stages:
+            for ticket in [pending.ticket for pending in self._pending]:
+                self._early[ticket] = self._results(ticket)
 
     def proposed(self, step: Step) -> Drafts:
         """Return none: `launch` has asked the proposer."""
@@ -160,6 +182,8 @@ class LastStage(LeadingRunner):
     def _results(self, ticket: LaunchedStep) -> Sampled:
         """Compute the steps up to this one: those that nobody waits for any more too, whose hidden
         states come first."""
+        if (early := self._early.pop(ticket, None)) is not None:
+            return early
         while True:
             pending = self._pending.popleft()
             with self._group.together():

@@ -23,6 +23,9 @@ PEEKED = b"P"
 COMPUTE, DREW = b"N", b"n"
 """Kinds of messages to the other ranks of the last stage where these propose drafts too: to compute
 the first step in flight now, and what it drew (`Drawn`). Other stages have no use for them."""
+PIXELS = b"I"
+"""The kind of what ranks of other machines are sent of an image, before a step needs it
+(`Pixels`)."""
 CHANGE, CHANGED = b"H", b"h"
 """Kinds of messages between two steps: what followers are to do with their weights (`Change`), and
 how each has fared (`Words`)."""
@@ -98,6 +101,14 @@ class Fetched:
 
 
 @frozen
+class Pixels:
+    """Some bytes of an image's pixels, or of audio's frames: those after what was sent before."""
+
+    digest: bytes
+    data: bytes
+
+
+@frozen
 class Words:
     """What a follower says: of which rank, and why it ends."""
 
@@ -105,6 +116,8 @@ class Words:
     failure: Failure | None = None
     places: AdapterPlaces | None = None
     """Where its pipeline stage has room for adapters, once it has loaded its part."""
+    sees: bool = False
+    """Whether it computes images or audio, once it has loaded its part."""
 
 
 @frozen(kw_only=True)
@@ -168,6 +181,7 @@ decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_change: Any = msgspec.msgpack.Decoder(Change).decode
 decode_store_call: Any = msgspec.msgpack.Decoder(StoreCall).decode
 decode_fetched: Any = msgspec.msgpack.Decoder(Fetched).decode
+decode_pixels: Any = msgspec.msgpack.Decoder(Pixels).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode
 decode_meet: Any = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 decode_arrival: Any = msgspec.msgpack.Decoder(Arrival).decode
