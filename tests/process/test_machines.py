@@ -301,8 +301,8 @@ def test_the_other_machine_is_sent_the_pixels_of_images(
     options: dict[str, Any] = {**OPTIONS, "memory": "3GiB", "max_num_batched_tokens": 64}
     right = asyncio.run(run(resolve(str(tmp_path), Options(**options))))
     assert right[0] != right[1], "another image, other tokens"
-    joined = {"rank_host": FIRST, "rank_port": PORT, "rank_token_file": str(token_file)}
-    plan = resolve(str(tmp_path), Options(**options, **joined, **shared, nodes=2))
+    options |= {"rank_host": FIRST, "rank_port": PORT, "rank_token_file": str(token_file)}
+    plan = resolve(str(tmp_path), Options(**(options | shared), nodes=2))
     monkeypatch.setattr(launch, "_COMMAND", (*cable.within(0), *launch._COMMAND))
     with other_machine(cable, token_file):
         assert asyncio.run(run(plan)) == right
