@@ -191,6 +191,29 @@ def test_an_engine_that_closes_keeps_what_its_steps_in_flight_save(
     assert tokens == right[0] and cached >= 16 * saved > 0
 
 
+def test_a_fetch_begins_though_the_steps_in_flight_were_dropped(
+    tmp_path: Path, right: list[list[int]]
+) -> None:
+    staged: dict[str, Any] = {"dtype": "float32", "ranks": 1, "pp": 2, "kv_store": str(tmp_path)}
+    answers([BASE], **staged)
+    engine = load(**staged)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for i in range(4):
+        engine.submit(Request(id=str(i), token_ids=(3 + i, 5), params=params))
+    while not engine._in_flight:
+        engine.step()
+    engine.reset_prefix_cache()
+    for i in range(4):
+        engine.abort(str(i))
+    runner: Any = engine._runner
+    assert runner._pending, "nobody waits for it"
+    engine.submit(Request(id="4", token_ids=tuple(BASE), params=evolve(params, max_tokens=8)))
+    outputs = [output for _ in range(400) if engine.busy for output in engine.step()]
+    assert [output.token_id for output in outputs] == right[0]
+    assert outputs[0].num_cached == 96
+    engine.close()
+
+
 def test_sleep_and_other_weights_close_and_open_all_stores(
     tmp_path: Path, right: list[list[int]]
 ) -> None:

@@ -375,7 +375,9 @@ class Storing(NoStore):
         return self.mover.fileno() if self.fetching else None
 
     def sleep(self) -> None:
-        """Wait until a fetch may have ended, or a moment."""
+        """Wait until a fetch may have ended, or a moment: dropped steps may be left before it."""
+        if (rest := getattr(self.mover, "rest", None)) is not None:  # `SharedStore.rest`
+            rest()
         poller = poll()  # as `select` refuses descriptors above 1023
         if (descriptor := self.mover.fileno()) is not None:
             poller.register(descriptor, POLLIN)

@@ -191,6 +191,11 @@ class SharedStore:
         waiting = {fetch.owner for fetch in self._fetches.values()}
         return [owner for owner in ended if owner not in waiting]
 
+    def rest(self) -> None:
+        """Compute what is left of steps that the engine has dropped, before it waits for a fetch:
+        that may wait for them."""
+        self.settle()
+
     def fileno(self) -> int | None:
         return self._waits.fileno()
 
