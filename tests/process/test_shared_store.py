@@ -228,6 +228,7 @@ class TestSharedDamagedDisk(SharedTests):
 
     damages = 3
     test_blocks_come_back_after_a_restart: Any = None
+    test_parts_without_bytes_are_kept_as_any: Any = None
 
 
 class TestSharedHost(SharedTests):
