@@ -92,8 +92,8 @@ def ratios(cases: Mapping[str, Engine], rounds: int) -> dict[str, float]:
             seconds[name].append(time.process_time() - begin)
     plain = seconds[next(iter(cases))]
     return {
-        name: statistics.median(ours / theirs for ours, theirs in zip(own, plain, strict=True))
-        for name, own in seconds.items()
+        name: statistics.median(ours / theirs for ours, theirs in zip(times, plain, strict=True))
+        for name, times in seconds.items()
     }
 
 
@@ -181,7 +181,7 @@ def main() -> None:
             ]
             engines = [engine_of(plain), engine_of(llm)]
             for rows in given.rows:
-                found: dict[str, float] = {}
+                medians: dict[str, float] = {}
                 tokens = (given.rounds + 3) * STEPS
                 cases: dict[str, list[AdapterRef | None]] = {
                     "none": [None],
@@ -192,9 +192,9 @@ def main() -> None:
                     each = [refs[i % len(refs)] for i in range(rows)]
                     start(engines[0], [None] * rows, tokens, given.context)
                     start(engines[1], each, tokens, given.context)
-                    found |= ratios({"plain": engines[0], name: engines[1]}, given.rounds)
+                    medians |= ratios({"plain": engines[0], name: engines[1]}, given.rounds)
                     drain(engines)
-                print(f"{rows} rows:", ", ".join(f"{n} {r:.3f}" for n, r in found.items()))
+                print(f"{rows} rows:", ", ".join(f"{n} {r:.3f}" for n, r in medians.items()))
             if given.large:
                 paths = [
                     write_adapter(Path(folder) / f"large {i}", shapes, given.large, 99 + i)

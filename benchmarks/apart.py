@@ -113,12 +113,12 @@ async def run(args: argparse.Namespace) -> None:
 
 def children() -> set[int]:
     """Return the processes that this one has started."""
-    found = set[int]()
+    pids = set[int]()
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):
             if f"PPid:\t{os.getpid()}\n" in status.read_text():
-                found.add(int(status.parent.name))
-    return found
+                pids.add(int(status.parent.name))
+    return pids
 
 
 def yield_to_others(pid: int, niceness: int) -> None:

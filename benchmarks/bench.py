@@ -126,13 +126,13 @@ class Bench:
             self._in_room(cells, self._room(length, keeps=keeps))
 
     def _room(self, max_model_len: int, *, keeps: bool = False) -> Room:
-        kept = max_model_len * self._shape.cache_bytes / 1e9 if keeps else 0
+        gigabytes = max_model_len * self._shape.cache_bytes / 1e9 if keeps else 0
         return Room(
             work=self._plan.work,
             threads=self._plan.threads,
             max_model_len=max_model_len,
             keeps=keeps,
-            cache_gigabytes=max(2, math.ceil(1.1 * kept)),
+            cache_gigabytes=max(2, math.ceil(1.1 * gigabytes)),
         )
 
     def _in_room(self, chosen: Mapping[str, Cell], room: Room) -> None:

@@ -54,10 +54,10 @@ class Cell:
     def prompts(self, round_: int) -> list[list[int]]:
         """Others in every round, so that no cache of prefixes helps, except with what is kept; the
         same for every engine."""
-        kept = _tokens(random.Random(f"{self.kept} kept"), self.kept)
+        prefix = _tokens(random.Random(f"{self.kept} kept"), self.kept)
         draw = random.Random(f"{self.num_prompts} {self.prompt_len} {round_}")
         lengths = [draw.randint(*self.prompt_len) for _ in range(self.num_prompts)]
-        return [kept + _tokens(draw, length) for length in lengths]
+        return [prefix + _tokens(draw, length) for length in lengths]
 
     def value(self, prompts: Sequence[Sequence[int]], first: float, total: float) -> float:
         """The cell's figure: tokens per second, or the seconds to the first one after a hit."""
@@ -77,11 +77,11 @@ class Cell:
         count = len(prompts)
         bandwidth = speed.gigabytes * 1e9
         reading = weight_bytes / bandwidth
-        kept = count * self.kept * shape.cache_bytes / bandwidth
+        cache_time = count * self.kept * shape.cache_bytes / bandwidth
 
         def step(num_tokens: int) -> float:
             products = 2 * (num_tokens * shape.layer_weights + count * shape.head_weights)
-            reads = reading * shape.read_share(num_tokens) + kept
+            reads = reading * shape.read_share(num_tokens) + cache_time
             return max(reads, products / (speed.gigaflops * 1e9))
 
         steps = (self.new_tokens - 1) * step(count)

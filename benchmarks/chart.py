@@ -43,10 +43,10 @@ def results_of(run: Run, title: str) -> dict[str, Any]:
         if "floor" not in sample.figures or sample.cell.startswith(HIT):
             continue
         rounds = run.counted(sample.format, sample.cell)
-        found = of(rounds, sample.engine)
-        if found and sample.engine != LLAMA_BENCH:
+        series = of(rounds, sample.engine)
+        if series and sample.engine != LLAMA_BENCH:
             cells = figures.setdefault(sample.format, {})
-            cells.setdefault(sample.cell, {})[sample.engine] = round(median(found), 1)
+            cells.setdefault(sample.cell, {})[sample.engine] = round(median(series), 1)
         if beside := ratio(rounds, more_is_better=True):
             ratios.setdefault(sample.format, {})[sample.cell] = round(beside[0], 2)
     dates = sorted(sample.date for sample in run.samples)

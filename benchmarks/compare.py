@@ -80,14 +80,14 @@ def main() -> None:
     options = {"isq": given.isq} if given.isq else {}
     pythons = {"other": given.other, "this": sys.executable}
     engines = {name: Engine(python, given.model, options) for name, python in pythons.items()}
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     for number in range(given.rounds):
         for cell in CELLS:
             for name in ("other", "this") if number % 2 else ("this", "other"):
-                found[cell, name].append(engines[name].measure(cell))
+                figures[cell, name].append(engines[name].measure(cell))
     print("| cell | other | this | this / other |\n|---|---|---|---|")
     for cell in CELLS:
-        other, this = found[cell, "other"], found[cell, "this"]
+        other, this = figures[cell, "other"], figures[cell, "this"]
         ratio = statistics.median(b / a for a, b in zip(other, this, strict=True))
         medians = f"{statistics.median(other):.1f} | {statistics.median(this):.1f}"
         print(f"| {cell} | {medians} | {ratio:.2f} |")

@@ -77,9 +77,9 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, *, wait: bool = True) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "inferno", "serve", "demo", "--port", str(self.port)]
         options = ("--device", "cpu", "--no-page", "--store", str(self.store), "--store-size", "64")
         log = self.store.with_suffix(".log") if MOUNTED not in os.environ else Path(os.devnull)
@@ -179,7 +179,7 @@ def clients(server: Server, told: Told, seed: int, count: int = 4) -> Iterator[N
 
 def lost(server: Server, told: Told) -> list[str]:
     """Ask for all that was told. Returns what is wrong."""
-    found = list(told.wrong)
+    faults = list(told.wrong)
     with httpx.Client(base_url=server.url, timeout=60) as http:
         for id, kind in told.kinds.items():
             end = time.monotonic() + 90
@@ -193,13 +193,13 @@ def lost(server: Server, told: Told) -> list[str]:
             if answer.status_code == 404 and id in told.gone:
                 continue
             if answer.status_code != 200 or waits:
-                found.append(f"{kind} {id}: {answer.status_code}, {status}")
+                faults.append(f"{kind} {id}: {answer.status_code}, {status}")
             elif id in told.content:
                 if http.get(f"/v1/files/{id}/content").content != told.content[id]:
-                    found.append(f"{kind} {id}: another content")
+                    faults.append(f"{kind} {id}: another content")
             elif kind == "batches" and status == "completed":
-                found += incomplete(http, answer.json())
-    return found
+                faults += incomplete(http, answer.json())
+    return faults
 
 
 def incomplete(http: httpx.Client, made: dict[str, Any]) -> list[str]:
@@ -221,11 +221,11 @@ def kill_at_random(kills: int, seed: int, folder: Path) -> list[str]:
             server.kill()
     server.start()
     try:
-        found = lost(server, told)
+        faults = lost(server, told)
     finally:
         server.kill()
-    print(f"{kills} kills: {len(told.kinds)} ids, {len(found)} lost")
-    return found
+    print(f"{kills} kills: {len(told.kinds)} ids, {len(faults)} lost")
+    return faults
 
 
 def fill_at_random(times: int, seed: int, folder: Path) -> list[str]:
@@ -238,14 +238,14 @@ def fill_at_random(times: int, seed: int, folder: Path) -> list[str]:
                 time.sleep(draw.uniform(0, 0.3))
                 with filled(folder / "filler"):
                     time.sleep(draw.uniform(0.1, 0.5))
-        found = lost(server, told)
+        faults = lost(server, told)
         server.kill()
         server.start()
-        found += lost(server, told)
+        faults += lost(server, told)
     finally:
         server.kill()
-    print(f"{times} times full: {len(told.kinds)} ids, {told.refused} refused, {len(found)} lost")
-    return found
+    print(f"{times} times full: {len(told.kinds)} ids, {told.refused} refused, {len(faults)} lost")
+    return faults
 
 
 @contextlib.contextmanager
@@ -282,25 +282,25 @@ def main() -> None:
     parser.add_argument("--full", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    found: list[str] = []
+    faults: list[str] = []
     if given.full and MOUNTED not in os.environ and not mounted():
         print("no file system can be mounted here: the full disk is left out")
         given.full = 0
     with tempfile.TemporaryDirectory() as folder:
         if given.kills:
-            found += kill_at_random(given.kills, given.seed, Path(folder))
+            faults += kill_at_random(given.kills, given.seed, Path(folder))
         if given.full:
             disk = Path(folder) / "disk"
             disk.mkdir()
             mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(disk)]
             subprocess.run(mount, check=True)
             try:
-                found += fill_at_random(given.full, given.seed, disk)
+                faults += fill_at_random(given.full, given.seed, disk)
             finally:
                 subprocess.run(["umount", "-l", str(disk)], check=False)
-    for line in found[:20]:
+    for line in faults[:20]:
         print(line)
-    raise SystemExit(bool(found))
+    raise SystemExit(bool(faults))
 
 
 if __name__ == "__main__":

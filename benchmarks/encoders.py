@@ -89,11 +89,11 @@ def of_transformers(path: str, dtype: str) -> Embed:
     @torch.inference_mode()
     def embed(texts: Sequence[Sequence[int]]) -> Any:
         """In batches of 32, as sentence-transformers does."""
-        found = [
+        vectors = [
             model(torch.tensor(texts[at : at + 32])).last_hidden_state.float().mean(1)
             for at in range(0, len(texts), 32)
         ]
-        return torch.cat(found).numpy()
+        return torch.cat(vectors).numpy()
 
     return embed
 
@@ -112,12 +112,12 @@ def of_openvino(path: str, threads: int, dtype: str) -> Embed:
     compiled = ov.Core().compile_model(converted, "CPU", settings)
 
     def embed(texts: Sequence[Sequence[int]]) -> Any:
-        found = []
+        vectors = []
         for at in range(0, len(texts), 32):
             ids = np.asarray(texts[at : at + 32], np.int64)
             states = compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
-            found.append(states.mean(1))
-        return np.concatenate(found)
+            vectors.append(states.mean(1))
+        return np.concatenate(vectors)
 
     return embed
 

@@ -94,11 +94,11 @@ class Engine:
                     )
                 except subprocess.SubprocessError as error:
                     lines = log.read_text(errors="replace").split("\n")
-                    said = next(
+                    message = next(
                         (line for line in reversed(lines) if line.startswith("ERROR")), str(error)
                     )
                     raise EngineError(
-                        f"it does not install: {said[:300]} (all of it: {log})"
+                        f"it does not install: {message[:300]} (all of it: {log})"
                     ) from None
         (folder / _COMPLETE).touch()
 

@@ -94,12 +94,12 @@ def _texts(path: Path) -> Iterator[list[int]]:
 def logprobs_of(llm: LLM, texts: Sequence[Sequence[int]]) -> tuple[Logprobs, ...]:
     """What inferno computes for them."""
     outputs = llm.generate([{"prompt_token_ids": list(text)} for text in texts], SCORED)
-    found = []
+    logprobs = []
     for text, output in zip(texts, outputs, strict=True):
         assert output.prompt_logprobs is not None
         each = zip(text[1:], output.prompt_logprobs[1:], strict=True)
-        found.append(np.array([seen[t].logprob for t, seen in each if seen is not None]))
-    return tuple(found)
+        logprobs.append(np.array([seen[t].logprob for t, seen in each if seen is not None]))
+    return tuple(logprobs)
 
 
 def _llama_cpp(path: Path, texts: Sequence[Sequence[int]]) -> tuple[Logprobs, ...]:
@@ -108,7 +108,7 @@ def _llama_cpp(path: Path, texts: Sequence[Sequence[int]]) -> tuple[Logprobs, ..
     model = llama_cpp.Llama(
         str(path), n_ctx=max(map(len, texts)), n_batch=WINDOW, logits_all=True, verbose=False
     )
-    found = []
+    logprobs = []
     for text in texts:
         model.reset()
         model.eval(list(text))
@@ -117,8 +117,8 @@ def _llama_cpp(path: Path, texts: Sequence[Sequence[int]]) -> tuple[Logprobs, ..
             logits = model.scores[position].astype(np.float64)
             logits -= logits.max()
             values.append(logits[token] - np.log(np.exp(logits).sum()))
-        found.append(np.array(values))
-    return tuple(found)
+        logprobs.append(np.array(values))
+    return tuple(logprobs)
 
 
 def perplexity(logprobs: Sequence[Logprobs]) -> float:

@@ -45,9 +45,9 @@ class Reference:
         reader = gguf.GGUFReader(Path(path))
 
         def field(name: str) -> Any:
-            found = reader.get_field(f"llama.{name}")
-            assert found is not None, f"{path}: a Llama's file has llama.{name}"
-            return found.contents()
+            entry = reader.get_field(f"llama.{name}")
+            assert entry is not None, f"{path}: a Llama's file has llama.{name}"
+            return entry.contents()
 
         heads, key_heads = field("attention.head_count"), field("attention.head_count_kv")
         config = LlamaConfig(
@@ -97,7 +97,7 @@ class Reference:
 
     def logprobs(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The log-probability of each token but the first after those before it, (L - 1,)."""
-        found = []
+        chunks = []
         states_LD = self.hidden(token_ids)[:-1]
         targets_L = torch.tensor(list(token_ids)[1:])
         with torch.inference_mode():
@@ -105,8 +105,8 @@ class Reference:
                 states_LD.split(256), targets_L.split(256), strict=True
             ):
                 logprobs_KV = self.model.lm_head(states_KD).double().log_softmax(-1)
-                found.append(logprobs_KV.gather(-1, targets_K[:, None])[:, 0].float())
-        return torch.cat(found).numpy()
+                chunks.append(logprobs_KV.gather(-1, targets_K[:, None])[:, 0].float())
+        return torch.cat(chunks).numpy()
 
     def greedy(
         self, prompt: Sequence[int], max_tokens: int, end: int

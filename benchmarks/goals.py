@@ -70,14 +70,14 @@ def standings(run: Run) -> Iterator[Standing]:
 def _speeds(run: Run, format: str) -> Iterator[Standing]:
     for cell, goals in GOALS.items():
         rounds = run.counted(format, cell)
-        ours, found = of(rounds, OURS), ratio(rounds, more_is_better=True)
+        ours, lead = of(rounds, OURS), ratio(rounds, more_is_better=True)
         goal = goals.get(format)
         if run.model == MOE:
-            found = ratio(rounds, more_is_better=True, peer=LLAMA)
+            lead = ratio(rounds, more_is_better=True, peer=LLAMA)
             goal = None if cell.startswith("batch") else Goal(MOE_RATIO)
-        if goal is None or not ours or found is None:
+        if goal is None or not ours or lead is None:
             continue
-        met, measured, wanted = found[0] >= goal.ratio, f"{found[0]:.2f} ({found[1]})", ""
+        met, measured, wanted = lead[0] >= goal.ratio, f"{lead[0]:.2f} ({lead[1]})", ""
         if goal.share is not None:
             reached = share(ours)
             met |= reached >= goal.share
@@ -96,9 +96,9 @@ def _long(run: Run, format: str) -> Iterator[Standing]:
 
 def _hits(run: Run, format: str) -> Iterator[Standing]:
     rounds = run.counted(format, "prefix-hit")
-    if found := ratio(rounds, more_is_better=False, peer=LLAMA):
-        met = found[0] >= FIRST_RATIO
-        yield Standing("prefix-hit", format, f"{found[0]:.2f} ({LLAMA})", f"{FIRST_RATIO}", met)
+    if lead := ratio(rounds, more_is_better=False, peer=LLAMA):
+        met = lead[0] >= FIRST_RATIO
+        yield Standing("prefix-hit", format, f"{lead[0]:.2f} ({LLAMA})", f"{FIRST_RATIO}", met)
     full = of(run.counted(format, "prefix-full"), OURS)
     after = of(run.counted(format, "decode-2k"), OURS)
     if full and after:
@@ -121,14 +121,14 @@ def _starts(run: Run, format: str) -> Iterator[Standing]:
         ("peak memory at the first token", rounds, "peak_gb", peer),
         (f"{PEAK} memory after all cells", peaks, "value", peer),
     ):
-        if found := ratio(samples, more_is_better=False, key=key, peer=other):
-            yield Standing(name, format, f"{found[0]:.2f} ({found[1]})", "1.0", found[0] >= 1.0)
+        if lead := ratio(samples, more_is_better=False, key=key, peer=other):
+            yield Standing(name, format, f"{lead[0]:.2f} ({lead[1]})", "1.0", lead[0] >= 1.0)
 
 
 def standing(run: Run) -> str:
     """The table."""
     rows = [
-        [found.cell, found.format, found.measured, found.wanted, "yes" if found.met else "**no**"]
-        for found in standings(run)
+        [entry.cell, entry.format, entry.measured, entry.wanted, "yes" if entry.met else "**no**"]
+        for entry in standings(run)
     ]
     return table(["goal", "class", "measured", "wanted", "met"], rows)

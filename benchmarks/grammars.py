@@ -35,14 +35,14 @@ def vocabulary() -> list[bytes]:
         counts.update(
             w[i:j] for w in set(words) for i in range(2) for j in range(i + 2, len(w) + 1)
         )
-    found = [bytes([i]) for i in range(256)]
-    found += [w.encode() for w, _ in counts.most_common(VOCAB) if len(w.encode()) > 1]
+    tokens = [bytes([i]) for i in range(256)]
+    tokens += [w.encode() for w, _ in counts.most_common(VOCAB) if len(w.encode()) > 1]
     fill = random.Random(0)
-    known = set(found)
+    known = set(tokens)
     while len(known) < VOCAB - 1:
         known.add("".join(fill.choices("abcdefghijklmnopqrstuvwxyz ", k=7)).encode())
-    found += sorted(known - set(found))
-    return [*found[: VOCAB - 1], b"<|end|>"]
+    tokens += sorted(known - set(tokens))
+    return [*tokens[: VOCAB - 1], b"<|end|>"]
 
 
 def schema(count: int) -> dict[str, Any]:
@@ -190,10 +190,10 @@ def main() -> None:
                 worker.stdin.write(f"{size}\n")
                 worker.stdin.flush()
                 runs[name].append(_read(worker))
-        for name, found in runs.items():
-            masks = sorted(t for run in found for t in run["masks"])
+        for name, samples in runs.items():
+            masks = sorted(t for run in samples for t in run["masks"])
             p50, p95 = masks[len(masks) // 2], masks[len(masks) * 95 // 100]
-            compiled = statistics.median(run["compile"] for run in found)
+            compiled = statistics.median(run["compile"] for run in samples)
             print(
                 f"| {name} | {builds[name]:.0f} | {size} | {compiled:.2f} | {p50:.3f} | {p95:.3f} |"
             )

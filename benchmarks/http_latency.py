@@ -155,8 +155,8 @@ class Reader(asyncio.Protocol):
         now = perf_counter()
         events, mark, rest = (self._rest + data).rpartition(b"\n\n")
         self._rest = rest if mark else events + rest
-        if not self.id and (found := re.search(rb'"id":"cmpl-(\w+)"', events)):
-            self.id = found[1].decode() + "-0"
+        if not self.id and (match := re.search(rb'"id":"cmpl-(\w+)"', events)):
+            self.id = match[1].decode() + "-0"
         self.times += [now] * sum(map(len, re.findall(rb'"text":"(a+)"', events)))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -166,8 +166,8 @@ class Reader(asyncio.Protocol):
 async def through_server(url: str, streams: int, tokens: int) -> dict[str, list[float]]:
     """When each token of each stream was read."""
     host, port = url.removeprefix("http://").split(":")
-    asked = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    body = json.dumps(asked).encode()
+    fields = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     request, loop = head.encode() + body, asyncio.get_running_loop()
@@ -232,11 +232,11 @@ async def in_process(pace: float, streams: int, tokens: int) -> list[float]:
 
 
 def delays(drawn: dict[str, list[float]], read: dict[str, list[float]]) -> list[float]:
-    found = []
+    seconds = []
     for name, times in read.items():
         assert len(times) == len(drawn[name]), f"{len(times)} tokens instead of {len(drawn[name])}"
-        found += [b - a for a, b in zip(drawn[name], times, strict=True)]
-    return found
+        seconds += [b - a for a, b in zip(drawn[name], times, strict=True)]
+    return seconds
 
 
 def processor_seconds(pid: int) -> float:
@@ -283,8 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ways: dict[str, list[list[float]]] = {"server": [], "in process": []}
     used = []
     for _ in range(options.rounds):
-        found, each = one_round(pace, options.streams, options.tokens)
-        ways["server"].append(found)
+        seconds, each = one_round(pace, options.streams, options.tokens)
+        ways["server"].append(seconds)
         used.append(each * 1000)
         ways["in process"].append(asyncio.run(in_process(pace, options.streams, options.tokens)))
     print(f"{'ms from draw to reader':<24}{'median':>8}{'99 %':>8}")

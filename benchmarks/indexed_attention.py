@@ -42,8 +42,8 @@ def steps(need: AttentionNeed, context: int, tokens: int) -> Callable[[], object
         k_TC = torch.randn(tokens, index.head_dim, dtype=torch.bfloat16)
         q_TJC = torch.randn(tokens, index.num_heads, index.head_dim, dtype=torch.bfloat16)
         weights_TJ = torch.randn(tokens, index.num_heads)
-        asked = (q_TJC, weights_TJ) if context > index.top_k else ()
-        more = {"indexed": Indexed(k_TC, *asked)}
+        queries = (q_TJC, weights_TJ) if context > index.top_k else ()
+        more = {"indexed": Indexed(k_TC, *queries)}
 
     @torch.inference_mode()
     def run() -> object:
@@ -77,11 +77,11 @@ def main() -> None:
             runs = [steps(n, context, tokens) for n in (dense, attrs.evolve(dense, index=index))]
             times: list[list[float]] = [[], []]
             for _ in range(given.rounds):
-                for run, own in zip(runs, times, strict=True):
+                for run, seconds in zip(runs, times, strict=True):
                     begun = process_time()
                     run()
-                    own.append(process_time() - begun)
-            all_ms, found_ms = (1e3 * min(own) for own in times)
+                    seconds.append(process_time() - begun)
+            all_ms, found_ms = (1e3 * min(seconds) for seconds in times)
             print(f"| {context} | {tokens} | {all_ms:.1f} | {found_ms:.1f} |", flush=True)
 
 

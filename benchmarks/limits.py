@@ -75,12 +75,12 @@ class Need:
 
 def tree(pid: int) -> list[int]:
     """Return a process and those that it started."""
-    found = [pid]
+    pids = [pid]
     for task in Path("/proc").glob(f"{pid}/task/*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
-                found += tree(child)
-    return found
+                pids += tree(child)
+    return pids
 
 
 @define(eq=False)
@@ -110,14 +110,14 @@ class Run:
                 env={**os.environ, "NO_COLOR": "1", "COLUMNS": "1000", "HOME": str(self.folder)},
             )
         try:
-            found = self._watched(process, log)
+            verdict = self._watched(process, log)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         text = log.read_text(errors="replace")
         trace = "Traceback" in text or "panicked" in text
-        return f"BAD, a traceback: {found}\n{text}" if trace else found
+        return f"BAD, a traceback: {verdict}\n{text}" if trace else verdict
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "inferno", "serve", self.ref, "--port", "0", "--no-page"]
@@ -144,21 +144,21 @@ class Run:
         if not url:
             return f"BAD, hangs at the start: {log.read_text(errors='replace')[-2000:]}"
         with ThreadPoolExecutor(len(ASKED)) as pool:
-            answers = [pool.submit(self._answer, url, *asked) for asked in ASKED]
+            answers = [pool.submit(self._answer, url, *request) for request in ASKED]
             while not all(each.done() for each in answers):
                 self._look(process.pid)
                 time.sleep(0.05)
-        said = sorted({each.result() for each in answers})
+        statuses = sorted({each.result() for each in answers})
         if process.poll() is not None:
-            return f"{ended(process.returncode, log)}, after {said}"
+            return f"{ended(process.returncode, log)}, after {statuses}"
         process.terminate()
         try:
             process.wait(self.seconds)
         except subprocess.TimeoutExpired:
-            return f"BAD, does not end: {said}"
-        if any(each.startswith("BAD") for each in said):
-            return f"BAD, answers: {said}"
-        return "serves" if said == ["200"] else f"serves, answers: {said}"
+            return f"BAD, does not end: {statuses}"
+        if any(each.startswith("BAD") for each in statuses):
+            return f"BAD, answers: {statuses}"
+        return "serves" if statuses == ["200"] else f"serves, answers: {statuses}"
 
     def _answer(self, url: str, path: str, body: dict[str, Any]) -> str:
         try:
@@ -181,10 +181,10 @@ class Run:
 def ended(code: int, log: Path) -> str:
     """Return how a server ended: a sentence, unless a signal ended it or it said nothing."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    said = " / ".join(lines[-4:])
-    if code < 0 or not said or "This is a bug" in said:
-        return f"BAD, ends with code {code}: {said}"
-    return f"ends with code {code}: {said}"
+    tail = " / ".join(lines[-4:])
+    if code < 0 or not tail or "This is a bug" in tail:
+        return f"BAD, ends with code {code}: {tail}"
+    return f"ends with code {code}: {tail}"
 
 
 def fractions(first: float, last: float, step: float) -> Iterator[float]:
@@ -220,10 +220,10 @@ def main() -> None:
             for fraction in fractions(given.first, given.last, given.step):
                 limit = round(needed * fraction)
                 began = time.monotonic()
-                found = Run(given.ref, folder, given.seconds, (kind, limit)).outcome()
-                bad += found.startswith("BAD")
+                verdict = Run(given.ref, folder, given.seconds, (kind, limit)).outcome()
+                bad += verdict.startswith("BAD")
                 took = time.monotonic() - began
-                print(f"{kind} {fraction:.2f} ({limit}), {took:.0f} s: {found}", flush=True)
+                print(f"{kind} {fraction:.2f} ({limit}), {took:.0f} s: {verdict}", flush=True)
     raise SystemExit(bad > 0)
 
 

@@ -63,18 +63,18 @@ def measured(*command: str, settled: float = 0.0) -> Memory:
     """Run a Python command and sample it. `settled`: the seconds that it waits at its end, of which
     a quarter counts as the last state. Raises CalledProcessError."""
     child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    found: list[tuple[float, int, int]] = []
+    samples: list[tuple[float, int, int]] = []
     while child.poll() is None:
         if (sample := _sample(child.pid)) is not None:
-            found.append((time.monotonic(), *sample))
+            samples.append((time.monotonic(), *sample))
         time.sleep(_EVERY)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
-    middle = found[-1][0] - settled / 2
-    last = next(anonymous for at, anonymous, _ in found if at >= middle)
+    middle = samples[-1][0] - settled / 2
+    last = next(anonymous for at, anonymous, _ in samples if at >= middle)
     assert child.stdout is not None, "it is a pipe"
-    said = child.stdout.read()
-    return Memory(max(s[1] for s in found), last, max(s[2] for s in found), said)
+    output = child.stdout.read()
+    return Memory(max(s[1] for s in samples), last, max(s[2] for s in samples), output)
 
 
 def _sample(pid: int) -> tuple[int, int] | None:
@@ -82,25 +82,25 @@ def _sample(pid: int) -> tuple[int, int] | None:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None
-    found = dict(re.findall(r"(RssAnon|RssFile):\s+(\d+)", status))
-    return (int(found["RssAnon"]) << 10, int(found["RssFile"]) << 10) if len(found) == 2 else None
+    sizes = dict(re.findall(r"(RssAnon|RssFile):\s+(\d+)", status))
+    return (int(sizes["RssAnon"]) << 10, int(sizes["RssFile"]) << 10) if len(sizes) == 2 else None
 
 
 def loads(model: str, isq: str, folder: Path) -> None:
     """Print a row for the first start, and one for that which reads packed weights."""
     for start, seconds in (("first", 20.0), ("second", 2.0)):
         command = "-c", _LOAD, model, isq, str(folder / "packed"), str(seconds)
-        found = measured(*command, settled=seconds)
+        memory = measured(*command, settled=seconds)
         [packed] = [file.stat().st_size for file in (folder / "packed").glob("*.packed")]
-        row(f"`--isq {isq}`, {start} start", found, packed, found.last - packed)
+        row(f"`--isq {isq}`, {start} start", memory, packed, memory.last - packed)
 
 
 def converts(model: str, to: str, folder: Path, text: list[str]) -> None:
     """Print a row for a conversion, calibrated if there is a text."""
     out = folder / to
-    found = measured("-c", _CONVERT, model, to, str(out), *text)
+    memory = measured("-c", _CONVERT, model, to, str(out), *text)
     size = sum(f.stat().st_size for f in ([out] if out.is_file() else out.glob("*.safetensors")))
-    row(f"`convert --to {to}{' --calibrate' * len(text)}`", found, size, int(found.said), held=0)
+    row(f"`convert --to {to}{' --calibrate' * len(text)}`", memory, size, int(memory.said), held=0)
 
 
 def row(name: str, found: Memory, result: int, before: int, held: int | None = None) -> None:

@@ -84,8 +84,8 @@ def asked(llm: LLM, task: str, tokens: int) -> Answer:
         )
         seconds, processor = perf_counter() - start, process_time() - used
         ids = tuple(done.outputs[0].token_ids)
-        found = Answer(0, 0, ids, done.num_draft_tokens, done.num_accepted_tokens)
-        return seconds, processor, found
+        reply = Answer(0, 0, ids, done.num_draft_tokens, done.num_accepted_tokens)
+        return seconds, processor, reply
 
     first, whole = timed(1), timed(tokens)
     answer = whole[2]

@@ -44,8 +44,8 @@ def accepted(row: Mapping[str, Any]) -> float:
 
 def _text(row: Mapping[str, Any], top: int, scale: float) -> Iterator[str]:
     left = svg.MARGIN
-    said = f"{row['name']}: {accepted(row):.0%} of {row['drafts']} drafts accepted"
-    yield svg.words(left, top + 14, said, "quiet")
+    label = f"{row['name']}: {accepted(row):.0%} of {row['drafts']} drafts accepted"
+    yield svg.words(left, top + 14, label, "quiet")
     yield svg.words(left + _WIDTH, top + 14, f"{row['ratio']:.2f} ×", "ratio")
     y = top + _TEXT
     for series, milliseconds in enumerate((row["plain_ms"], row["ngram_ms"])):

@@ -148,14 +148,14 @@ def measure(through: Passage, wanted: Callable[[Model], bool]) -> Iterator[tuple
             folder = Path(work) / str(number)
             folder.mkdir()
             ref, options = model.make(folder)
-            found = through.through(ref, options, compare=spool.reader())
-            yield reference, Row.of(model.name, model.kind, found, reference)
+            result = through.through(ref, options, compare=spool.reader())
+            yield reference, Row.of(model.name, model.kind, result, reference)
 
 
 def keep(path: Path, about: Mapping[str, Any], rows: Mapping[str, Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {**about, "rows": [attrs.asdict(row) for row in rows.values()]}
-    text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    document = {**about, "rows": [attrs.asdict(row) for row in rows.values()]}
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
@@ -170,13 +170,13 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Row]]:
 
 def table(about: Mapping[str, Any], rows: Mapping[str, Row]) -> str:
     """The page's part: what was measured, and a table of each kind, the most bits first."""
-    said = (
+    caption = (
         f"SmolLM2-135M-Instruct of {about['package']}; {about['tokens']} tokens scored in "
         f"{about['windows']} windows of {WINDOW} of `benchmarks/texts/{about['text']}`; "
         f"{about['processor']}, {about['date']}. Reference: float32, perplexity "
         f"{about['perplexity']:.2f} ± {about['error']:.2f}."
     )
-    parts = [fill(said, 110, break_on_hyphens=False)]
+    parts = [fill(caption, 110, break_on_hyphens=False)]
     for kind, title in KINDS.items():
         chosen = [row for row in rows.values() if row.kind == kind]
         if kind != "file":

@@ -101,10 +101,10 @@ class Hqq4(Rounding):
     """4 bits with fractional zero points, without HQQ's search for them."""
 
     def config(self, dense: Sequence[str]) -> Mapping[str, Any]:
-        own = {"nbits": 4, "group_size": BLOCK, "axis": 1, "channel_wise": True}
+        params = {"nbits": 4, "group_size": BLOCK, "axis": 1, "channel_wise": True}
         return {
             "quant_method": "hqq",
-            "quant_config": {"weight_quant_params": own},
+            "quant_config": {"weight_quant_params": params},
             "skip_modules": list(dense),
         }
 

@@ -88,7 +88,7 @@ def processor_seconds(process: int | str = "self") -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     started = (f.read_text().split() for f in Path(f"/proc/{process}/task").glob("*/children"))
-    below = sum(processor_seconds(each) for found in started for each in found)
+    below = sum(processor_seconds(each) for pids in started for each in pids)
     return ticks / os.sysconf("SC_CLK_TCK") + below
 
 
@@ -128,11 +128,11 @@ def sums(ours: Communicator, x: torch.Tensor) -> torch.Tensor:
 def by_name() -> dict[str, tuple[Build, Capture]]:
     """Return what computes sums and what captures steps, by name."""
     need = KernelNeed(op=COLLECTIVES, dtype="bfloat16", device=Device("cpu"))
-    found: dict[str, tuple[Build, Capture]] = {"gloo": (Gloo, CallCapture())}
+    backends: dict[str, tuple[Build, Capture]] = {"gloo": (Gloo, CallCapture())}
     offer, _ = load_catalog().kernel(need)
     if offer is not None and offer.item.capture is not None:
-        found[offer.item.name] = offer.item.ops[COLLECTIVES], offer.item.capture()
-    return found
+        backends[offer.item.name] = offer.item.ops[COLLECTIVES], offer.item.capture()
+    return backends
 
 
 def sum_costs(ranks: int) -> dict[str, list[float]]:
@@ -176,8 +176,8 @@ class Decoding:
 
     def costs(self, given: Any, turn: int) -> Costs:
         self._pipe.send((given.sequences, given.tokens, given.prompt, turn))
-        found: Costs = self._pipe.recv()
-        return found
+        reply: Costs = self._pipe.recv()
+        return reply
 
     def close(self) -> None:
         self._pipe.close()
@@ -226,14 +226,14 @@ def main() -> None:
         engines[f"{what} with whole experts"] = Decoding(given, ranks, threads, ep=True)
     rounds = list[list[Costs]]()
     for turn in range(given.rounds + 1):
-        found = [each.costs(given, turn) for each in engines.values()]
+        figures = [each.costs(given, turn) for each in engines.values()]
         if turn:  # the first one captures steps
-            rounds.append(found)
-    for name, own in zip(engines, zip(*rounds, strict=True), strict=True):
-        cost = Costs(*(median(column) for column in zip(*own, strict=True)))
+            rounds.append(figures)
+    for name, series in zip(engines, zip(*rounds, strict=True), strict=True):
+        cost = Costs(*(median(column) for column in zip(*series, strict=True)))
         ratios = [
             Costs(*(b / a if a else 1.0 for a, b in zip(first[0], mine, strict=True)))
-            for first, mine in zip(rounds, own, strict=True)
+            for first, mine in zip(rounds, series, strict=True)
         ]
         ratio = Costs(*(median(column) for column in zip(*ratios, strict=True)))
         print(

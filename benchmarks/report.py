@@ -33,14 +33,14 @@ def _head(run: Run) -> str:
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     engines_used = f" {', '.join(versions)}." if versions else ""
     stolen = [sample.stolen for sample in run.samples]
-    said = (
+    summary = (
         f"{run.model}, {run.samples[-1].threads} threads, {when}.{engines_used} Memory read "
         f"at {gigabytes[0]:.0f} to "
         f"{gigabytes[-1]:.0f} GB/s (median {statistics.median(gigabytes):.0f}), matrix "
         f"products {gigaflops:.0f} GFLOP/s. The host took {statistics.median(stolen):.2f} cores "
         f"(median; at most {max(stolen):.2f})."
     )
-    return "\n\n".join(part for part in (said, _machine(run)) if part)
+    return "\n\n".join(part for part in (summary, _machine(run)) if part)
 
 
 def _machine(run: Run) -> str:
@@ -99,11 +99,11 @@ def _speeds(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]
         if s.format == format and "floor" in s.figures and not s.cell.startswith(HIT)
     ):
         rounds = run.counted(format, cell)
-        found = [of(rounds, engine) for engine in engines]
+        series = [of(rounds, engine) for engine in engines]
         shown = [
-            f"{median(samples):.1f} ({share(samples):.0%})" if samples else "" for samples in found
+            f"{median(samples):.1f} ({share(samples):.0%})" if samples else "" for samples in series
         ]
-        count = min(len(samples) for samples in found if samples)
+        count = min(len(samples) for samples in series if samples)
         rows.append([cell, *shown, beside_best(rounds, more_is_better=True), str(count)])
     return table(
         [f"{format}: tokens/s (share of floor)", *titles, "inferno / best peer", "rounds"], rows
@@ -112,7 +112,7 @@ def _speeds(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]
 
 def _own_tool(run: Run, format: str) -> str:
     """How far llama.cpp's own `llama-bench` is from the figures above."""
-    found = []
+    ratios = []
     for cell in dict.fromkeys(s.cell for s in run.samples if s.format == format):
         pairs = [
             s[LLAMA_BENCH].figures["value"] / s[LLAMA].figures["value"]
@@ -120,8 +120,8 @@ def _own_tool(run: Run, format: str) -> str:
             if LLAMA_BENCH in s and LLAMA in s
         ]
         if pairs:
-            found.append(f"{cell} {statistics.median(pairs):.2f}")
-    return f"{LLAMA_BENCH} / {LLAMA}: {', '.join(found)}." if found else ""
+            ratios.append(f"{cell} {statistics.median(pairs):.2f}")
+    return f"{LLAMA_BENCH} / {LLAMA}: {', '.join(ratios)}." if ratios else ""
 
 
 def _hits(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
@@ -130,9 +130,9 @@ def _hits(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) 
         s.cell for s in run.samples if s.format == format and s.cell.startswith(HIT)
     ):
         rounds = run.counted(format, cell)
-        found = [of(rounds, engine) for engine in engines]
-        shown = [f"{median(samples):.3f}" if samples else "" for samples in found]
-        count = min(len(samples) for samples in found if samples)
+        series = [of(rounds, engine) for engine in engines]
+        shown = [f"{median(samples):.3f}" if samples else "" for samples in series]
+        count = min(len(samples) for samples in series if samples)
         rows.append([cell, *shown, beside_best(rounds, more_is_better=False), str(count)])
     head = f"{format}: seconds to the first token"
     return table([head, *titles, "best peer / inferno", "rounds"], rows)
@@ -151,8 +151,8 @@ def share(samples: Sequence[Sample]) -> float:
 
 def beside_best(rounds: Sequence[Round], *, more_is_better: bool, key: str = "value") -> str:
     """`ratio`, as it is shown."""
-    found = ratio(rounds, more_is_better=more_is_better, key=key)
-    return f"**{found[0]:.2f}** ({found[1]})" if found else ""
+    lead = ratio(rounds, more_is_better=more_is_better, key=key)
+    return f"**{lead[0]:.2f}** ({lead[1]})" if lead else ""
 
 
 def ratio(
@@ -196,11 +196,11 @@ def _starts(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]
         rounds = [highest_peaks(run, format)] if cell == PEAK else run.counted(format, cell)
         if any(rounds):
             # What starts very slowly is started once.
-            found = [
+            series = [
                 of(rounds, engine) or of(first if cell == COLD else [], engine)
                 for engine in engines
             ]
-            shown = [f"{median(samples, key):.2f}" if samples else "" for samples in found]
+            shown = [f"{median(samples, key):.2f}" if samples else "" for samples in series]
             rows.append([title, *shown, beside_best(rounds, more_is_better=False, key=key)])
     return table([format, *titles, "best peer / inferno"], rows)
 
@@ -221,9 +221,9 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
         s.cell for s in run.samples if s.format == format and s.cell.startswith("http")
     ):
         for engine in engines:
-            if found := of(run.counted(format, cell), engine):
+            if series := of(run.counted(format, cell), engine):
                 first, between, slow = (
-                    f"{median(found, key) * 1000:.1f}" for key in ("ttft", "itl", "itl_99")
+                    f"{median(series, key) * 1000:.1f}" for key in ("ttft", "itl", "itl_99")
                 )
                 rows.append(
                     [
@@ -232,8 +232,8 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
                         first,
                         between,
                         slow,
-                        f"{median(found, 'tokens_per_second'):.1f}",
-                        str(len(found)),
+                        f"{median(series, 'tokens_per_second'):.1f}",
+                        str(len(series)),
                     ]
                 )
     return table(

@@ -65,13 +65,13 @@ class Soak:
         print("".join(f"{name + ' MB':>12}" for name in self.pids), flush=True)
         told = 0
         while not self.over:
-            found = {name: resident(pid) for name, pid in self.pids.items()}
-            self.memory.append((self.minutes, found))
+            sizes = {name: resident(pid) for name, pid in self.pids.items()}
+            self.memory.append((self.minutes, sizes))
             if int(self.minutes) >= told:
                 told += 1
                 answers = sum(self.statuses.values())
                 line = f"{told - 1:>6}{answers:>9}{self.left:>7}{self.size / 1e6:>9.0f}"
-                print(line + "".join(f"{mb:>12.1f}" for mb in found.values()), flush=True)
+                print(line + "".join(f"{mb:>12.1f}" for mb in sizes.values()), flush=True)
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _client(self, number: int) -> None:
@@ -149,33 +149,33 @@ def serve(*arguments: str) -> tuple[subprocess.Popen[str], str, int]:
     )
     assert server.stderr is not None, "it is a pipe"
     for line in server.stderr:
-        if found := re.search(r"Serving at (http://\S+?)/v1", line):
+        if match := re.search(r"Serving at (http://\S+?)/v1", line):
             break
     else:
         raise SystemExit("the server did not start")
     threading.Thread(target=server.stderr.read, daemon=True).start()  # or a full pipe stops it
-    return server, found[1], engines(server.pid)[0]
+    return server, match[1], engines(server.pid)[0]
 
 
 def children(pid: int) -> list[int]:
     """The processes that this one started, those that have ended excepted."""
-    found = []
+    pids = []
     for task in Path("/proc").glob(f"{pid}/task/*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                found += [child] if state != "Z" else []
-    return found
+                pids += [child] if state != "Z" else []
+    return pids
 
 
 def engines(server: int) -> list[int]:
     """Return a server's engine processes: none for a moment, after one has ended."""
-    found = []
+    pids = []
     for pid in children(server):
         with contextlib.suppress(OSError):
             if "inferno.process" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

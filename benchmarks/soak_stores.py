@@ -138,9 +138,9 @@ def ask(url: str, prompt: str) -> tuple[str, dict[str, int]]:
     """Return the answer, and the tokens of the prompt that each tier had. Raises OSError."""
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     head = {"Content-Type": "application/json"}
-    asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), head)
+    post = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), head)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as reply:
+        with urllib.request.urlopen(post, timeout=60) as reply:
             document: dict[str, Any] = json.load(reply)
     except urllib.error.HTTPError as error:
         error.close()
@@ -179,11 +179,11 @@ def sample(pid: int) -> Sample:
 
 def sizes(folder: Path) -> dict[Path, int]:
     """The files of blocks: what describes the folder is not counted."""
-    found = {}
+    by_path = {}
     for path in folder.glob("blocks-*/*/*"):
         with contextlib.suppress(OSError):
-            found[path] = path.stat().st_size
-    return found
+            by_path[path] = path.stat().st_size
+    return by_path
 
 
 def plant(folder: Path) -> None:
@@ -196,10 +196,10 @@ def plant(folder: Path) -> None:
 
 def faults(run: Run) -> list[str]:
     """What is not as it must be, after the server has ended."""
-    found = [f"wrong: {each}" for each in run.wrong[:3]]
-    found += left(run.folder)
+    problems = [f"wrong: {each}" for each in run.wrong[:3]]
+    problems += left(run.folder)
     if run.largest > MOST:
-        found.append("the folder was larger than its limit and what is on its way")
+        problems.append("the folder was larger than its limit and what is on its way")
     early = run.servers[len(run.servers) // 4 : len(run.servers) // 2]
     late = run.servers[-len(run.servers) // 4 :]
     half = len(run.ended) // 2
@@ -211,8 +211,8 @@ def faults(run: Run) -> list[str]:
             print(f"{name}: {mean(after):.0f} MB, {growth:+.1f}; {files:+d} descriptors")
             grows = growth > GROWTH[name] and (name == "server" or len(run.ended) >= FEW)
             if grows or files > MORE_FILES:
-                found.append(f"the {name} grows")
-    return found
+                problems.append(f"the {name} grows")
+    return problems
 
 
 def left(folder: Path) -> list[str]:
@@ -223,7 +223,7 @@ def left(folder: Path) -> list[str]:
     layout = (layouts[0] / "layout.json").read_text()
     parts = tuple(group["bytes"] for group in json.loads(layout)["groups"])
     files = sizes(folder)
-    found = [f"{path} is incomplete" for path in files if path.suffix == ".draft"]
+    problems = [f"{path} is incomplete" for path in files if path.suffix == ".draft"]
     opened = Folder.open(folder, layout, parts, LIMIT)
     try:
         reads = [
@@ -234,9 +234,9 @@ def left(folder: Path) -> list[str]:
     finally:
         opened.close()
     print(f"folder: {len(whole)} parts, {sum(files.values()) / 2**20:.1f} MiB of {LIMIT >> 20}")
-    found += [f"{whole.count(False)} parts are damaged"] if not all(whole) else []
-    found += ["nothing was stored"] if not whole else []
-    return found + (["more is left than the limit"] if sum(files.values()) > LIMIT else [])
+    problems += [f"{whole.count(False)} parts are damaged"] if not all(whole) else []
+    problems += ["nothing was stored"] if not whole else []
+    return problems + (["more is left than the limit"] if sum(files.values()) > LIMIT else [])
 
 
 def mean(samples: Sequence[Sample]) -> float:
@@ -274,10 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{counts['kills']} kills; {counts['failed']} requests ended, or found no engine")
         print(f"tokens found: {counts['memory']} in memory, {counts['disk']} on disk")
         print(f"largest folder: {run.largest / 2**20:.1f} MiB")
-        found = faults(run)
-    found += ["nothing came from disk"] if not counts["disk"] else []
-    found += ["the engine was never killed"] if not counts["kills"] else []
-    sys.exit("\n".join(found) or None)
+        problems = faults(run)
+    problems += ["nothing came from disk"] if not counts["disk"] else []
+    problems += ["the engine was never killed"] if not counts["kills"] else []
+    sys.exit("\n".join(problems) or None)
 
 
 if __name__ == "__main__":

@@ -163,11 +163,11 @@ def main() -> None:
 def timed(engine: LLM, prompt: list[int], params: SamplingParams) -> tuple[float, list[int]]:
     """Tokens per second after the first, and the tokens."""
     times = []
-    found: list[int] = []
+    ids: list[int] = []
     for delta in engine.stream(prompt, params):
         times += [perf_counter()] * len(delta.token_ids)
-        found += delta.token_ids
-    return (len(times) - times.count(times[0])) / (times[-1] - times[0]), found
+        ids += delta.token_ids
+    return (len(times) - times.count(times[0])) / (times[-1] - times[0]), ids
 
 
 if __name__ == "__main__":

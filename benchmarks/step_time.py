@@ -99,7 +99,7 @@ class Bench:
             self._engine.abort(stream)
         while self._engine.busy:
             self._engine.step()
-        found = {
+        figures = {
             "plain gap, ms": 1000 * statistics.median(plain.cpu[WARM_UP:]),
             "longest gap, ms": 1000 * max(clock.cpu),
             "longest gap by the clock, ms": 1000 * max(clock.wall),
@@ -108,9 +108,9 @@ class Bench:
             "prompt by the clock, s": sum(clock.wall),
         }
         if answer > 1:
-            found["gap behind it, ms"] = 1000 * statistics.median(behind.cpu)
-            found["longest gap behind it, ms"] = 1000 * max(behind.cpu)
-        return found
+            figures["gap behind it, ms"] = 1000 * statistics.median(behind.cpu)
+            figures["longest gap behind it, ms"] = 1000 * max(behind.cpu)
+        return figures
 
     def rate(self, num_clients: int, num_requests: int) -> dict[str, float]:
         """Clients that ask all the time."""
@@ -168,18 +168,18 @@ def main() -> None:
             engine = Engine.load(opened, streams=True)
     engine.clock = lambda: process_time() / args.threads
     bench = Bench(engine, args.threads)
-    found: dict[tuple[str, float], list[dict[str, float]]] = {}
+    figures: dict[tuple[str, float], list[dict[str, float]]] = {}
     for _ in range(args.rounds):
         for seconds in args.max_step_time:
             bench.limit(seconds)
             if args.streams:
                 one = bench.gap(args.streams, args.prompt, args.answer)
-                found.setdefault((f"{args.streams} streams", seconds), []).append(one)
+                figures.setdefault((f"{args.streams} streams", seconds), []).append(one)
                 print(".", end="", file=sys.stderr, flush=True)
             for clients in args.clients:
                 one = bench.rate(clients, args.requests * clients)
-                found.setdefault((f"{clients} clients", seconds), []).append(one)
-    for (what, seconds), rounds in sorted(found.items()):
+                figures.setdefault((f"{clients} clients", seconds), []).append(one)
+    for (what, seconds), rounds in sorted(figures.items()):
         print(f"{what}, {f'{seconds:g} s' if seconds else 'no limit'}")
         for name in rounds[0]:
             values = [each[name] for each in rounds]

@@ -172,8 +172,8 @@ def main() -> None:
         with server(given.model, policy, given.rows) as url:
             turns = [0, given.greedy] * given.rounds
             sizes = given.asks, given.words, given.tokens, given.settle
-            found = [asyncio.run(measured(url, n, *sizes)) for n in turns]
-        run = [[s for some in found[i::2] for s in some] for i in (0, 1)]
+            by_turn = [asyncio.run(measured(url, n, *sizes)) for n in turns]
+        run = [[s for some in by_turn[i::2] for s in some] for i in (0, 1)]
         alone, beside = map(late, run)
         rates = [statistics.median(stream.rate for stream in each) for each in run]
         print(

@@ -33,7 +33,7 @@ _INSTALLED = {each.name for each in metadata.distributions()}
 def _missing(needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the names of tests that cannot run here, and why."""
     absent = {name: [d for d in needed if d not in _INSTALLED] for name, needed in needs.items()}
-    return {name: f"needs {' and '.join(found)}" for name, found in absent.items() if found}
+    return {name: f"needs {' and '.join(lacking)}" for name, lacking in absent.items() if lacking}
 
 
 _NOT_IMPORTED, _SKIPPED = _missing(_NEEDS["imports"]), _missing(_NEEDS["tests"])

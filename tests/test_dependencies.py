@@ -106,9 +106,9 @@ def test_rooms_import_what_is_theirs() -> None:
 
 
 def test_nothing_is_declared_that_no_module_imports() -> None:
-    found = {name for path in SRC.rglob("*.py") for name in imported(path)}
+    names = {name for path in SRC.rglob("*.py") for name in imported(path)}
     needed = declared()[""] | declared()["testing"]
-    assert {d for d in needed if module_of(d) not in found} == NOT_IMPORTED
+    assert {d for d in needed if module_of(d) not in names} == NOT_IMPORTED
 
 
 PYTHON_API = """
@@ -147,28 +147,28 @@ def test_a_run_imports_only_declared_distributions_and_none_of_the_server(
     }
     assert {"torch", "tokenizers", "inferno"} <= tops  # both processes were listed
     providers = metadata.packages_distributions()
-    found = {name_of(d) for top in tops for d in providers.get(top, ())}
-    ours = {d for d in found if d == "inferno" or d.startswith("inferno-")}
+    names = {name_of(d) for top in tops for d in providers.get(top, ())}
+    ours = {d for d in names if d == "inferno" or d.startswith("inferno-")}
     direct = declared()[""] | declared()["testing"]
-    assert (found - ours) & direct <= allowed
-    assert found - ours <= closure(allowed)
+    assert (names - ours) & direct <= allowed
+    assert names - ours <= closure(allowed)
 
 
 def closure(names: set[str]) -> set[str]:
     """The distributions, and what they require on this machine, directly or not."""
     from packaging.requirements import Requirement
 
-    waiting, found = [*names], set[str]()
+    waiting, members = [*names], set[str]()
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in members:
             continue
-        found.add(name)
+        members.add(name)
         for line in metadata.requires(name) or ():
             need = Requirement(line)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 waiting.append(name_of(need.name))
-    return found
+    return members
 
 
 @pytest.mark.parametrize("group", ["imports", "tests"])

@@ -35,10 +35,10 @@ _METRIC = re.compile(r"\binferno_[a-z_0-9]+")
 def validator(name: str) -> str:
     """The path of a program that checks a file's format; skips the test without it."""
     beside = Path(sys.executable).parent / name  # of this environment, activated or not
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which(name)
+    if program is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return program
 
 
 def library(name: str) -> Any:
@@ -76,8 +76,8 @@ def manifests() -> list[dict[str, Any]]:
 
 def rules() -> list[dict[str, Any]]:
     [group] = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    entries: list[dict[str, Any]] = group["rules"]
+    return entries
 
 
 def expressions() -> Iterator[str]:
@@ -181,18 +181,18 @@ def test_every_command_line_is_one_that_the_program_takes() -> None:
 
 
 def test_every_probe_is_a_path_that_needs_no_key() -> None:
-    found = set()
+    probes = set()
     for manifest in manifests():
         containers = manifest["spec"].get("template", {}).get("spec", {}).get("containers", ())
-        found |= {
+        probes |= {
             probe["httpGet"]["path"]
             for container in containers
             for name, probe in container.items()
             if name.endswith("Probe") and "httpGet" in probe
         }
-    found |= set(re.findall(r":8000(/[a-z]+)", (DEPLOY / "Containerfile").read_text()))
-    assert found == {"/health", "/livez", "/readyz", "/startupz"}
-    assert found <= set(OPEN_PATHS) & paths()
+    probes |= set(re.findall(r":8000(/[a-z]+)", (DEPLOY / "Containerfile").read_text()))
+    assert probes == {"/health", "/livez", "/readyz", "/startupz"}
+    assert probes <= set(OPEN_PATHS) & paths()
     config = tomllib.loads((DEPLOY / "inferno.toml").read_text())
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     assert scrape["scrape_configs"][0]["metrics_path"] in {*config["open_path"]} & paths()

@@ -103,11 +103,11 @@ def arguments(name: str) -> list[str]:
     size = manifests()["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["size"]
     filled = {"LWS_GROUP_SIZE": size, "LWS_LEADER_ADDRESS": "ranks-0.ranks", "POD_IP": "10.0.0.1"}
     [container] = templates()[name]["spec"]["containers"]
-    found: list[str] = container["args"][1:]
+    words: list[str] = container["args"][1:]
     for variable, value in filled.items():
-        found = [each.replace(f"$({variable})", str(value)) for each in found]
-    assert not any("$(" in each for each in found), "a variable that nothing sets"
-    return found
+        words = [each.replace(f"$({variable})", str(value)) for each in words]
+    assert not any("$(" in each for each in words), "a variable that nothing sets"
+    return words
 
 
 def test_the_leader_s_options_make_a_plan_of_the_whole_group(

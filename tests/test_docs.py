@@ -40,8 +40,8 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(page: Path, language: str) -> list[str]:
     return [
         code
-        for found, code in _FENCE.findall(page.read_text(encoding="utf-8"))
-        if found == language
+        for label, code in _FENCE.findall(page.read_text(encoding="utf-8"))
+        if label == language
     ]
 
 
@@ -164,8 +164,8 @@ def test_the_readmes_explain_is_what_explain_says(tmp_path: Path) -> None:
         text for text in blocks(ROOT / "README.md", "text") if text.startswith("$ inferno explain")
     ]
     text = run([sys.executable, "-m", "inferno", "explain", "demo", "--device", "cpu"], tmp_path)
-    said = re.sub(r"cpu \([\w.]+\):", "cpu (avx512):", text).splitlines()  # of any processor
-    assert [line for line in shown.splitlines()[1:] if "..." not in line and line not in said] == []
+    rows = re.sub(r"cpu \([\w.]+\):", "cpu (avx512):", text).splitlines()  # of any processor
+    assert [line for line in shown.splitlines()[1:] if "..." not in line and line not in rows] == []
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
@@ -234,13 +234,13 @@ def _exists(start: str, rest: list[str]) -> bool:
         (folder / module.replace(".", "/") / name).exists() for name in (f"{rest[0]}.py", rest[0])
     ):
         module, rest = f"{module}.{rest[0]}", rest[1:]
-    found = importlib.import_module(f"inferno.{module}")
+    value = importlib.import_module(f"inferno.{module}")
     for part in rest:
-        if part in getattr(found, "__annotations__", {}):  # a field without a default
+        if part in getattr(value, "__annotations__", {}):  # a field without a default
             return True
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             return False
-        found = getattr(found, part)
+        value = getattr(value, part)
     return True
 
 
@@ -305,14 +305,14 @@ COUNTS = {"hooks": len(hookspecs.HOOKS), "model families": len(FAMILIES)}
 @pytest.mark.parametrize("noun", COUNTS)
 def test_counts_are_right(noun: str) -> None:
     """`seven hooks`, wherever a page says it."""
-    said = {
+    claims = {
         (page.name, number)
         for page in PAGES
         for number in re.findall(rf"\b({'|'.join(NUMBERS)}) {noun}\b", prose(page).lower())
         if page.parent.name != "decisions"  # they say what was
     }
-    assert said, f"no page says how many {noun} there are"
-    assert {number for _, number in said} == {NUMBERS[COUNTS[noun]]}, said
+    assert claims, f"no page says how many {noun} there are"
+    assert {number for _, number in claims} == {NUMBERS[COUNTS[noun]]}, claims
 
 
 def test_pages_say_what_plugins_may_import() -> None:
@@ -323,9 +323,9 @@ def test_pages_say_what_plugins_may_import() -> None:
         DOCS / "explanation/walk.md",
     ):
         text = " ".join(written(page).split())
-        found = re.search(r"import\*{0,2} `inferno`, and of it ((?:`\w+`(?:, | and )?)+)", text)
-        assert found, f"{page.name} says it in other words"
-        named.add(frozenset(re.findall(r"`(\w+)`", found[1])))
+        match = re.search(r"import\*{0,2} `inferno`, and of it ((?:`\w+`(?:, | and )?)+)", text)
+        assert match, f"{page.name} says it in other words"
+        named.add(frozenset(re.findall(r"`(\w+)`", match[1])))
     floors = ast.parse((ROOT / "tests" / "test_floors.py").read_text(encoding="utf-8"))
     [allowed] = [
         ast.literal_eval(node.value)
@@ -337,13 +337,13 @@ def test_pages_say_what_plugins_may_import() -> None:
 
 def test_environment_variables_are_for_entry_points() -> None:
     """As CONTRIBUTING has it; the kit hands its own environment to a subprocess."""
-    found = {
+    readers = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         if re.search(r"os\.(environ|getenv|putenv)", path.read_text(encoding="utf-8"))
     }
     kit = {"testing/sandbox.py", "testing/tiny.py"}
-    assert found - kit == {
+    assert readers - kit == {
         "cli/launched.py",  # what a launcher says of its processes
         "host.py",
         "plan/devices.py",
@@ -375,12 +375,12 @@ AVOIDED = [  # docs/explanation/words.md says what to write instead
 
 
 def test_pages_are_in_plain_english() -> None:
-    found = []
+    problems = []
     for name, page in NAMED.items():
         text = " ".join(prose(page).split())
         for match in (m for avoided in AVOIDED for m in re.finditer(avoided, text, re.IGNORECASE)):
-            found.append(f"{name}: {text[max(0, match.start() - 30) : match.end() + 30]}")
-    assert found == []
+            problems.append(f"{name}: {text[max(0, match.start() - 30) : match.end() + 30]}")
+    assert problems == []
 
 
 def test_readmes_of_families_deny_nothing_that_works(generator: ModuleType) -> None:
@@ -424,12 +424,12 @@ _STEP = re.compile(
 def test_the_tutorial_works_from_mkdir_to_run(tmp_path: Path) -> None:
     """Its files are written and its commands run, in its order; pip installs into a folder of its
     own."""
-    site, cwd, said = tmp_path / "site", tmp_path, ""
-    for found in _STEP.finditer(TUTORIAL.read_text(encoding="utf-8")):
-        if found["file"]:
-            (cwd / found["file"]).write_text(found["text"], encoding="utf-8")
+    site, cwd, output = tmp_path / "site", tmp_path, ""
+    for step in _STEP.finditer(TUTORIAL.read_text(encoding="utf-8")):
+        if step["file"]:
+            (cwd / step["file"]).write_text(step["text"], encoding="utf-8")
             continue
-        for line in found["sh"].splitlines():
+        for line in step["sh"].splitlines():
             command = shlex.split(line)
             if command[0] == "cd":
                 cwd /= command[1]
@@ -447,11 +447,11 @@ def test_the_tutorial_works_from_mkdir_to_run(tmp_path: Path) -> None:
                 run([*pip, "--target", str(site), "."], cwd)
             elif command[0] in ("inferno", "pytest", "python"):
                 module = [] if command[0] == "python" else ["-m", command[0]]
-                said += run([sys.executable, *module, *command[1:]], cwd, site)
+                output += run([sys.executable, *module, *command[1:]], cwd, site)
             else:
                 run(command, cwd)
     shown = [
         line for text in blocks(TUTORIAL, "text") for line in text.splitlines() if "..." not in line
     ]
-    assert len(shown) > 5 and [line for line in shown if line not in said.splitlines()] == []
-    assert re.search(r"^\d+ passed", said, re.MULTILINE)
+    assert len(shown) > 5 and [line for line in shown if line not in output.splitlines()] == []
+    assert re.search(r"^\d+ passed", output, re.MULTILINE)

@@ -105,12 +105,12 @@ def is_library(path: Path) -> bool:
 
 def rooms(path: Path) -> set[str]:
     """The rooms of inferno that the module imports."""
-    found = set()
+    names = set()
     for module, name in imports(ast.parse(path.read_text())):
         package, *rest = module.split(".")
         if package == "inferno":
-            found.add(rest[0] if rest else name if name in HEIGHT else "__init__")
-    return found
+            names.add(rest[0] if rest else name if name in HEIGHT else "__init__")
+    return names
 
 
 def room_of(path: Path) -> str:
@@ -132,18 +132,18 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_imports_go_down() -> None:
-    found = {}
+    problems = {}
     for path in MODULES:
         room = room_of(path)
         if up := {other for other in rooms(path) - {room} if HEIGHT[other] >= HEIGHT[room]}:
-            found[str(path.relative_to(SRC))] = sorted(up)
-    assert not found, "hand the value in, or change the table with a reason"
+            problems[str(path.relative_to(SRC))] = sorted(up)
+    assert not problems, "hand the value in, or change the table with a reason"
 
 
 def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
-    found = []
+    problems = []
     for path in PLUGIN_MODULES:
-        own = path.relative_to(ROOT).parts[4]
+        plugin = path.relative_to(ROOT).parts[4]
         command = path.is_relative_to(COMMANDS)
         endpoints, library = has_endpoints(path), is_library(path)
         for module, name in imports(ast.parse(path.read_text())):
@@ -157,23 +157,23 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
                 known = bool(rest) and rest[0] in FOR_PLUGINS or name in ("hookimpl", "__version__")
                 known |= endpoints and module == FOR_ENDPOINTS
             else:
-                known = not package.startswith("inferno_") or package == own
+                known = not package.startswith("inferno_") or package == plugin
             if not known:
-                found.append(f"{path.relative_to(ROOT)}: {module} {name}".rstrip())
-    assert found == []
+                problems.append(f"{path.relative_to(ROOT)}: {module} {name}".rstrip())
+    assert problems == []
 
 
 def test_a_plugins_tests_know_the_public_modules_and_no_other_plugin() -> None:
     """What a stranger's tests may count on: the kit's public names, not its modules."""
-    found = []
+    problems = []
     for path in PLUGIN_TESTS:
         if path.is_relative_to(COMMANDS) or has_endpoints(path):
             continue  # they are tests of the kernel's rooms too
-        own = path.relative_to(ROOT).parts[2].replace("-", "_")
+        plugin = path.relative_to(ROOT).parts[2].replace("-", "_")
         for module, name in imports(ast.parse(path.read_text())):
             package, *rest = module.split(".")
             # The demo model is a checkpoint that any plugin's tests may convert.
-            ours = package.startswith("inferno_") and package not in (own, "inferno_demo")
+            ours = package.startswith("inferno_") and package not in (plugin, "inferno_demo")
             kernel = package == "inferno" and (
                 rest == []
                 and name not in PUBLIC
@@ -183,8 +183,8 @@ def test_a_plugins_tests_know_the_public_modules_and_no_other_plugin() -> None:
                 and rest[0] not in FOR_PLUGINS
             )
             if ours or kernel:
-                found.append(f"{path.relative_to(ROOT)}: {module} {name}".rstrip())
-    assert found == []
+                problems.append(f"{path.relative_to(ROOT)}: {module} {name}".rstrip())
+    assert problems == []
 
 
 def test_the_check_sees_imports_in_functions_and_not_those_for_types(tmp_path: Path) -> None:
@@ -285,10 +285,10 @@ def test_the_kernel_names_no_other_distribution_and_no_architecture() -> None:
     names = {hint.name for hint in inferno_hints() if hint.kind == "architecture"} - {"*"}
     # llama.cpp is a project, llama3 the published name of a way to scale rotary frequencies.
     model = re.compile(rf"\b({'|'.join(sorted(names))})\b(?!\.cpp)", re.IGNORECASE)
-    found = [
+    problems = [
         f"{path.relative_to(SRC)}: {text!r}"
         for path in MODULES
         for text in strings(ast.parse(path.read_text()))
         if DISTRIBUTION.search(text) or model.search(text)
     ]
-    assert found == []
+    assert problems == []

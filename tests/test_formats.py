@@ -190,8 +190,8 @@ def test_a_config_reads_fields_of_the_original_checkpoints(architecture: Archite
 )
 def test_what_a_config_asks_for_by_name_is_a_field_of_the_original_checkpoints(path: Path) -> None:
     family = path.parent.name
-    held = [a for a in architectures() if str(a.config).startswith(f"{family}.")]
-    if not held:
+    matches = [a for a in architectures() if str(a.config).startswith(f"{family}.")]
+    if not matches:
         pytest.skip("it reads any config.json")
     every = [a for a in architectures(dialects=False) if a.name in TYPES]
     names = [a.name for a in every if str(a.config).startswith(f"{family}.")]

@@ -100,9 +100,9 @@ def test_every_declared_dependency_has_a_pinned_version() -> None:
 
 
 def _name(requirement: str) -> str:
-    found = re.match(r"[\w.-]+", requirement)
-    assert found, requirement
-    return re.sub(r"[-_.]+", "-", found[0]).lower()
+    start = re.match(r"[\w.-]+", requirement)
+    assert start, requirement
+    return re.sub(r"[-_.]+", "-", start[0]).lower()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_the_lock_has_what_the_distributions_need_as_constrained() -> None:
     """Else: make lock."""
     versions = lock.constrained()
     names = {name for name in lock.needed(lock.roots(), lock.BY_BUILD) if not lock.is_ours(name)}
-    assert {name: found for name, found, _ in LOCKED} == {name: versions[name] for name in names}
+    assert {name: pin for name, pin, _ in LOCKED} == {name: versions[name] for name in names}
 
 
 def test_the_lock_has_nothing_but_hashed_versions() -> None:

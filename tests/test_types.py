@@ -24,7 +24,7 @@ def test_mypy_refuses_what_is_wrong_with_a_plugin_and_nothing_else(
     config = ["--config-file", str(PLUGINS / "mypy.ini"), "--cache-dir", str(tmp_path)]
     out, problems, _ = api.run([*config, "--show-error-codes", *map(str, files)])
     assert not problems
-    found = re.findall(r"^.*?(\w+)\.py:(\d+): error: .*\[([\w-]+)\]$", out, re.MULTILINE)
+    errors = re.findall(r"^.*?(\w+)\.py:(\d+): error: .*\[([\w-]+)\]$", out, re.MULTILINE)
     wanted = [
         (path.stem, str(number), code)
         for path in files
@@ -32,7 +32,7 @@ def test_mypy_refuses_what_is_wrong_with_a_plugin_and_nothing_else(
         for codes in re.findall(r"# error: ([\w, -]+)$", line)
         for code in codes.split(", ")
     ]
-    assert sorted(found) == sorted(wanted), out
+    assert sorted(errors) == sorted(wanted), out
 
 
 @pytest.mark.parametrize("name", hookspecs.HOOKS)

@@ -130,8 +130,8 @@ def test_a_command_of_another_distribution_names_it(
 ) -> None:
     done = _done(str(bin / "inferno"), name, "demo", cwd=tmp_path)
     assert done.returncode == 2
-    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
-    assert f"No such command '{name}'. Try `pip install {distribution}`." in said
+    message = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
+    assert f"No such command '{name}'. Try `pip install {distribution}`." in message
 
 
 @pytest.fixture(scope="module")
@@ -233,16 +233,16 @@ def _closure() -> set[str]:
     ]
     ours = {project["name"] for project in declared}
     waiting = [Requirement(line) for project in declared for line in project["dependencies"]]
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     while waiting:
         wanted = waiting.pop()
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
         for extra in {"", *wanted.extras}:
-            if name in ours or (name, extra) in found:
+            if name in ours or (name, extra) in pairs:
                 continue
-            found.add((name, extra))
+            pairs.add((name, extra))
             needs = map(Requirement, metadata.distribution(name).requires or ())
             waiting += [
                 need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})
             ]
-    return {name for name, _ in found}
+    return {name for name, _ in pairs}

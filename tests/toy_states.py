@@ -68,13 +68,13 @@ class ToyRecurrence(nn.Module):
         self.v_proj, self.o_proj = Linear(size, size), Linear(size, size)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        held, v_TD = self.state.load(batch), self.v_proj(x_TD).float()
+        states, v_TD = self.state.load(batch), self.v_proj(x_TD).float()
         outputs, sums, last = [], [], []
         first = count()
         for s, (i, j) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
             if not batch.follows or not batch.follows[s]:
-                own = next(first)
-                sum_D, before_KD = held["sum"][own], held["conv"][own].float()
+                row = next(first)
+                sum_D, before_KD = states["sum"][row], states["conv"][row].float()
             for v_D in v_TD[i:j]:
                 sum_D = DECAY * sum_D + v_D
                 outputs.append(sum_D + sum(t * b for t, b in zip(TAPS, before_KD, strict=True)))

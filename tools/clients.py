@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in options.names or (*PYTHON, "node"):
-        found = make_node(options.folder) if name == "node" else make_python(options.folder, name)
-        failed += "install" in found and found != "installed"
-        print(f"{name}: {found}", flush=True)
+        state = make_node(options.folder) if name == "node" else make_python(options.folder, name)
+        failed += "install" in state and state != "installed"
+        print(f"{name}: {state}", flush=True)
     return 1 if failed else 0
 
 

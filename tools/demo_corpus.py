@@ -150,7 +150,7 @@ def library_text() -> tuple[list[str], str]:
 def library_entries() -> list[Entry]:
     """Names of the library with the first sentence of their docstrings, in the order of
     `MODULES`."""
-    found: dict[str, tuple[str, str]] = {}
+    docs: dict[str, tuple[str, str]] = {}
     answers: set[str] = set()
     counts: Counter[str] = Counter()
 
@@ -164,7 +164,7 @@ def library_entries() -> list[Entry]:
         ):
             answers.add(answer)
             counts[module] += 1
-            found[name] = kind, answer
+            docs[name] = kind, answer
 
     for module_name in MODULES:
         with warnings.catch_warnings():
@@ -193,7 +193,7 @@ def library_entries() -> list[Entry]:
                     if not method.startswith("_") and callable(value):
                         offer(f"{full}.{method}", "function", value.__doc__)
     return [
-        library_entry(name, kind, answer) for name, (kind, answer) in list(found.items())[:ENTRIES]
+        library_entry(name, kind, answer) for name, (kind, answer) in list(docs.items())[:ENTRIES]
     ]
 
 
@@ -285,16 +285,16 @@ def arithmetic_entries() -> list[Entry]:
     for sign, word, compute in operations:
         for a in range(21):
             for b in range(21):
-                said = f"{a} {sign} {b}"
+                term = f"{a} {sign} {b}"
                 questions = (
-                    f"What is {said}?",
-                    f"{said}",
-                    f"Calculate {said}.",
+                    f"What is {term}?",
+                    f"{term}",
+                    f"Calculate {term}.",
                     f"What is {a} {word} {b}?",
                 )
                 entries.append(
                     Entry(
-                        "arithmetic", questions, f"{said} = {compute(a, b)}.", f"I compute {said}."
+                        "arithmetic", questions, f"{term} = {compute(a, b)}.", f"I compute {term}."
                     )
                 )
     return entries
@@ -488,8 +488,8 @@ def json_dialogue(rng: random.Random) -> Dialogue:
         ("count", "m", drawn["m"]),
     ]
     chosen = rng.sample(fields, rng.choice((1, 2, 2, 3)))
-    said = [f"{key} {value}" for key, _, value in chosen]
-    listing = said[0] if len(said) == 1 else ", ".join(said[:-1]) + f" and {said[-1]}"
+    parts = [f"{key} {value}" for key, _, value in chosen]
+    listing = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" and {parts[-1]}"
     ask = rng.choice(
         (
             "Give me a JSON object with {x}.",

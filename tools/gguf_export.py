@@ -345,10 +345,8 @@ class Model:
 
     def tokenize(self, text: str) -> list[int]:
         raw = text.encode()
-        found = (L.llama_token * (len(raw) + 8))()
-        return list(
-            found[: L.llama_tokenize(self._vocab, raw, len(raw), found, len(found), True, True)]
-        )
+        ids = (L.llama_token * (len(raw) + 8))()
+        return list(ids[: L.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), True, True)])
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> tuple[list[list[int]], Array]:
         """Token ids and the logits each was chosen from, (S, N, V)."""

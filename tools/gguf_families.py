@@ -171,14 +171,14 @@ def configs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name, found in vars(module).items():
+    for name, value in vars(module).items():
         if (
-            isinstance(found, type)
-            and issubclass(found, ArchitectureTests)
-            and found.__module__ == path.stem
+            isinstance(value, type)
+            and issubclass(value, ArchitectureTests)
+            and value.__module__ == path.stem
         ):
-            if hasattr(found, "config") and found.in_gguf:
-                yield name.removeprefix("Test"), found.config
+            if hasattr(value, "config") and value.in_gguf:
+                yield name.removeprefix("Test"), value.config
 
 
 # The checkpoints
@@ -192,11 +192,11 @@ def save(case: Case, path: Path) -> Any:
     config = dict(case.config)
     if case.variant:
         tensors, config = VARIANTS[f"{case.family} {case.name}", case.variant](model, config)
-        apart = {
+        clones = {
             name: tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
-        save_file(apart, path / "model.safetensors")
+        save_file(clones, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     rows = model.get_input_embeddings().weight.shape[0]  # some converters count the tokens
     vocabulary = {"vocab": {f"t{i}": i for i in range(rows)}}

@@ -175,32 +175,32 @@ class Comparison:
         )
 
     def cells(self) -> str:
-        said = "equal" if self.right else "DIFFERENT"
+        verdict = "equal" if self.right else "DIFFERENT"
         if self.partings:
             widest = max(self.partings, key=lambda parting: max(parting.margins))
-            said = (
+            verdict = (
                 f"{'near-ties' if self.right else 'DIFFERENT'}: {len(self.partings)}, "
                 f"widest {widest}"
             )
-        return f"{self.equal}/{self.total} | {self.furthest:.1e} | {said}"
+        return f"{self.equal}/{self.total} | {self.furthest:.1e} | {verdict}"
 
 
 def compare(ours: Answer, theirs: Answer, near: float) -> Comparison:
-    found = Comparison(0, sum(map(len, ours.token_ids)), 0.0, [], near)
+    result = Comparison(0, sum(map(len, ours.token_ids)), 0.0, [], near)
     for number, (a, b) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)):
         place = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
-        found.equal += place
+        result.equal += place
         ours_NV, theirs_NV = ours.logits[number][: place + 1], theirs.logits[number][: place + 1]
         furthest_N = np.abs(ours_NV - theirs_NV).max(-1) / theirs_NV.std(-1)
-        found.furthest = max(found.furthest, float(furthest_N.max()))
+        result.furthest = max(result.furthest, float(furthest_N.max()))
         if place < len(a):
             x, y = a[place], b[place]
             margins = (
                 float((ours_NV[place, x] - ours_NV[place, y]) / ours_NV[place].std()),
                 float((theirs_NV[place, y] - theirs_NV[place, x]) / theirs_NV[place].std()),
             )
-            found.partings.append(Parting(number, place, margins))
-    return found
+            result.partings.append(Parting(number, place, margins))
+    return result
 
 
 @dataclass
@@ -234,10 +234,10 @@ def theirs(
         logits=str(logits),
         length=length,
     )
-    found = np.load(logits)
+    rows = np.load(logits)
     logits.unlink()
     return Answer(
-        reply["ids"], reply["token_ids"], list(found), reply["nats"] / max(1, task.num_scored)
+        reply["ids"], reply["token_ids"], list(rows), reply["nats"] / max(1, task.num_scored)
     )
 
 
@@ -273,7 +273,7 @@ def nats(toy: Toy, task: Task) -> float:
     total = 0.0
     while engine.busy:
         for token in engine.step():
-            total -= sum(found.logprob for found in token.prompt_logprobs or () if found)
+            total -= sum(entry.logprob for entry in token.prompt_logprobs or () if entry)
     return total / max(1, task.num_scored)
 
 

@@ -46,7 +46,7 @@ def needed(wanted: Iterable[Requirement], but: Collection[str] = ()) -> dict[str
     """Return what the requirements need on Linux, on any supported Python: canonical names, with
     those of what each needs itself. `but` and what only they need is left out. Raises SystemExit
     for one that is not installed here."""
-    found: dict[str, set[str]] = {}
+    needs: dict[str, set[str]] = {}
     queue = [("", each, frozenset[str]()) for each in wanted]
     seen = set[tuple[str, frozenset[str]]]()
     while queue:
@@ -54,14 +54,14 @@ def needed(wanted: Iterable[Requirement], but: Collection[str] = ()) -> dict[str
         name = canonicalize_name(each.name)
         if name in but or not _applies(each.marker, extras):
             continue
-        found.setdefault(name, set())
+        needs.setdefault(name, set())
         if parent:
-            found[parent].add(name)
+            needs[parent].add(name)
         case = name, frozenset(each.extras)
         if case not in seen:
             seen.add(case)
             queue += [(name, Requirement(text), case[1]) for text in _requires(name)]
-    return found
+    return needs
 
 
 def _requires(name: str) -> list[str]:
@@ -98,10 +98,10 @@ def hashes(index: httpx.Client, name: str, version: str) -> list[str]:
     """Return the SHA-256 of every file of a version. Raises SystemExit if there is none."""
     answer = index.get(f"{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
     files = answer.raise_for_status().json()["files"]
-    found = sorted(f["hashes"]["sha256"] for f in files if _version(f["filename"]) == version)
-    if not found:
+    digests = sorted(f["hashes"]["sha256"] for f in files if _version(f["filename"]) == version)
+    if not digests:
         raise SystemExit(f"the index has no file of {name} {version}: change constraints.txt")
-    return found
+    return digests
 
 
 def _version(filename: str) -> str:

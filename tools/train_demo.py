@@ -186,9 +186,9 @@ def answer_text(message: Message) -> str:
 
 
 def token_id(tokenizer: Tokenizer, mark: str) -> int:
-    found = tokenizer.token_to_id(mark)
-    assert found is not None, f"train_tokenizer puts {mark} into the vocabulary"
-    return found
+    number = tokenizer.token_to_id(mark)
+    assert number is not None, f"train_tokenizer puts {mark} into the vocabulary"
+    return number
 
 
 def dialogue_row(
@@ -569,11 +569,11 @@ def evaluate(work: Path, package: Path, threads: int) -> None:
     right = {
         i: got[i] + STOP == answer_text(dialogue.messages[-1]) for i, dialogue in enumerate(known)
     }
-    asked, exact = (
+    totals, exact = (
         Counter(d.kind for d in known),
         Counter(d.kind for i, d in enumerate(known) if right[i]),
     )
-    rates = {kind: {"exact": exact[kind], "asked": asked[kind]} for kind in asked}
+    rates = {kind: {"exact": exact[kind], "asked": totals[kind]} for kind in totals}
     for kind, counts in rates.items():
         print(
             f"{kind:12} {counts['exact']:5}/{counts['asked']:5} "

@@ -114,8 +114,8 @@ def _stacked(tensors: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]
     name."""
     stacks: defaultdict[str, dict[int, Array]] = defaultdict(dict)
     for name, raw in tensors:
-        if found := re.search(r"\.experts\.(\d+)", name):
-            stacks[name.replace(found[0], ".experts")][int(found[1])] = raw
+        if match := re.search(r"\.experts\.(\d+)", name):
+            stacks[name.replace(match[0], ".experts")][int(match[1])] = raw
         else:
             yield name, raw
     for name, members in stacks.items():

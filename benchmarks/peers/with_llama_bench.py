@@ -24,8 +24,8 @@ def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, floa
     command = [str(_PROGRAM), "-m", sys.argv[1], "-t", str(THREADS), "-ngl", "0", "-o", "json"]
     work += ["-r", "1", "-fa", "off" if KEEPS else "auto"]  # the same as beside it
     done = subprocess.run([*command, *work], stdout=subprocess.PIPE, check=True)
-    (found,) = json.loads(done.stdout)
-    return 0.0, found["avg_ns"] / 1e9
+    (record,) = json.loads(done.stdout)
+    return 0.0, record["avg_ns"] / 1e9
 
 
 serve("llama-cpp-python", generate, lambda: "llama-bench")

@@ -84,9 +84,9 @@ def memory(root: str | os.PathLike[str] = "/") -> tuple[int, int]:
     for folder, limit, used, cached in CGROUPS:
         if (most := _number(os.path.join(root, folder, limit))) is None:  # no such cgroup, or "max"
             continue
-        held = _number(os.path.join(root, folder, used)) or 0
+        usage = _number(os.path.join(root, folder, used)) or 0
         total = min(total, most)
-        free = min(free, most - held + _field(os.path.join(root, folder, "memory.stat"), cached))
+        free = min(free, most - usage + _field(os.path.join(root, folder, "memory.stat"), cached))
     return total, max(0, min(free, total))
 
 
@@ -175,8 +175,8 @@ def load_torch_library() -> Thread | None:
     from importlib.util import find_spec
     from threading import Thread
 
-    found = find_spec("torch")
-    for folder in (found and found.submodule_search_locations) or ():
+    spec = find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
         library = os.path.join(folder, "lib", "libtorch_cpu.so")
         if os.path.exists(library):
             path = os.fsencode(library), os.RTLD_NOW | os.RTLD_LOCAL

@@ -41,10 +41,10 @@ def serve(folder: Path) -> None:
 
 
 def main() -> None:
-    end, held = os.pipe()  # this process holds the other end: it closes when this one ends
+    end, write_end = os.pipe()  # this process holds the other end: it closes when this one ends
     for name in sys.argv[1:]:
         if os.fork() == 0:
-            os.close(held)
+            os.close(write_end)
             threading.Thread(target=_end_with_parent, args=(end,), daemon=True).start()
             serve(Path(name))
             os._exit(0)

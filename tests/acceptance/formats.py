@@ -52,9 +52,9 @@ class Format:
         )
 
     def source(self) -> str:
-        own = os.environ.get("INFERNO_TEMPLATES")
-        if own and self.original:
-            path = Path(own) / f"{self.original}.jinja"
+        folder = os.environ.get("INFERNO_TEMPLATES")
+        if folder and self.original:
+            path = Path(folder) / f"{self.original}.jinja"
         else:
             path = _FOLDER / f"{self.template or self.name}.jinja"
         return path.read_text(encoding="utf-8")

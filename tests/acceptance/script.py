@@ -61,9 +61,9 @@ def decide(prompt: str, ending: str = "") -> dict[str, Any]:
     """Return the assistant's message that follows a prompt. `ending` is the generation prompt."""
     known = [ASK_TOOLS, ASK_BOTH, ASK_PERSON, ASK_THOUGHT]
     at, question = max((prompt.rfind(each), each) for each in known)
-    said = list(_SAY.finditer(prompt))
-    if said and said[-1].start() > at:
-        return {"content": said[-1][1]}
+    matches = list(_SAY.finditer(prompt))
+    if matches and matches[-1].start() > at:
+        return {"content": matches[-1][1]}
     if at < 0:
         word = _SYSTEM.search(prompt)
         return {"content": word[1] if word else HELLO}

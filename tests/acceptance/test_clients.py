@@ -124,8 +124,8 @@ def run(server_urls: dict[str, str], fake_checkpoints: dict[str, Path]) -> Run:
             }
             process = client.start(wanted, environment)
             lines = [line for line in process.stdout.splitlines() if line.startswith('{"flow"')]
-            found = {each["flow"]: each["error"] for each in map(json.loads, lines)}
-            done[client, name] = {flow: found.get(flow, process.stderr) for flow in wanted}
+            errors = {each["flow"]: each["error"] for each in map(json.loads, lines)}
+            done[client, name] = {flow: errors.get(flow, process.stderr) for flow in wanted}
         return done[client, name]
 
     return run

@@ -45,19 +45,19 @@ def need(dtype: DType, dim: int = 64) -> AttentionNeed:
 def test_sharp_attention_loses_the_rounding_of_the_output_alone(
     dtype: DType, unit: float, sharpness: float
 ) -> None:
-    generator, asked = torch.Generator().manual_seed(0), need(dtype)
+    generator, case = torch.Generator().manual_seed(0), need(dtype)
     q, k, v = (torch.randn(200, heads, 64, generator=generator) for heads in (4, 2, 2))
     qkv = [x.to(getattr(torch, dtype)) for x in (q * sharpness**0.5, k * sharpness**0.5, v)]
-    theirs = exact(asked, qkv, None, 0, 200)
-    error = (attended(asked, qkv).double() - theirs).abs()
+    theirs = exact(case, qkv, None, 0, 200)
+    error = (attended(case, qkv).double() - theirs).abs()
     assert (error <= unit * theirs.abs() + 2e-4).all(), error.max()
 
 
 def test_products_beyond_the_range_of_float16_are_finite() -> None:
-    asked = need("float16")
+    case = need("float16")
     q, k = torch.full((20, 4, 64), 40.0), torch.full((20, 2, 64), 40.0)
     k[::2] = -40.0  # a product of -102 400, and a score of -12 800
     v = torch.randn(20, 2, 64, generator=torch.Generator().manual_seed(0))
     qkv = [x.half() for x in (q, k, v)]
-    error = (attended(asked, qkv).double() - exact(asked, qkv, None, 0, 20)).abs()
+    error = (attended(case, qkv).double() - exact(case, qkv, None, 0, 20)).abs()
     assert error.max() <= 2e-3

@@ -109,7 +109,7 @@ def failed_by(kind: type[SqliteTables], folder: Path) -> set[str]:
         def open(self, address: str, schemas: tuple[str, ...]) -> Tables:
             return kind.open(address, schemas)
 
-    found = set[str]()
+    names = set[str]()
     tests = Tests()
     for name, test in inspect.getmembers(tests, inspect.ismethod):
         wanted = set(inspect.signature(test).parameters)
@@ -131,11 +131,11 @@ def failed_by(kind: type[SqliteTables], folder: Path) -> set[str]:
         except pytest.skip.Exception:
             pass
         except (Exception, pytest.fail.Exception):
-            found.add(name.removeprefix("test_"))
+            names.add(name.removeprefix("test_"))
         finally:
             for each in opened:
                 each.close()
-    return found
+    return names
 
 
 SCHEMA = inspect.getmodule(RecordStoreTests).SCHEMA  # type: ignore[union-attr]

@@ -16,12 +16,12 @@ Inferno = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def store(tmp_path: Path) -> PackedStore:
-    found = PackedStore(tmp_path / "inferno" / "packed")
+    cache = PackedStore(tmp_path / "inferno" / "packed")
     for model, isq in (("org/one", None), ("org/two", "q8_0")):
         part = Part("linear a", {}, [memoryview(bytes(70_000))])
         about = {"model": model, "dtype": "bfloat16", "isq": isq}
-        assert found.write({"model": model}, about, [part])
-    return found
+        assert cache.write({"model": model}, about, [part])
+    return cache
 
 
 @pytest.mark.slow

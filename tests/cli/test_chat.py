@@ -117,9 +117,9 @@ def test_the_oldest_turns_are_dropped_and_kept_in_the_conversation(
     live: Callable[..., Live], tmp_path: Path
 ) -> None:
     server, path = live(FakeLLM(reply="A", max_model_len=1000)), tmp_path / "chat.json"
-    said = [f"message {i}" for i in range(40)]
+    messages = [f"message {i}" for i in range(40)]
     args = ("--system", "Be brief.", "--context-overflow", "drop-oldest", "--max-tokens", "50")
-    result = chat(server, *said, f"/save {path}", args=args)
+    result = chat(server, *messages, f"/save {path}", args=args)
     assert result.stdout == "A\n" * 40
     notes = [line for line in result.stderr.splitlines() if "oldest messages" in line]
     assert 1 < len(notes) < 12, "not at every message"
@@ -193,11 +193,11 @@ def test_an_answer_that_breaks_off_stays_as_far_as_it_came(live: Callable[..., L
 
 def prompts(server: Live) -> list[str]:
     """What was asked, as "role:content" of each message."""
-    found = []
+    lines = []
     for prompt in server.llm.prompts[1:]:  # the first one warms the server up
         turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
-        found.append(" ".join(f"{role[0]}:{text}" for role, text in turns))
-    return found
+        lines.append(" ".join(f"{role[0]}:{text}" for role, text in turns))
+    return lines
 
 
 def test_retry_undo_clear_and_a_message_with_a_slash(live: Callable[..., Live]) -> None:

@@ -66,13 +66,13 @@ def test_the_file_is_beaten_by_the_environment_and_that_by_the_command_line() ->
     assert printed(FILE)["port"] == 1234
     assert printed(FILE, INFERNO_PORT="2")["port"] == 2
     assert printed(FILE, "--port", "3", INFERNO_PORT="2")["port"] == 3
-    found = printed(FILE)
-    assert (found["log_format"], found["page"]) == ("json", False)
+    settings = printed(FILE)
+    assert (settings["log_format"], settings["page"]) == ("json", False)
 
 
 def test_what_is_printed_is_a_file_that_says_the_same() -> None:
-    found = printed(FILE)
-    assert found["models"]["small"] == {
+    settings = printed(FILE)
+    assert settings["models"]["small"] == {
         "ref": "demo",
         "aliases": ["gpt-4o-mini", "s"],
         "pin": True,
@@ -80,11 +80,11 @@ def test_what_is_printed_is_a_file_that_says_the_same() -> None:
         "max_num_seqs": 4,
         "cache_policy": "none",
     }
-    lines = [f"{key} = {config._toml(value)}" for key, value in found.items() if key != "models"]
-    for name, table in found["models"].items():
+    lines = [f"{key} = {config._toml(value)}" for key, value in settings.items() if key != "models"]
+    for name, table in settings["models"].items():
         lines.append(f'[models."{name}"]')
         lines += [f"{key} = {config._toml(value)}" for key, value in table.items()]
-    assert printed("\n".join(lines)) == found
+    assert printed("\n".join(lines)) == settings
 
 
 def test_every_option_of_serve_can_be_in_the_file() -> None:
@@ -100,9 +100,9 @@ def test_every_option_of_serve_can_be_in_the_file() -> None:
             value = {"integer": 1, "integer range": 1}.get(option.type.name, "1")
             value = 0.5 if option.type.name.startswith("float") else value
         text += f"{key} = {config._toml([value] if option.multiple else value)}\n"
-    found = printed(text)
-    assert len(found) > 30
-    assert found["max_num_seqs"] == 1 and found["disable"] == ["1"]
+    settings = printed(text)
+    assert len(settings) > 30
+    assert settings["max_num_seqs"] == 1 and settings["disable"] == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_models_share_the_memory_unless_they_have_their_own(tmp_path: Path) -> N
             names = config.engine_names(command.params)
             values = {name: ctx.params[name] for name in names}
             models = config.from_file(ctx)
-            found = several(ctx, models, values, idle=None, max_loaded=ctx.params["max_loaded"])
-            assert found.budgets == {"cpu": 3 * 2**30}
-            seen.update(zip([m.name for m in models], found.options, strict=True))
+            setup = several(ctx, models, values, idle=None, max_loaded=ctx.params["max_loaded"])
+            assert setup.budgets == {"cpu": 3 * 2**30}
+            seen.update(zip([m.name for m in models], setup.options, strict=True))
         return {name: options.memory for name, options in seen.items()}
 
     assert shares(FILE) == {"small": str(3 * 2**29), "org/big": "1GiB"}

@@ -86,9 +86,9 @@ def test_explain_says_how_tokens_are_sampled(inferno: Inferno, model: Path) -> N
     usual = "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 in the terminal and on the page"
     assert usual in inferno(*args).stdout
     (model / "generation_config.json").write_text('{"temperature": 0.6}')
-    said = inferno(*args).stdout
-    assert usual not in said
-    assert "temperature 0.6, top_k 0, top_p 1, min_p 0, repetition_penalty 1, as" in said
+    output = inferno(*args).stdout
+    assert usual not in output
+    assert "temperature 0.6, top_k 0, top_p 1, min_p 0, repetition_penalty 1, as" in output
 
 
 def test_explain_says_why_a_candidate_was_not_chosen(inferno: Inferno, model: Path) -> None:

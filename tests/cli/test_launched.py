@@ -108,9 +108,9 @@ def test_the_environment_gives_options_that_were_not_given(monkeypatch: pytest.M
 
 def test_stages_have_as_many_of_a_launchers_ranks_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_options, "environ", lambda: TORCHRUN | {"RANK": "0"})
-    asked: dict[str, Any] = {"executor": "torchrun", "pp": 2}
-    fold_ranks(asked)
-    assert (asked["tp"], asked["pp"], asked["nodes"]) == (2, 2, 2)
+    options: dict[str, Any] = {"executor": "torchrun", "pp": 2}
+    fold_ranks(options)
+    assert (options["tp"], options["pp"], options["nodes"]) == (2, 2, 2)
     with pytest.raises(OptionError, match="4 ranks cannot be dealt out evenly to 3 stages"):
         fold_ranks({"executor": "torchrun", "pp": 3})
 
@@ -136,8 +136,8 @@ def test_torchrun_starts_an_engine_and_its_rank_with_the_answer_of_one_process(
     torchrun = Path(sys.executable).parent / "torchrun"
     if not torchrun.exists():
         pytest.skip("torchrun is not installed")
-    asked = ["generate", "demo", "--prompt", "One two", "--max-tokens", "16", "--temperature", "0"]
-    asked += ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--raw"]
+    args = ["generate", "demo", "--prompt", "One two", "--max-tokens", "16", "--temperature", "0"]
+    args += ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--raw"]
     launcher = [str(torchrun), "--nnodes", "1", "--nproc-per-node", "2", "--master-addr"]
     launcher += ["127.0.0.1", "--master-port", str(free_port()), "-m", "inferno"]
     environ = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -147,9 +147,9 @@ def test_torchrun_starts_an_engine_and_its_rank_with_the_answer_of_one_process(
             command, env=environ, capture_output=True, text=True, timeout=120, check=False
         )
 
-    shared = run(*launcher, *asked, "--executor", "torchrun")
+    shared = run(*launcher, *args, "--executor", "torchrun")
     assert shared.returncode == 0, shared.stderr
-    alone = run(sys.executable, "-m", "inferno", *asked)
+    alone = run(sys.executable, "-m", "inferno", *args)
     assert shared.stdout == alone.stdout and alone.stdout.strip()
     assert "2, started by environment" in shared.stderr
     assert (tmp_path / "inferno" / "ranks.token").stat().st_mode & 0o077 == 0

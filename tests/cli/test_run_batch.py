@@ -26,9 +26,9 @@ def test_a_file_is_answered_and_continued(inferno: Inferno, tmp_path: Path) -> N
     done = inferno(*command, "--device", "cpu", "--max-num-seqs", "2")
     assert done.returncode == 0, done.stderr
     assert "3 answered, 0 failed, 0 skipped" in done.stderr
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert sorted(each["custom_id"] for each in found) == ["0", "1", "2"]
-    assert {each["response"]["body"]["usage"]["completion_tokens"] for each in found} <= {
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(each["custom_id"] for each in answers) == ["0", "1", "2"]
+    assert {each["response"]["body"]["usage"]["completion_tokens"] for each in answers} <= {
         1,
         2,
         3,

@@ -98,8 +98,8 @@ def test_a_window_that_changes_its_width_shows_the_answer_once(widths: list[int]
     words = [f"word{i}" for i in range(50)] + [f"漢字{i}" for i in range(20)]
     text = f"1. {' '.join(words[:40])}\n2. {' '.join(words[40:])}\n\n```\nx = 1\n```\n\nThe end."
     window = shown(text, 7, widths)
-    said = re.findall(r"word\d+|漢字\d+|x = 1|The end\.", " ".join(window.lines))
-    assert said == [*words, "x = 1", "The end."]
+    pieces = re.findall(r"word\d+|漢字\d+|x = 1|The end\.", " ".join(window.lines))
+    assert pieces == [*words, "x = 1", "The end."]
 
 
 def test_a_narrower_window_has_no_rows_of_blanks() -> None:

@@ -38,14 +38,14 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     command = [sys.executable, "-m", "inferno", "serve", "demo", *FLAGS]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert process.stderr
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if match := re.match(r"Serving at (http://\S+)/v1", line):
-            yield process, match[1], said
+            yield process, match[1], output
             break
     else:
-        pytest.fail(said)
+        pytest.fail(output)
     process.kill()
     process.communicate()
 
@@ -53,11 +53,11 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
 def test_flags_reach_the_server_and_ctrl_c_ends_it(
     server: tuple[subprocess.Popen[str], str, str],
 ) -> None:
-    process, url, said = server
+    process, url, output = server
     assert [
         word
         for word in ("model", "weights", "attention", "memory", "start", "inferno-qwen3")
-        if word not in said
+        if word not in output
     ] == []
 
     assert httpx.get(f"{url}/v1/models").status_code == 401

@@ -37,15 +37,15 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "inferno", "serve", "--config", "inferno.toml"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert process.stderr
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         assert line.startswith("{"), "a collector reads JSON, and nothing else"
         if match := re.search(r"serving a at (http://\S+)/v1", line):
             yield process, match[1]
             break
     else:
-        pytest.fail(said)
+        pytest.fail(output)
     process.kill()
     process.communicate()
 

@@ -36,8 +36,8 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = set(done.stderr.strip().split("|"))
-    ours = {n for n in found if n.startswith("inferno.") and not n.startswith("inferno.cli.")}
+    modules = set(done.stderr.strip().split("|"))
+    ours = {n for n in modules if n.startswith("inferno.") and not n.startswith("inferno.cli.")}
     needed = {
         "inferno.cli",
         "inferno.core",
@@ -66,7 +66,7 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
         "inferno.hookspecs",
     }
     assert ours <= (needed | {"inferno.host"} if args else for_list | {"inferno.cli"})
-    assert not found & {"subprocess", "statistics", "asyncio", "inferno.cli.session"}
+    assert not modules & {"subprocess", "statistics", "asyncio", "inferno.cli.session"}
 
 
 def test_threads_are_told_to_sleep_before_a_command_runs() -> None:

@@ -163,11 +163,11 @@ def test_several_answers_that_are_cut_are_counted(llm: FakeLLM) -> None:
 
 def test_a_model_that_ends_at_once_says_so(llm: FakeLLM) -> None:
     llm.silent = True
-    said = run("generate", "-p", "The end.", "--raw").stderr
-    assert "Nothing was generated" in said and "Without --raw" in said
+    output = run("generate", "-p", "The end.", "--raw").stderr
+    assert "Nothing was generated" in output and "Without --raw" in output
     assert "Nothing was generated" in run("generate", "-p", "x").stderr
-    said = run("chat", stdin="hm\n/retry\n").stderr
-    assert said.count("ended at once, without an answer: /retry asks again") == 2
+    output = run("chat", stdin="hm\n/retry\n").stderr
+    assert output.count("ended at once, without an answer: /retry asks again") == 2
     assert [prompt for prompt, _ in llm.asked][-2:] == ["u:hm", "u:hm"]
 
 
@@ -260,19 +260,19 @@ def test_a_model_in_this_process_drops_the_oldest_turns_too(llm: FakeLLM) -> Non
     lines = "".join(f"message {i}\n" for i in range(9))
     args = ("chat", "--system", "s", "--context-overflow", "drop-oldest", "--max-tokens", "20")
     result = run(*args, stdin=lines)
-    asked = [prompt for prompt, _ in llm.asked]
-    assert len(asked) == 9 and all(len(prompt) <= 80 for prompt in asked)
-    assert all(prompt.startswith("s:s u:message") for prompt in asked)
-    assert "message 0" not in asked[-1] and "oldest messages are not sent" in result.stderr
-    assert len({prompt.split()[2] for prompt in asked}) < 9
+    prompts = [prompt for prompt, _ in llm.asked]
+    assert len(prompts) == 9 and all(len(prompt) <= 80 for prompt in prompts)
+    assert all(prompt.startswith("s:s u:message") for prompt in prompts)
+    assert "message 0" not in prompts[-1] and "oldest messages are not sent" in result.stderr
+    assert len({prompt.split()[2] for prompt in prompts}) < 9
 
 
 def test_bench_of_ragged_requests_prints_their_numbers(llm: FakeLLM) -> None:
-    found = json.loads(run("bench", "--ragged", "3", "--json").stdout)
+    report = json.loads(run("bench", "--ragged", "3", "--json").stdout)
     prompts = llm.asked[-3:]
-    assert found["requests"] == 3 and all(params.ignore_eos for _, params in prompts)
-    assert found["prompt_tokens"] == sum(len(prompt) for prompt, _ in prompts)
-    assert found["output_tokens"] == sum(params.max_tokens or 0 for _, params in prompts)
+    assert report["requests"] == 3 and all(params.ignore_eos for _, params in prompts)
+    assert report["prompt_tokens"] == sum(len(prompt) for prompt, _ in prompts)
+    assert report["output_tokens"] == sum(params.max_tokens or 0 for _, params in prompts)
     refused = run("bench", "--ragged", "3", "--input-len", "8", code=2)
     assert "--input-len does not apply to --ragged" in refused.stderr
 

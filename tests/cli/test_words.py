@@ -84,10 +84,10 @@ def test_a_shell_gets_its_completion(shell: str) -> None:
 
 def test_commands_and_options_are_completed() -> None:
     def completed(words: str) -> list[str]:
-        asked = {"_INFERNO_COMPLETE": "bash_complete", "COMP_WORDS": words}
-        asked["COMP_CWORD"] = str(len(words.split()) - 1)
+        extra = {"_INFERNO_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        extra["COMP_CWORD"] = str(len(words.split()) - 1)
         command = [sys.executable, "-m", "inferno"]
-        done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+        done = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True)
         return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
     assert completed("inferno ge") == ["generate"]
@@ -106,8 +106,8 @@ def test_lines_wrap_between_words(width: int) -> None:
 
 
 def test_help_in_a_chat_names_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("rich_click.echo", lambda text, err: said.append(text))
+    texts: list[str] = []
+    monkeypatch.setattr("rich_click.echo", lambda text, err: texts.append(text))
     COMMANDS["/help"].run(None, "")  # type: ignore[arg-type]
-    words = "\n".join(said).replace(",", " ").split()
+    words = "\n".join(texts).replace(",", " ").split()
     assert set(COMMANDS) <= set(words)

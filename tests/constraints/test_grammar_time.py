@@ -70,11 +70,11 @@ def slow(seconds: float, clock: Clock | None = None) -> GrammarTime:
 
 
 def test_what_a_slow_grammar_took_is_paid_for_with_time_that_others_have() -> None:
-    turns, held = Turns(), {"a": slow(0.02)}
-    assert turns.resting(held, 100.0, alone=False) == {"a"}
-    assert turns.resting(held, 100.0 + 0.01 / SHARE, alone=False) == {"a"}, "half of it"
-    assert not turns.resting(held, 100.0 + 0.021 / SHARE, alone=False)
-    assert not turns.resting(held, 101.0, alone=False), "it owes nothing more"
+    turns, times = Turns(), {"a": slow(0.02)}
+    assert turns.resting(times, 100.0, alone=False) == {"a"}
+    assert turns.resting(times, 100.0 + 0.01 / SHARE, alone=False) == {"a"}, "half of it"
+    assert not turns.resting(times, 100.0 + 0.021 / SHARE, alone=False)
+    assert not turns.resting(times, 101.0, alone=False), "it owes nothing more"
 
 
 def test_a_slow_grammar_does_not_save_up_time() -> None:
@@ -85,28 +85,28 @@ def test_a_slow_grammar_does_not_save_up_time() -> None:
 
 def test_slow_grammars_alone_take_turns_that_fit_into_a_step() -> None:
     turns = Turns()
-    held = {name: slow(0.6 * STEP_SECONDS) for name in "abc"}
-    runs = [set(held) - turns.resting(held, float(now), alone=True) for now in range(6)]
+    times = {name: slow(0.6 * STEP_SECONDS) for name in "abc"}
+    runs = [set(times) - turns.resting(times, float(now), alone=True) for now in range(6)]
     assert [len(each) for each in runs] == [1] * 6
     assert [sorted(set().union(*runs[i : i + 3])) for i in (0, 3)] == [["a", "b", "c"]] * 2
 
 
 def test_many_that_are_just_slow_share_a_step() -> None:
-    held = {str(i): slow(STEP_SECONDS / 4) for i in range(12)}
-    assert len(Turns().resting(held, 0.0, alone=True)) == 8
+    times = {str(i): slow(STEP_SECONDS / 4) for i in range(12)}
+    assert len(Turns().resting(times, 0.0, alone=True)) == 8
 
 
 def test_keys_take_turns_however_many_slow_grammars_each_has() -> None:
     """Eight of one key's requests, and one of another's, each of which takes a whole step."""
     turns, ran = Turns(), dict.fromkeys("ab", 0)
-    held = {f"a{i}": slow(0.0) for i in range(8)} | {"b": slow(0.0)}
-    for id, time in held.items():
+    times = {f"a{i}": slow(0.0) for i in range(8)} | {"b": slow(0.0)}
+    for id, time in times.items():
         time.tenant = id[0]
     for now in range(40):
-        for time in held.values():
+        for time in times.values():
             time.last = STEP_SECONDS
-        for id in held.keys() - turns.resting(held, float(now), alone=True):
-            held[id].add(STEP_SECONDS)
+        for id in times.keys() - turns.resting(times, float(now), alone=True):
+            times[id].add(STEP_SECONDS)
             ran[id[0]] += 1
     assert ran == {"a": 20, "b": 20}
 
@@ -154,14 +154,14 @@ def test_rows_with_slow_grammars_sit_out_while_others_draw_the_same_tokens(llm: 
         engine._constrain, engine.clock = constrain, clock
         for name in ("free", "first", "second"):
             engine.submit(Request(id=name, token_ids=(1, 2, 3), params=params))
-        found, steps = dict[str, list[int]](), list[set[str]]()
+        tokens, steps = dict[str, list[int]](), list[set[str]]()
         while engine.busy:
             outputs = engine.step()
             clock.now += 0.01
             steps.append({output.request_id for output in outputs})
             for output in outputs:
-                found.setdefault(output.request_id, []).append(output.token_id)
-        return found, steps
+                tokens.setdefault(output.request_id, []).append(output.token_id)
+        return tokens, steps
 
     quick, together = run(0.0)
     slowly, steps = run(0.2 * TOKEN_SECONDS)

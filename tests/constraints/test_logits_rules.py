@@ -94,16 +94,16 @@ def test_bias_and_grammar_come_after_processors(llm: LLM) -> None:
     call = {"name": "only", "args": {"start": 100}}
     banned = processed(call, logit_bias={103: -100.0})
     assert ids(llm, banned)[:3] == (100, 101, 102) and 103 not in ids(llm, banned)
-    held = processed(call, structured_outputs={"regex": "[0-9]{5}"})
-    [output] = llm.generate(PROMPT, held)
+    params = processed(call, structured_outputs={"regex": "[0-9]{5}"})
+    [output] = llm.generate(PROMPT, params)
     assert output.outputs[0].text.isdigit()
 
 
 def test_rows_without_processors_are_as_they_were(llm: LLM) -> None:
     free = ids(llm, GREEDY)
     params = [GREEDY, processed({"name": "only", "args": {"start": 7}}), GREEDY]
-    found = [o.outputs[0].token_ids for o in llm.generate([PROMPT] * 3, params)]
-    assert found == [free, tuple(range(7, 19)), free]
+    answers = [o.outputs[0].token_ids for o in llm.generate([PROMPT] * 3, params)]
+    assert answers == [free, tuple(range(7, 19)), free]
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_no_sequence_is_repeated(llm: LLM) -> None:
 
 
 def repeated(token_ids: Sequence[int], size: int) -> bool:
-    found = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
-    return len(set(found)) < len(found)
+    windows = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
+    return len(set(windows)) < len(windows)
 
 
 def test_only_allowed_tokens_are_drawn(llm: LLM) -> None:
     for params in (GREEDY, evolve(GREEDY, temperature=3.0, seed=1, top_p=0.9)):
-        found = ids(llm, evolve(params, allowed_token_ids=(50, 60, 70)))
-        assert set(found) <= {50, 60, 70} and len(found) == 12
+        tokens = ids(llm, evolve(params, allowed_token_ids=(50, 60, 70)))
+        assert set(tokens) <= {50, 60, 70} and len(tokens) == 12
     with pytest.raises(RequestError, match="invalid token id"):
         ids(llm, evolve(GREEDY, allowed_token_ids=(5000,)))
     with pytest.raises(RequestError, match="empty"):
@@ -192,11 +192,11 @@ def test_bad_words_do_not_appear(llm: LLM) -> None:
     words = [word for word in text.split() if word.isalpha()]
     assert words, text
     params = evolve(GREEDY, bad_words=words, max_tokens=40)
-    found = llm.generate(prompt, params)[0].outputs[0]
+    answer = llm.generate(prompt, params)[0].outputs[0]
     for word in words:
         for spelt in (word, f" {word}"):
             spelling = tokenizer.encode(spelt, False)
-            windows = zip(*(found.token_ids[i:] for i in range(len(spelling))), strict=False)
+            windows = zip(*(answer.token_ids[i:] for i in range(len(spelling))), strict=False)
             assert tuple(spelling) not in set(windows)
     # the first tokens of a word of several stay possible
     several = next(i for i in range(4096) if len(tokenizer.encode(f"q{i}", False)) > 2)

@@ -37,16 +37,16 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows for which masks were computed, whenever some were."""
-    found, whole = list[int](), Masks.fill
+    counts, whole = list[int](), Masks.fill
 
     def fill(self: Masks, rows: Collection[int]) -> None:
         before = len(self.known)
         whole(self, rows)
         if len(self.known) > before:
-            found.append(len(self.known) - before)
+            counts.append(len(self.known) - before)
 
     monkeypatch.setattr(Masks, "fill", fill)
-    return found
+    return counts
 
 
 def asking(structured: Any, **changes: Any) -> SamplingParams:
@@ -130,9 +130,9 @@ def test_tokens_that_are_asked_for_are_those_of_a_mask(share: float, spread: flo
         steps = [sampler.sample(logits, range(rows), masks).token_ids for _ in range(10)]
         return [token_id for step in steps for token_id in step]
 
-    found = drawn(range(rows))
-    assert found == drawn(())
-    assert all(bits[i % rows, token_id] for i, token_id in enumerate(found))
+    tokens = drawn(range(rows))
+    assert tokens == drawn(())
+    assert all(bits[i % rows, token_id] for i, token_id in enumerate(tokens))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -270,10 +270,10 @@ def test_the_next_best_token_is_drawn_without_a_mask(
     [free] = llm.generate(PROMPT, asking(None))
     refused = set(free.outputs[0].token_ids[:2])
     asked, masked = Every(refused), Every(refused)
-    found = drawn_under(llm, asked)
+    tokens = drawn_under(llm, asked)
     assert asked.asked > 0 == asked.filled
     monkeypatch.setattr(engine._constraints, "looks", False)
-    assert found == drawn_under(llm, masked)
+    assert tokens == drawn_under(llm, masked)
     assert (masked.asked, masked.filled) == (0, 24)
 
 
@@ -310,10 +310,10 @@ def test_answers_are_those_of_draws_that_have_all_their_masks(
     with LLM("demo", device="cpu", max_num_seqs=16, **options) as llm:
         engine: Any = llm._engine
         assert engine._constraints.looks
-        found = texts(llm, HELD, "<think>")
+        answers = texts(llm, HELD, "<think>")
         few = sum(computed)
         engine._constraints.looks = False
-        assert found == texts(llm, HELD, "<think>")
+        assert answers == texts(llm, HELD, "<think>")
         assert 0 < few < (sum(computed) - few) / 2
 
 

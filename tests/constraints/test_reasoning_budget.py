@@ -90,13 +90,13 @@ def test_a_call_that_ends_reasoning_ends_the_budget_too() -> None:
 
 @pytest.mark.parametrize("ends", [True, False, None])
 def test_the_format_says_whether_calls_end_reasoning(ends: bool | None) -> None:
-    found: Any = SimpleNamespace(
+    stub: Any = SimpleNamespace(
         reasoning=("<t>", "</t>"), call_markers=["<call>"], opens_reasoning=lambda prompt: True
     )
     if ends is not None:
-        found.call_ends_reasoning = ends
+        stub.call_ends_reasoning = ends
     text = Preprocessor(tokenizer=None, max_model_len=64, vocab_size=257)
-    params = text.reasoned(SamplingParams(thinking_token_budget=3), found, "<t>")
+    params = text.reasoned(SamplingParams(thinking_token_budget=3), stub, "<t>")
     assert params.reasoning is not None and params.reasoning.calls_end is bool(ends)
     grammars = Grammars({}, lambda: VOCABULARY)
     constraint = grammars.constraint_of(params)
@@ -132,8 +132,8 @@ TOOLS: list[dict[str, Any]] = [
 def test_a_model_is_held_to_a_budget_and_to_a_call() -> None:
     question = [{"role": "user", "content": "What is 12 + 30?"}]
     with LLM("demo", memory="2GiB", chat_format="hermes") as llm:
-        found = llm.preprocessor.chat_format()
-        assert found is not None
+        style = llm.preprocessor.chat_format()
+        assert style is not None
         free, short = (
             llm.chat(
                 question,
@@ -146,11 +146,11 @@ def test_a_model_is_held_to_a_budget_and_to_a_call() -> None:
         thought = short.text.partition("</think>")[0]
         assert free.text.startswith(thought) and len(thought) < len("<think>\nI compute 12")
 
-        grammar = found.call_grammar(TOOLS)
+        grammar = style.call_grammar(TOOLS)
         assert grammar is not None
         spec = GrammarSpec(kind="lark", text=grammar)
         params = SamplingParams(max_tokens=200, temperature=0, structured_outputs=spec)
         text = llm.chat(question, params, tools=TOOLS)[0].outputs[0].text
-        parser = found.parser("", TOOLS)
+        parser = style.parser("", TOOLS)
         [call] = [d for d in [*parser.feed(text), *parser.finish()] if d.kind == "tool"]
         assert call.name == "weather" and json.loads(call.text).keys() == {"city"}

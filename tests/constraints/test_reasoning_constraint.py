@@ -56,21 +56,21 @@ def test_the_token_after_the_closing_marker_is_the_grammars() -> None:
 
 
 def test_no_token_closes_the_marker_and_goes_on_with_its_last_character() -> None:
-    held = reasoning()
+    constraint = reasoning()
     for token_id in b"</think":
-        assert held.accept(token_id)
-    found = allowed(held)
-    assert ord(">") in found and DOUBLE not in found
-    assert held.count_valid([DOUBLE]) == 0
+        assert constraint.accept(token_id)
+    tokens = allowed(constraint)
+    assert ord(">") in tokens and DOUBLE not in tokens
+    assert constraint.count_valid([DOUBLE]) == 0
 
 
 def test_reasoning_contains_no_marker_of_calls() -> None:
     """A parser may take a call in reasoning that was not closed as a real one."""
-    held = reasoning(evolve(MARKERS, calls=("<call>", "[calls]")))
+    constraint = reasoning(evolve(MARKERS, calls=("<call>", "[calls]")))
     assert CALL in allowed(reasoning())
-    assert CALL not in allowed(held) and CALL not in allowed(held, b"a")
-    assert ord("[") in allowed(held), "a marker of several tokens"
-    assert held.count_valid([ord("a"), CALL]) == 1
+    assert CALL not in allowed(constraint) and CALL not in allowed(constraint, b"a")
+    assert ord("[") in allowed(constraint), "a marker of several tokens"
+    assert constraint.count_valid([ord("a"), CALL]) == 1
 
 
 def test_a_budget_holds_however_the_opening_marker_is_written() -> None:

@@ -215,8 +215,8 @@ def test_speculation_and_preemption_change_no_text(
         assert isinstance(engine, Engine)
         for _ in range(2):
             together = other.generate([PROMPT] * len(MIXED), MIXED)
-            found = [texts([output]) for output in together]
-            assert found == [texts(outputs) for outputs in alone]
+            answers = [texts([output]) for output in together]
+            assert answers == [texts(outputs) for outputs in alone]
         assert engine.stats().kv_usage == 0 and not engine._constraints.held
 
 
@@ -330,13 +330,13 @@ def test_a_deep_schema_is_refused_without_recursion() -> None:
 
 
 def test_the_ways_to_ask_are_one_value() -> None:
-    asked = [
+    forms = [
         {"regex": "a"},
         {"regex": "a", "json": None, "disable_fallback": True},
         StructuredOutputsParams(regex="a"),
         GrammarSpec(kind="regex", text="a"),
     ]
-    assert {SamplingParams(structured_outputs=each).structured_outputs for each in asked} == {
+    assert {SamplingParams(structured_outputs=each).structured_outputs for each in forms} == {
         GrammarSpec(kind="regex", text="a")
     }
 

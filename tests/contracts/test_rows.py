@@ -60,10 +60,10 @@ def test_rows_are_views_of_what_is_stored_and_their_headers_are_theirs(
     stack = STACK.to(dtype)
     stored = Stored(stack=stack, matrix=stack[0], bias=stack[0, :, 0], biases=stack[:, :, 0])
     view = RowsView(stored, {"ours": rows})
-    found, info = view.read("ours"), view.tensors["ours"]
-    assert torch.equal(found, expected.to(dtype))
-    assert found.untyped_storage().data_ptr() == stack.untyped_storage().data_ptr()
-    assert (info.shape, info.nbytes) == (tuple(expected.shape), found.nbytes)
+    tensor, info = view.read("ours"), view.tensors["ours"]
+    assert torch.equal(tensor, expected.to(dtype))
+    assert tensor.untyped_storage().data_ptr() == stack.untyped_storage().data_ptr()
+    assert (info.shape, info.nbytes) == (tuple(expected.shape), tensor.nbytes)
     assert info.dtype == str(dtype).removeprefix("torch.")
 
 
@@ -83,13 +83,13 @@ def test_a_dialect_is_laid_over_its_formats_defaults() -> None:
         modules={"norm": "model.norm", "output": "lm_head"},
         rows={"attn_qkv": fused},
     )
-    own = Dialect(
+    dialect = Dialect(
         architecture="toy",
         fields={"head_dim": None, "layer_norm_eps": "epsilon"},
         modules={"norm": "model.final_layernorm"},
         rows={"attn_kv": fused},
     )
-    whole = own.over(defaults)
+    whole = dialect.over(defaults)
     assert whole.architecture == "toy"
     assert whole.fields == {"layer_norm_eps": "epsilon", "hidden_size": "length"}
     assert whole.modules == {"norm": "model.final_layernorm", "output": "lm_head"}

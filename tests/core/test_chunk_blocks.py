@@ -34,13 +34,13 @@ def test_finished_chunks_are_released() -> None:
     harness = chunked(16, 12)
     harness.add("long", prompt_of(0, 100), 100)
     [group] = harness.window_groups
-    held = []
+    counts = []
     while harness.scheduler.busy:
         harness.step()
-        held.append(group.num_used)
+        counts.append(group.num_used)
     assert harness.output("long") == continuation(prompt_of(0, 100), 100, VOCAB)
-    assert max(held) <= 4, "sixteen tokens lie in four blocks of four"
-    assert {0, 1, 2, 3, 4} <= set(held), "a chunk begins with nothing"
+    assert max(counts) <= 4, "sixteen tokens lie in four blocks of four"
+    assert {0, 1, 2, 3, 4} <= set(counts), "a chunk begins with nothing"
 
 
 def test_a_prefix_that_ends_with_a_chunk_needs_nothing_of_it() -> None:

@@ -93,9 +93,9 @@ def run(engine: Engine, requests: Sequence[Request] = (), found: Found | None = 
 
 
 def ids(tokens: Sequence[EngineOutput]) -> list[int]:
-    found = [token.token_id for token in tokens if token.token_id is not None]
-    assert len(found) == len(tokens), "an output without a token"
-    return found
+    token_ids = [token.token_id for token in tokens if token.token_id is not None]
+    assert len(token_ids) == len(tokens), "an output without a token"
+    return token_ids
 
 
 def assert_same(ours: Sequence[EngineOutput], theirs: Sequence[EngineOutput]) -> None:
@@ -114,8 +114,8 @@ def assert_same_logprobs(ours: Logprobs | None, theirs: Logprobs | None) -> None
         return
     assert (ours.token_id, ours.rank) == (theirs.token_id, theirs.rank)
     assert [i for i, _ in ours.top] == [i for i, _ in theirs.top]
-    found = [ours.logprob, *(p for _, p in ours.top)]
-    assert found == pytest.approx([theirs.logprob, *(p for _, p in theirs.top)], abs=1e-4)
+    values = [ours.logprob, *(p for _, p in ours.top)]
+    assert values == pytest.approx([theirs.logprob, *(p for _, p in theirs.top)], abs=1e-4)
 
 
 MIXED = [
@@ -211,13 +211,13 @@ def test_requests_that_come_later_change_nothing(toy: Toy) -> None:
     engine = toy.engine()
     requests = mixed_requests()
     alone = run(toy.engine(), requests[:4])
-    found = Found(list)
+    outputs = Found(list)
     for request in requests:
         engine.submit(request)
-        step(engine, found)
-    run(engine, found=found)
+        step(engine, outputs)
+    run(engine, found=outputs)
     for name, expected in alone.items():
-        assert_same(found[name], expected)
+        assert_same(outputs[name], expected)
 
 
 params_st = st.builds(
@@ -279,9 +279,9 @@ def test_prompt_logprobs_are_the_references(toy: Toy, reference: Any, budget: in
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=4)
     prompts = {"long": prompt_of(1, 75), "short": prompt_of(2, 9), "one": prompt_of(3, 1)}
     for _ in range(2):  # the second time the prompts are in the cache
-        found = run(engine, [Request(id=i, token_ids=p, params=params) for i, p in prompts.items()])
+        ours = run(engine, [Request(id=i, token_ids=p, params=params) for i, p in prompts.items()])
         for name, prompt in prompts.items():
-            first, *later = found[name]
+            first, *later = ours[name]
             assert first.prompt_logprobs is not None and first.prompt_logprobs[0] is None
             assert all(token.prompt_logprobs is None for token in later)
             expected_LV = reference_logprobs(reference, prompt)
@@ -321,14 +321,14 @@ def test_an_aborted_request_leaves_nothing_and_the_others_alone(toy: Toy) -> Non
     alone = run(toy.engine(), requests)
     for request in requests:
         engine.submit(request)
-    found = Found(list)
+    outputs = Found(list)
     for gone in (*range(0, len(requests), 2), "never seen"):
-        step(engine, found)
+        step(engine, outputs)
         engine.abort(str(gone))
         engine.check()
-    run(engine, found=found)
+    run(engine, found=outputs)
     for i in range(1, len(requests), 2):
-        assert_same(found[str(i)], alone[str(i)])
+        assert_same(outputs[str(i)], alone[str(i)])
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
 

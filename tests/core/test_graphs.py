@@ -241,9 +241,9 @@ def test_steps_with_prompts_are_captured_and_change_no_token(
     assert computed, "steps without a capture"
     for some in (prompts, prompts[::-1], prompts[-1:]):
         computed.clear()
-        found = generate(Toy(plan, toy.model), some, 8, engine=engine)
+        outcomes = generate(Toy(plan, toy.model), some, 8, engine=engine)
         assert not computed, "every step that samples is replayed"
-        for ours, prompt in zip(found, some, strict=True):
+        for ours, prompt in zip(outcomes, some, strict=True):
             theirs = expected[prompts.index(prompt)]
             assert ours.token_ids == theirs.token_ids
             torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
@@ -269,8 +269,8 @@ def test_the_largest_is_captured_first_and_what_fails_is_computed(
     replays = runner_of(engine).replays
     assert replays is not None and {size for size, _ in replays.shapes} == {2, 1}
     for some in (prompts, prompts[:1]):
-        found, expected = generate(toy, some, 9, engine=engine), generate(toy, some, 9)
-        assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+        outcomes, expected = generate(toy, some, 9, engine=engine), generate(toy, some, 9)
+        assert [o.token_ids for o in outcomes] == [o.token_ids for o in expected]
 
 
 def test_the_memory_of_graphs_is_measured_and_left_free(cuda: FakeCuda, toy: Toy) -> None:

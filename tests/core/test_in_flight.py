@@ -56,10 +56,10 @@ def test_a_lag_changes_no_token(
 ) -> None:
     late = load(checkpoint, lag, overlaps=overlaps, speculative=speculative)
     expected = run(plain, mixed_requests())
-    found = run(late, mixed_requests())
-    assert found.keys() == expected.keys()
+    answers = run(late, mixed_requests())
+    assert answers.keys() == expected.keys()
     for name, outputs in expected.items():
-        assert_same(found[name], outputs)
+        assert_same(answers[name], outputs)
 
 
 @pytest.mark.parametrize("lag", [1, 2])
@@ -77,8 +77,8 @@ def test_rows_that_change_owners_get_no_token_of_another(
         for i in range(12)
     ]
     expected = run(plain, requests)
-    found = run(load(checkpoint, lag, overlaps=True, max_num_seqs=2), requests)
-    assert {name: ids(outputs) for name, outputs in found.items()} == {
+    answers = run(load(checkpoint, lag, overlaps=True, max_num_seqs=2), requests)
+    assert {name: ids(outputs) for name, outputs in answers.items()} == {
         name: ids(outputs) for name, outputs in expected.items()
     }
 
@@ -128,9 +128,9 @@ def test_tokens_drawn_after_the_end_are_discarded(checkpoint: Path, plain: Engin
     first = ids(run(plain, [Request(id="a", token_ids=prompt_of(2, 9), params=params)])["a"])
     params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(first[5],))
     engine = load(checkpoint, 2)
-    found = run(engine, [Request(id="a", token_ids=prompt_of(2, 9), params=params)])["a"]
-    assert ids(found) == first[: first.index(first[5]) + 1]
-    assert found[-1].finish is FinishReason.STOP
+    outputs = run(engine, [Request(id="a", token_ids=prompt_of(2, 9), params=params)])["a"]
+    assert ids(outputs) == first[: first.index(first[5]) + 1]
+    assert outputs[-1].finish is FinishReason.STOP
     assert engine.stats().num_running == 0 and engine.stats().kv_usage == 0
 
 
@@ -170,8 +170,8 @@ class Cycle:
         return token_id in self.allowed()
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        held = [token_id in self.allowed(i) for i, token_id in enumerate(token_ids)]
-        return [*held, False].index(False)
+        flags = [token_id in self.allowed(i) for i, token_id in enumerate(token_ids)]
+        return [*flags, False].index(False)
 
     def forced(self) -> Sequence[int]:
         """Also where another token is possible: suggestions are verified."""
@@ -208,15 +208,15 @@ def test_masks_hold_at_any_lag(
     engine = load(checkpoint, lag, overlaps=overlaps, speculative=speculative)
     engine._constrain = lambda r: Cycle(CLASSES) if r.id.startswith("held") else None
     free = run(load(checkpoint), [r for r in requests if r.id.startswith("free")])
-    found = run(engine, requests)
-    for name, outputs in found.items():
+    answers = run(engine, requests)
+    for name, outputs in answers.items():
         if name.startswith("free"):
             assert ids(outputs) == ids(free[name]), "a mask constrains its own row only"
         else:
             assert all(t in CLASSES[i % 3] for i, t in enumerate(ids(outputs)))
             assert len(outputs) == 9
     assert not engine._constraints.held, "ended requests leave nothing"
-    assert not {3, 5} & set(ids(found["held5"])), "the mask is applied after the bias"
+    assert not {3, 5} & set(ids(answers["held5"])), "the mask is applied after the bias"
 
 
 def test_steps_with_masks_are_launched_before_tokens_are_known(
@@ -232,8 +232,8 @@ def test_steps_with_masks_are_launched_before_tokens_are_known(
     engine._constrain = late._constrain = lambda request: Cycle(CLASSES)
     expected = run(engine, requests)
     events.clear()
-    found = run(late, requests)
-    assert {name: ids(outputs) for name, outputs in found.items()} == {
+    answers = run(late, requests)
+    assert {name: ids(outputs) for name, outputs in answers.items()} == {
         name: ids(outputs) for name, outputs in expected.items()
     }
     assert events[:5] == ["launch", "launch", "wait", "launch", "wait"]
@@ -258,13 +258,13 @@ def test_embeddings_are_transformers(
     engine = load(checkpoint, max_num_batched_tokens=budget)
     prompts = [prompt_of(i, length) for i, length in enumerate((1, 8, 9, 40, 100))]
     for _ in range(2):  # the second time, blocks are cached
-        found = run(
+        answers = run(
             engine,
             [Request(id=str(i), token_ids=p, pooling=pooling) for i, p in enumerate(prompts)]
             + [Request(id="text", token_ids=prompts[3], params=SamplingParams(temperature=0))],
         )
         for i, prompt in enumerate(prompts):
-            [output] = found[str(i)]
+            [output] = answers[str(i)]
             assert output.token_id is None and output.finish is FinishReason.STOP
             with torch.inference_mode():
                 hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
@@ -272,7 +272,7 @@ def test_embeddings_are_transformers(
             torch.testing.assert_close(
                 torch.tensor(output.embedding), expected, rtol=1e-4, atol=1e-4
             )
-        assert len(found["text"]) == 16
+        assert len(answers["text"]) == 16
     assert engine.stats().kv_usage == 0
 
 
@@ -298,8 +298,8 @@ def outputs_of(engine: Engine, count: int, length: int) -> list[list[EngineOutpu
         )
         for i in range(count)
     ]
-    found = run(engine, requests)
-    return [found[str(i)] for i in range(count)]
+    answers = run(engine, requests)
+    return [answers[str(i)] for i in range(count)]
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -337,7 +337,7 @@ def test_an_engine_goes_on_after_an_error_in_a_step(
 ) -> None:
     engine = load(checkpoint, lag, overlaps=lag > 0)
     requests = mixed_requests()
-    found: dict[str, list[EngineOutput]] = {request.id: [] for request in requests}
+    answers: dict[str, list[EngineOutput]] = {request.id: [] for request in requests}
     for request in requests:
         engine.submit(request)
     owner = ModelRunner if call == "launch" else LaunchedStep
@@ -353,13 +353,13 @@ def test_an_engine_goes_on_after_an_error_in_a_step(
                 engine.abort("0")
                 continue
             for output in engine.step():
-                found[output.request_id].append(output)
+                answers[output.request_id].append(output)
         engine.check()
     assert failed and engine.stats().kv_usage == 0
     expected = run(plain, mixed_requests())
     for name, outputs in expected.items():
         if name != "0":
-            assert ids(found[name]) == ids(outputs)
+            assert ids(answers[name]) == ids(outputs)
 
 
 def raised(error: type[BaseException]) -> None:

@@ -87,8 +87,8 @@ def test_what_a_step_leaves_is_padding_rows_at_the_same_addresses(
     ]
     for _ in range(2):
         inputs.write(tables.lay_out(DECODE))
-        *found, blocks = values(batch)
-        assert found == [
+        *fields, blocks = values(batch)
+        assert fields == [
             [4, 3, 0, 0],
             [5, 2, 0, 0],
             [0, 1, 2, 3, 4],

@@ -90,16 +90,16 @@ def load(path: str, used: int, before: int | None = None, **changes: Any) -> Eng
 
 
 def tokens(engine: Engine) -> dict[str, list[int | None]]:
-    found: dict[str, list[int | None]] = {}
+    answers: dict[str, list[int | None]] = {}
     for i, length in enumerate((1, 30, 77, 8, 9, 40)):
         prompt = tuple((7 * i + 3 * j) % 64 for j in range(length))
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         engine.submit(Request(id=str(i), token_ids=prompt, params=params))
     while engine.busy:
         for output in engine.step():
-            found.setdefault(output.request_id, []).append(output.token_id)
+            answers.setdefault(output.request_id, []).append(output.token_id)
         engine.check()
-    return found
+    return answers
 
 
 # --- the cache that fits --------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def test_the_scheduler_and_the_tensors_have_the_measured_blocks(
     engine = load(attention, plan.memory_limit - 20 * plan.groups[0].unit_bytes)
     assert engine._scheduler._groups.num_blocks == 20
     assert isinstance(engine._runner, ModelRunner)
-    held = {len(t) for layer in engine._runner.cache.layers for t in layer.values()}
-    assert held == {20}
+    counts = {len(t) for layer in engine._runner.cache.layers for t in layer.values()}
+    assert counts == {20}
 
 
 def test_a_context_that_no_longer_fits_is_an_error_that_says_what_does(attention: str) -> None:
@@ -197,14 +197,14 @@ def test_a_trial_has_the_most_tokens_and_the_most_sequences(
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """Every step that a runner computes."""
-    launch, found = ModelRunner.launch, list[Step]()
+    launch, launches = ModelRunner.launch, list[Step]()
 
     def recorded(runner: ModelRunner, step: Step) -> LaunchedStep:
-        found.append(step)
+        launches.append(step)
         return launch(runner, step)
 
     monkeypatch.setattr(ModelRunner, "launch", recorded)
-    return found
+    return launches
 
 
 def test_the_trial_is_one_such_step(checkpoint: str, steps: list[Step]) -> None:

@@ -112,15 +112,15 @@ def test_the_request_ends_with_an_error_and_its_neighbours_do_not_notice(
     engine = ENGINES[how](checkpoint)
     expected = run(engine, neighbours)
     for count, way in enumerate(WAYS, 1):
-        found = run(engine, [neighbours[0], broken_by(way, drawn), neighbours[1]])
-        *before, last = found.pop("broken")
+        answers = run(engine, [neighbours[0], broken_by(way, drawn), neighbours[1]])
+        *before, last = answers.pop("broken")
         assert ids(before) == ([POISON] if drawn else [])
         assert (last.token_id, last.finish) == (None, FinishReason.ERROR)
         error = last.failure()
         assert isinstance(error, NonFiniteError)
         assert "request broken: the model's output for token 21 is NaN" in error.cause
         assert "compute type float32, cache type float32" in error.cause
-        for name, outputs in found.items():
+        for name, outputs in answers.items():
             assert_same(outputs, expected[name])
         assert engine.stats().non_finite == count
         lines = [r for r in caplog.records if "request broken" in r.getMessage()]

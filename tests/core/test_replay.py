@@ -137,7 +137,7 @@ def fresh(engine: Engine) -> Replays:
 
 def tokens(engine: Engine) -> dict[str, list[int]]:
     """What eight requests of different lengths get."""
-    found: dict[str, list[int]] = defaultdict(list)
+    ids: dict[str, list[int]] = defaultdict(list)
     for step in range(400):
         for i in ARRIVALS.get(step, ()):
             prompt = tuple(100 + (7 * i + 3 * j) % 900 for j in range(1 + 40 * i % 150))
@@ -150,9 +150,9 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
             )
         for token in engine.step():
             assert token.token_id is not None
-            found[token.request_id].append(token.token_id)
+            ids[token.request_id].append(token.token_id)
     assert not engine.busy
-    return found
+    return ids
 
 
 def test_the_rest_of_a_prompt_whose_blocks_are_cached_is_replayed(
@@ -214,10 +214,10 @@ def test_few_shapes_with_padding_rows_give_what_computed_steps_give(
     assert padded is not None
     padded.spec = evolve(InputSpec.of_plan(plan), copied=True)
     monkeypatch.setattr(runner, "replays", padded)
-    found = tokens(engine)
+    ids = tokens(engine)
     assert {count for count, _ in padded.shapes} == {1, 4, 8}
     monkeypatch.setattr(runner, "replays", None)
-    assert tokens(engine) == found
+    assert tokens(engine) == ids
 
 
 def test_a_choice_within_groups_is_torchs_and_recorded_too(experts: Path) -> None:
@@ -226,10 +226,10 @@ def test_a_choice_within_groups_is_torchs_and_recorded_too(experts: Path) -> Non
     for module in runner._model.modules():
         if isinstance(module, Router):
             module.routing = evolve(module.routing, num_groups=4, top_groups=2)
-    found = tokens(engine)
+    ids = tokens(engine)
     assert runner.replays is not None and {count for count, _ in runner.replays.shapes} >= {1, 2, 4}
     runner.replays = None
-    assert tokens(engine) == found
+    assert tokens(engine) == ids
 
 
 def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,14 +336,14 @@ def test_recordings_share_their_memory() -> None:
     for i in range(16):
         params = SamplingParams(temperature=0, max_tokens=4 + i, ignore_eos=True)
         engine.submit(Request(id=str(i), token_ids=(5, 6, 7), params=params))
-    memory, held = replays.capture, None
+    memory, size = replays.capture, None
     assert isinstance(memory, CallCapture)
     while engine.busy:
         engine.step()
-        if replays.shapes and held is None:
-            held = memory.nbytes
+        if replays.shapes and size is None:
+            size = memory.nbytes
     assert len(replays.shapes) == 16
-    assert memory.nbytes == held
+    assert memory.nbytes == size
 
 
 @pytest.mark.slow
@@ -351,10 +351,10 @@ def test_torchs_attention_is_recorded_beside_native_kernels() -> None:
     options = Options(device="cpu", dtype="bfloat16", max_model_len=512, attention_backend="torch")
     engine = Engine.load(open_model("demo", options))
     runner = runner_of(engine)
-    found = tokens(engine)
+    ids = tokens(engine)
     assert runner.replays is not None and {count for count, _ in runner.replays.shapes} >= {1, 2, 4}
     runner.replays = None
-    assert tokens(engine) == found
+    assert tokens(engine) == ids
 
 
 def test_a_step_is_not_recorded_beside_an_attention_backend_of_another_package() -> None:

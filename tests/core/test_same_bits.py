@@ -35,13 +35,13 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[Any]]:
     """Tokens with the log-probabilities of the likeliest ones, of prompts that run together."""
     for i, prompt in enumerate(prompts):
         engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=DRAWN))
-    found: dict[str, list[Any]] = {str(i): [] for i in range(len(prompts))}
+    draws: dict[str, list[Any]] = {str(i): [] for i in range(len(prompts))}
     while engine.busy:
         for output in engine.step():
             scored = output.logprobs
             assert scored is not None
-            found[output.request_id].append((output.token_id, scored.logprob, scored.top))
-    return list(found.values())
+            draws[output.request_id].append((output.token_id, scored.logprob, scored.top))
+    return list(draws.values())
 
 
 @alike

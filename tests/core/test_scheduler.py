@@ -179,10 +179,10 @@ def test_a_prompt_seen_before_is_found_block_by_block() -> None:
     harness.add("other", [49, *prompt[1:]])
     harness.add("forked", [*prompt[:9], 49, *prompt[10:]])
     harness.run()
-    found = {name: tokens[0].num_cached for name, tokens in harness.outputs.items()}
-    assert found == {"first": 0, "same": 16, "longer": 16, "other": 0, "forked": 8}
+    hits = {name: tokens[0].num_cached for name, tokens in harness.outputs.items()}
+    assert hits == {"first": 0, "same": 16, "longer": 16, "other": 0, "forked": 8}
     new = [sequence for step in harness.steps for sequence in step.new_sequences]
-    assert {each.request.id: each.num_computed for each in new} == found, "and the runner is told"
+    assert {each.request.id: each.num_computed for each in new} == hits, "and the runner is told"
 
 
 def test_generated_tokens_are_found_too() -> None:
@@ -398,9 +398,9 @@ def test_counters_tell_what_was_asked_computed_and_found() -> None:
 
 def test_keys_name_a_block_and_all_before_it() -> None:
     def keys(tokens: Sequence[int], salt: str = "") -> list[bytes]:
-        found: list[bytes] = []
-        extend_keys(found, tokens, BLOCK, salt)
-        return found
+        digests: list[bytes] = []
+        extend_keys(digests, tokens, BLOCK, salt)
+        return digests
 
     whole = keys([1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert len(whole) == 2 and len(set(whole)) == 2

@@ -105,10 +105,10 @@ def test_a_mixed_batch_gets_the_same_as_without(
     reference = {"smaller": str(smaller), "itself": str(model)}.get(proposer, proposer)
     plain = load(model, max_num_batched_tokens=budget)
     drafting = load(model, reference, max_num_batched_tokens=budget)
-    expected, found = run(plain, mixed_requests()), run(drafting, mixed_requests())
-    assert expected.keys() == found.keys() and len(found) == len(MIXED)
+    expected, answers = run(plain, mixed_requests()), run(drafting, mixed_requests())
+    assert expected.keys() == answers.keys() and len(answers) == len(MIXED)
     for name, outputs in expected.items():
-        assert_same(found[name], outputs)
+        assert_same(answers[name], outputs)
     # One at a time, drafts pay.
     for request in mixed_requests():
         assert_same(run(drafting, [request])[request.id], expected[request.id])
@@ -187,10 +187,10 @@ def test_preempted_requests_get_the_same(model: Path, smaller: Path) -> None:
     expected = run(load(model), requests)
     for proposer in ("ngram", str(smaller), str(model)):
         engine = load(model, proposer, num_blocks=9)
-        found = run(engine, requests)
+        answers = run(engine, requests)
         assert engine.stats().preemptions > 0
         for request in requests:
-            assert_same(found[request.id], expected[request.id])
+            assert_same(answers[request.id], expected[request.id])
 
 
 def test_prefix_hits_and_drafts(model: Path, smaller: Path) -> None:
@@ -315,12 +315,12 @@ def test_a_draft_model_may_have_fewer_tokens(
         params=SamplingParams(temperature=0, logit_bias={VOCAB - 1: 100.0}, max_tokens=12),
     )
     beyond = evolve(biased, id="beyond", token_ids=(*biased.token_ids, VOCAB - 1))
-    found = run(engine, [*mixed_requests(), biased, beyond])
+    answers = run(engine, [*mixed_requests(), biased, beyond])
     assert isinstance(engine._runner, ModelRunner) and engine._runner.drafting is not None
     assert engine._runner.drafting.drafter is not None, "it has not failed"
-    assert set(ids(found["biased"])) == {VOCAB - 1}
+    assert set(ids(answers["biased"])) == {VOCAB - 1}
     for name, outputs in expected.items():
-        assert_same(found[name], outputs)
+        assert_same(answers[name], outputs)
     assert engine.stats().draft_tokens > 0
 
 
@@ -384,8 +384,8 @@ def test_a_draft_model_catches_up_in_bounded_batches() -> None:
     drafter = DraftModelDrafter(
         DraftParts(model=cast(Any, None), draft=cast(Any, 1), max_model_len=9999)
     )
-    asked = [DraftRequest(row, array([0] * 5000), 3) for row in range(16)]
-    assert drafter.propose(asked, cast(Any, Counting())) == [[0, 1, 2]] * 16
+    requests = [DraftRequest(row, array([0] * 5000), 3) for row in range(16)]
+    assert drafter.propose(requests, cast(Any, Counting())) == [[0, 1, 2]] * 16
     assert max(batches) <= 2048
     assert sum(batches) == 16 * (5000 + 2), "every token once"
     batches.clear()
@@ -459,14 +459,14 @@ def test_dear_drafts_are_tried_less_often_than_cheap_ones() -> None:
 def test_the_cost_of_a_draft_is_that_of_the_shortest_steps() -> None:
     steps = iter([4.0, 20.0, 1.0, 9.0, 3.0, 2.6, 1.0, 2.7, 2.0, 30.0])
     assert verify_cost(lambda size: next(steps) / 1000, 8) == pytest.approx(0.2)
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def slow(size: int) -> float:
-        asked.append(size)
+        sizes.append(size)
         return 0.1 * size
 
     assert verify_cost(slow, 4) == 0.45
-    assert asked == [1, 5], "long steps are not repeated"
+    assert sizes == [1, 5], "long steps are not repeated"
     assert verify_cost(lambda size: 0.001, 8) == 0.01, "noise does not make drafts free"
     assert verify_cost(lambda size: 1.0 if size == 1 else math.inf, 8) is None
 
@@ -474,7 +474,7 @@ def test_the_cost_of_a_draft_is_that_of_the_shortest_steps() -> None:
 @pytest.mark.slow
 def test_draws_of_drafts_have_the_models_distribution(model: Path) -> None:
     """Chi-square of the third token of 2000 draws, with and without drafts that are often right."""
-    found = []
+    counts = []
     for speculative in (None, str(model)):
         engine = load(model, speculative, max_num_seqs=64)
         requests = [
@@ -487,9 +487,9 @@ def test_draws_of_drafts_have_the_models_distribution(model: Path) -> None:
             )
             for i in range(2000)
         ]
-        found.append(Counter(ids(o)[2] for o in run(engine, requests).values()))
-    tokens = [t for t, n in (found[0] + found[1]).items() if n >= 10]
-    chi2 = sum((found[0][t] - found[1][t]) ** 2 / (found[0][t] + found[1][t]) for t in tokens)
+        counts.append(Counter(ids(o)[2] for o in run(engine, requests).values()))
+    tokens = [t for t, n in (counts[0] + counts[1]).items() if n >= 10]
+    chi2 = sum((counts[0][t] - counts[1][t]) ** 2 / (counts[0][t] + counts[1][t]) for t in tokens)
     freedom = len(tokens) - 1
     assert freedom > 3
     assert chi2 < freedom + 4 * (2 * freedom) ** 0.5
@@ -529,9 +529,9 @@ def test_models_with_states_get_the_same_from_a_draft_model(
 
     plain, drafting = loaded(None), loaded(str(smaller))
     assert drafting.plan.groups[-1].num_drafts == 8 * 4
-    expected, found = run(plain, mixed_requests()), run(drafting, mixed_requests())
+    expected, answers = run(plain, mixed_requests()), run(drafting, mixed_requests())
     for name, outputs in expected.items():
-        assert_same(found[name], outputs)
+        assert_same(answers[name], outputs)
     for request in mixed_requests():
         assert_same(run(drafting, [request])[request.id], expected[request.id])
     assert drafting.stats().draft_tokens > 0

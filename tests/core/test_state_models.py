@@ -98,12 +98,12 @@ def test_a_prefix_found_or_lost_changes_nothing(toy: Toy, prompts: list[list[int
     long = prompts[-1]
     fork = [*long[:50], 1, 2, 3]
     variants = [long, long, long[:125], fork, fork[:52], [*long, 5, 6], long[:60]]
-    engine, found = toy.engine(), []
+    engine, hits = toy.engine(), []
     for variant in variants:
         outcomes = generate(toy, [variant], 6, engine=engine)
         assert_right(toy, [variant], outcomes)
-        found.append(outcomes[0].num_cached)
-    assert found == [0, 128, 120, 40, 48, 128, 48]
+        hits.append(outcomes[0].num_cached)
+    assert hits == [0, 128, 120, 40, 48, 128, 48]
 
 
 def test_with_one_snapshot_hits_are_few_and_right(toy: Toy, prompts: list[list[int]]) -> None:
@@ -126,16 +126,16 @@ def test_preemption_changes_nothing(toy: Toy, prompts: list[list[int]], policy: 
 
 def test_samples_of_one_prompt_differ_as_if_alone(toy: Toy, prompts: list[list[int]]) -> None:
     def sampled(together: bool) -> list[list[int]]:
-        engine, found = toy.engine(), [list[int]() for _ in range(4)]
+        engine, tokens = toy.engine(), [list[int]() for _ in range(4)]
         for i in range(4):
             params = SamplingParams(temperature=1.0, seed=i, max_tokens=30)
             engine.submit(Request(id=str(i), token_ids=tuple(prompts[-2]), params=params))
             while engine.busy and not (together and i < 3):
                 for output in engine.step():
                     assert output.token_id is not None
-                    found[int(output.request_id)].append(output.token_id)
+                    tokens[int(output.request_id)].append(output.token_id)
                 engine.check()
-        return found
+        return tokens
 
     assert sampled(together=True) == sampled(together=False)
 

@@ -47,8 +47,8 @@ def test_a_prompt_of_whole_blocks_is_resumed_before_its_last_and_continued_after
 def test_where_two_prompts_part_the_third_is_resumed() -> None:
     harness = harness_of()
     system = prompt_of(0, 13)
-    found = [harness.ask(str(i), [*system, *prompt_of(i, 9)]) for i in range(1, 5)]
-    assert found == [0, 0, 12, 12], "the second knows the blocks, and leaves a snapshot there"
+    hits = [harness.ask(str(i), [*system, *prompt_of(i, 9)]) for i in range(1, 5)]
+    assert hits == [0, 0, 12, 12], "the second knows the blocks, and leaves a snapshot there"
 
 
 def test_a_conversation_is_resumed_at_the_last_block_that_was_generated() -> None:

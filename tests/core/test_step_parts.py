@@ -139,8 +139,8 @@ def expected(toy: Toy) -> dict[str, list[int | None]]:
     layer, outputs = shifted(toy), dict[str, list[int | None]]()
     for number, name in enumerate(NAMES):
         layer.ids_T.fill_(number)
-        own = [request for request in requests() if request.cache_salt == name]
-        outputs |= answers(engine_of(toy), own)
+        group = [request for request in requests() if request.cache_salt == name]
+        outputs |= answers(engine_of(toy), group)
     assert len({tuple(ids[:8]) for ids in outputs.values()}) > 6, "ids change the answers"
     return outputs
 
@@ -155,8 +155,8 @@ def test_a_layer_reads_the_ids_of_the_steps_rows(
     engine = engine_of(toy, part, lag=lag, capture=CallCapture() if captured else None)
     assert answers(engine, list(requests())) == expected
     again = [evolve(request, id=f"{request.id} again") for request in requests()]
-    found = answers(engine, again)
-    assert found == {f"{name} again": ids for name, ids in expected.items()}, "from the cache"
+    outputs = answers(engine, again)
+    assert outputs == {f"{name} again": ids for name, ids in expected.items()}, "from the cache"
 
 
 def test_preempted_rows_get_their_ids_back(toy: Toy, expected: dict[str, list[int | None]]) -> None:

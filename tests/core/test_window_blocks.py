@@ -295,12 +295,12 @@ def test_a_prefix_found_or_lost_changes_nothing(toy: Toy, whole: Toy) -> None:
     long, other = ([i * i * factor % 160 for i in range(200)] for factor in (3, 7))
     variants = [long, [*long[:150], *other[:30]], other, long, [*long[:180], 5, 6], long[:60], long]
     engine = tight(toy)
-    found = []
+    hits = []
     for variant in variants:
         [ours], [cold] = generate(toy, [variant], 6, engine=engine), generate(whole, [variant], 6)
         assert_same([ours], [cold])
-        found.append(ours.num_cached)
-    assert found == [0, 0, 0, 0, 176, 0, 56]
+        hits.append(ours.num_cached)
+    assert hits == [0, 0, 0, 0, 176, 0, 56]
 
 
 def test_with_room_prefixes_are_found_as_without_windows(
@@ -337,13 +337,13 @@ def test_samples_of_one_prompt_share_window_blocks(
         for i in range(4):
             params = SamplingParams(temperature=1.0, seed=i, max_tokens=64)
             engine.submit(Request(id=str(i), token_ids=tuple(prompts[-2]), params=params))
-        found: dict[str, list[int]] = {str(i): [] for i in range(4)}
+        ids: dict[str, list[int]] = {str(i): [] for i in range(4)}
         while engine.busy:
             for token in engine.step():
                 assert token.token_id is not None
-                found[token.request_id].append(token.token_id)
+                ids[token.request_id].append(token.token_id)
             engine.check()
-        return found
+        return ids
 
     assert sampled(toy.engine()) == sampled(whole.engine()) == sampled(tight(toy))
 

@@ -76,9 +76,9 @@ class TieredGroup(CacheGroup):
         return self._entries(sequence, first)
 
     def _entries(self, sequence: Sequence, first: int) -> list[BlockUpdate]:
-        held = enumerate(sequence.block_ids[first:], first)
+        blocks = enumerate(sequence.block_ids[first:], first)
         row = sequence.held_row
-        return [BlockUpdate(self.index, row, i, self._place_of[block]) for i, block in held]
+        return [BlockUpdate(self.index, row, i, self._place_of[block]) for i, block in blocks]
 
     def _take(self, block: int) -> None:
         if not self._pool.num_free:

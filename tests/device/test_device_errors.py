@@ -151,9 +151,9 @@ def test_which_chips_code_runs_on(
 def torch_finds_an_h200(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The devices that were made the current one."""
     made: list[int] = []
-    found = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch.cuda, "set_device", made.append)
     return made
 

@@ -23,10 +23,10 @@ class Model(nn.Module):
 def test_tensors_views_and_attributes_come_back() -> None:
     model = Model()
     before = [tensor.clone() for tensor in (model.weight, model.table, model.view, model.tied)]
-    held = sum(t.untyped_storage().nbytes() for t in (model.weight, model.table, model.tied))
+    total = sum(t.untyped_storage().nbytes() for t in (model.weight, model.table, model.tied))
     away = Offloaded.of([model, model.inner], "cpu")
     assert model.weight.untyped_storage().nbytes() == model.view.untyped_storage().nbytes() == 0
-    assert away.nbytes == held + model.inner.bias.numel() * 4
+    assert away.nbytes == total + model.inner.bias.numel() * 4
     away.restore()
     for tensor, expected in zip(
         (model.weight, model.table, model.view, model.tied), before, strict=True

@@ -45,13 +45,13 @@ def seeds() -> tuple[bytes, ...]:
     import numpy as np
     from PIL import Image
 
-    found = list[bytes]()
+    files = list[bytes]()
     base = Image.fromarray(np.arange(24 * 18 * 3, dtype=np.uint8).reshape(18, 24, 3))
 
     def add(image: Any, format: str, **options: Any) -> None:
         written = io.BytesIO()
         image.save(written, format, **options)
-        found.append(written.getvalue())
+        files.append(written.getvalue())
 
     for format in FORMATS:
         for mode in MODES[format]:
@@ -66,7 +66,7 @@ def seeds() -> tuple[bytes, ...]:
     add(base, "WEBP", exif=exif, lossless=True)
     for format in ("GIF", "PNG", "WEBP"):
         add(base, format, save_all=True, append_images=[base.rotate(180), base.rotate(90)])
-    return tuple(found)
+    return tuple(files)
 
 
 def crafted() -> Iterator[bytes]:

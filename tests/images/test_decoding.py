@@ -18,9 +18,9 @@ np = pytest.importorskip("numpy")
 
 
 def written(image: object, format: str, **options: object) -> bytes:
-    found = io.BytesIO()
-    image.save(found, format, **options)  # type: ignore[attr-defined]
-    return found.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)  # type: ignore[attr-defined]
+    return buffer.getvalue()
 
 
 def png(width: int, height: int, body: bytes = b"", kind: int = 2) -> bytes:
@@ -41,27 +41,27 @@ PICTURE = Image.fromarray(GRADIENT)
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
 def test_formats_are_read(format: str) -> None:
-    found = decoded(picture_file(0, (40, 30), format))
-    assert (found.mode, found.size) == ("RGB", (40, 30))
+    image = decoded(picture_file(0, (40, 30), format))
+    assert (image.mode, image.size) == ("RGB", (40, 30))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
 def test_every_kind_of_pixels_becomes_rgb(mode: str) -> None:
     if mode == "I;16":
         values = np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40)
-        found = decoded(written(Image.fromarray(values), "PNG"))
-        assert 100 < np.asarray(found).mean() < 155, "scaled, not clipped to white"
+        image = decoded(written(Image.fromarray(values), "PNG"))
+        assert 100 < np.asarray(image).mean() < 155, "scaled, not clipped to white"
     else:
         given = PICTURE.convert("RGBA" if mode == "LA" else mode).convert(mode)
-        found = decoded(written(given, "JPEG" if mode == "CMYK" else "PNG"))
-    assert (found.mode, found.size) == ("RGB", (40, 30))
+        image = decoded(written(given, "JPEG" if mode == "CMYK" else "PNG"))
+    assert (image.mode, image.size) == ("RGB", (40, 30))
 
 
 def test_a_photograph_is_turned_as_its_metadata_say() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
-    found = decoded(written(PICTURE, "JPEG", exif=exif, quality=95))
-    assert found.size == (30, 40)
+    image = decoded(written(PICTURE, "JPEG", exif=exif, quality=95))
+    assert image.size == (30, 40)
 
 
 def animated(format: str) -> bytes:

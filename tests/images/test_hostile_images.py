@@ -25,17 +25,17 @@ RGB, and the processor."""
 
 def outcomes(files: Iterable[bytes]) -> dict[str, int]:
     """Decode all in this process; anything but a picture or its own error fails."""
-    found = {"read": 0, "refused": 0}
+    counts = {"read": 0, "refused": 0}
     for data in files:
         try:
             image = decoded(data)
         except RequestError as error:
             assert error.code == "invalid_image" and error.remedy and len(error.cause) < 400
-            found["refused"] += 1
+            counts["refused"] += 1
         else:
             assert image.mode == "RGB" and 0 < image.width * image.height <= MOST_PIXELS
-            found["read"] += 1
-    return found
+            counts["read"] += 1
+    return counts
 
 
 def test_whole_files_are_read() -> None:
@@ -43,19 +43,19 @@ def test_whole_files_are_read() -> None:
 
 
 def test_files_that_say_what_they_are_not() -> None:
-    found = outcomes(crafted())
-    assert found["refused"] > found["read"] > 0
+    counts = outcomes(crafted())
+    assert counts["refused"] > counts["read"] > 0
 
 
 def test_some_damaged_files() -> None:
-    found = outcomes(damaged(300, seed=1))
-    assert min(found.values()) > 20, "the corpus must have both"
+    counts = outcomes(damaged(300, seed=1))
+    assert min(counts.values()) > 20, "the corpus must have both"
 
 
 @pytest.mark.slow
 def test_thousands_of_damaged_files() -> None:
-    found = outcomes(damaged(10_000, seed=2))
-    assert min(found.values()) > 1000
+    counts = outcomes(damaged(10_000, seed=2))
+    assert min(counts.values()) > 1000
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +72,20 @@ def test_the_reader_survives_them_in_bounded_memory(checkpoint: Path) -> None:
     files = PixelFiles(2**20)
 
     async def run() -> tuple[int, int, str]:
-        reader, found = ImageReader(plan, files), [0, 0]
+        reader, counts = ImageReader(plan, files), [0, 0]
         process = await reader._started()
         for data in [*crafted(), *damaged(1500, seed=3)]:
             try:
                 picture = await reader.read(data, "image")
                 assert Path(picture.path).exists() and picture.count > 0
-                found[0] += 1
+                counts[0] += 1
             except RequestError as error:
                 assert error.code == "invalid_image"
-                found[1] += 1
+                counts[1] += 1
         assert reader._process is process and reader.kills == 0, "none of them ended it"
         status = Path(f"/proc/{process.pid}/status").read_text()
         await reader.close()
-        return found[0], found[1], status
+        return counts[0], counts[1], status
 
     read, refused, status = asyncio.run(run())
     assert read > 100 and refused > 100

@@ -37,10 +37,10 @@ def test_a_picture_that_comes_again_is_found() -> None:
     digest = bytes([1]) * 16
     assert files.find(digest) is None
     held(files, 1)
-    found = files.find(digest)
-    assert found is not None and [part.start for part in found.at(7)] == [7]
+    picture = files.find(digest)
+    assert picture is not None and [part.start for part in picture.at(7)] == [7]
     again = files.find(digest)
-    del found
+    del picture
     assert again is not None and Path(again.path).exists()
     files.close()
 

@@ -59,25 +59,25 @@ def same(found: Any, wanted: Any, off: float) -> bool:
     ],
 )
 def test_formats_are_read(format: str, subtype: str | None, off: float) -> None:
-    found = decoded(file_of(TONE, format=format, subtype=subtype), RATE, 30)
-    assert found.dtype == np.float32 and found.ndim == 1
+    samples = decoded(file_of(TONE, format=format, subtype=subtype), RATE, 30)
+    assert samples.dtype == np.float32 and samples.ndim == 1
     if format != "MP3":  # its encoder shifts what it writes
-        assert len(found) == RATE and same(found, TONE, off)
+        assert len(samples) == RATE and same(samples, TONE, off)
     else:
-        assert 0.95 * RATE < len(found) < 1.2 * RATE
-        assert abs(np.abs(found).max() - 0.5) < off
+        assert 0.95 * RATE < len(samples) < 1.2 * RATE
+        assert abs(np.abs(samples).max() - 0.5) < off
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
 def test_other_rates_are_resampled(rate: int) -> None:
     tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate).astype(np.float32) / 2
-    found = decoded(file_of(tone, rate), RATE, 30)
-    assert len(found) == RATE and same(found, TONE, 1e-3)
+    samples = decoded(file_of(tone, rate), RATE, 30)
+    assert len(samples) == RATE and same(samples, TONE, 1e-3)
 
 
 def test_channels_are_mixed_down() -> None:
-    found = decoded(file_of(np.stack([TONE, 0 * TONE], 1), subtype="FLOAT"), RATE, 30)
-    assert same(found, TONE / 2, 1e-6)
+    samples = decoded(file_of(np.stack([TONE, 0 * TONE], 1), subtype="FLOAT"), RATE, 30)
+    assert same(samples, TONE / 2, 1e-6)
     given = given_samples((np.stack([TONE, TONE], 1), RATE), RATE, 30, "audio")
     assert same(given, TONE, 1e-6)
 
@@ -167,17 +167,17 @@ def damaged(count: int, seed: int) -> Iterable[bytes]:
 
 def outcomes(files: Iterable[bytes]) -> dict[str, int]:
     """Decode all in this process; anything but samples or the own error fails."""
-    found = {"read": 0, "refused": 0}
+    counts = {"read": 0, "refused": 0}
     for data in files:
         try:
             samples = decoded(data, RATE, 2)
         except RequestError as error:
             assert error.code == "invalid_audio" and error.remedy and len(error.cause) < 400
-            found["refused"] += 1
+            counts["refused"] += 1
         else:
             assert np.isfinite(samples).all() and len(samples) <= 2 * RATE + 1
-            found["read"] += 1
-    return found
+            counts["read"] += 1
+    return counts
 
 
 def test_some_damaged_files() -> None:
@@ -197,20 +197,20 @@ def test_the_reader_survives_them_in_bounded_memory(tmp_path: Path) -> None:
     long = file_of(np.zeros(8_000 * 3, np.float32), 8_000)
 
     async def run() -> tuple[int, int, str]:
-        reader, found = ImageReader(plan, PixelFiles(2**20)), [0, 0]
+        reader, counts = ImageReader(plan, PixelFiles(2**20)), [0, 0]
         process = await reader._started()
         for data in [long, *damaged(1500, seed=3)]:
             try:
                 picture = await reader.read(data, "audio", AUDIO)
                 assert picture.medium == "audio" and picture.count > 0
-                found[0] += 1
+                counts[0] += 1
             except RequestError as error:
                 assert error.code == "invalid_audio"
-                found[1] += 1
+                counts[1] += 1
         assert reader._process is process and reader.kills == 0, "none of them ended it"
         status = Path(f"/proc/{process.pid}/status").read_text()
         await reader.close()
-        return found[0], found[1], status
+        return counts[0], counts[1], status
 
     read, refused, status = asyncio.run(run())
     assert read > 100 and refused > 100

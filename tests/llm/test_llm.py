@@ -224,7 +224,7 @@ def test_tokens_that_the_caller_named_have_no_rank() -> None:
     b = TOKENIZER.encode("b")[0]
     (output,) = model.generate("hi", SamplingParams(logprobs=2, logprob_token_ids=(0, 1)))
     drawn = (output.outputs[0].logprobs or [])[0]
-    assert {i: found.rank for i, found in drawn.items()} == {b: 2, 0: None, 1: None}
+    assert {i: entry.rank for i, entry in drawn.items()} == {b: 2, 0: None, 1: None}
 
 
 def test_a_stop_string_ends_the_output_and_the_engine_s_request() -> None:

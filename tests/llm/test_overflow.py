@@ -23,10 +23,10 @@ def test_an_answer_has_room() -> None:
 
 
 def test_system_messages_and_whole_turns_are_kept() -> None:
-    kept = first_window(ROLES, [12] * len(ROLES), 140)
-    assert kept[0] == 0 and ROLES[kept[1]] == "user" and kept[-1] == len(ROLES) - 1
-    assert kept[1:] == list(range(kept[1], len(ROLES)))
-    assert len(kept) * 20 <= 140
+    window = first_window(ROLES, [12] * len(ROLES), 140)
+    assert window[0] == 0 and ROLES[window[1]] == "user" and window[-1] == len(ROLES) - 1
+    assert window[1:] == list(range(window[1], len(ROLES)))
+    assert len(window) * 20 <= 140
 
 
 def test_the_last_turn_stays_however_long() -> None:
@@ -54,9 +54,9 @@ def test_most_prompts_begin_like_the_one_before() -> None:
 )
 def test_windows_shrink_to_the_end_of_the_conversation(messages: list[tuple[str, int]]) -> None:
     roles, sizes = [role for role, _ in messages], [size for _, size in messages]
-    found = list(windows(roles, sizes, 100))
+    picks = list(windows(roles, sizes, 100))
     head = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
-    assert bool(found) == (head < len(roles))
-    for longer, shorter in zip(found, found[1:], strict=False):
+    assert bool(picks) == (head < len(roles))
+    for longer, shorter in zip(picks, picks[1:], strict=False):
         assert set(shorter) < set(longer)
-    assert all(kept[:head] == list(range(head)) and kept[-1] == len(roles) - 1 for kept in found)
+    assert all(pick[:head] == list(range(head)) and pick[-1] == len(roles) - 1 for pick in picks)

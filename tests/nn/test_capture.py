@@ -142,12 +142,12 @@ def test_results_share_memory_once_they_are_dropped() -> None:
 
 @torch.inference_mode()
 def test_what_a_model_keeps_is_not_overwritten() -> None:
-    kept: list[Tensor] = []
+    cache: list[Tensor] = []
 
     def cached(x: Tensor) -> Tensor:
-        if not kept:
-            kept.append(torch.arange(8).float().exp())
-        return (x + 1) * kept[0]
+        if not cache:
+            cache.append(torch.arange(8).float().exp())
+        return (x + 1) * cache[0]
 
     capture, x = CallCapture(), torch.ones(3, 8)
     first, second = (capture(lambda: cached(x)) for _ in range(2))

@@ -60,8 +60,8 @@ def test_chunks_and_tokens_compute_the_definition(strength: float) -> None:
     y_THV, new = channel_gated_delta(q, k, v, g, beta, states, batch_of(lengths))
     first = 0
     for sequence, length in enumerate(lengths):
-        own = slice(first, first + length)
-        expected, last = defined([x[own] for x in inputs], states[sequence].double())
-        torch.testing.assert_close(y_THV[own].double(), expected, rtol=1e-4, atol=1e-5)
+        span = slice(first, first + length)
+        expected, last = defined([x[span] for x in inputs], states[sequence].double())
+        torch.testing.assert_close(y_THV[span].double(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(new[sequence].double(), last, rtol=1e-4, atol=1e-5)
         first += length

@@ -11,9 +11,9 @@ from inferno.nn import Cut
 def test_one_range_is_a_view_so_that_no_other_page_of_a_file_is_read() -> None:
     whole = torch.arange(64).view(8, 8)
     for cut in (Cut(0, ((2, 5),)), Cut(1, ((2, 5),))):
-        own = cut.of(whole)
-        assert own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        assert tuple(own.shape) == cut.shape((8, 8))
+        part = cut.of(whole)
+        assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        assert tuple(part.shape) == cut.shape((8, 8))
     assert torch.equal(Cut(0, ((2, 5),)).of(whole), whole[2:5])
 
 

@@ -64,15 +64,15 @@ def experts_of(
     experts = Experts(EXPERTS, HIDDEN, INNER, bias=bias)
     numbers = []
     for expert in range(EXPERTS):
-        own = []
+        tensors = []
         for name, kind in zip(("gate_proj", "up_proj", "down_proj"), kinds, strict=True):
             linear = experts.get_submodule(f"{expert}.{name}")
             weight_OI = torch.randn(linear.weight.shape) / 5  # type: ignore[arg-type]
-            own.append(weight_OI)
+            tensors.append(weight_OI)
             linear.weight = kind(weight_OI)
             if bias:
-                own.append(torch.nn.init.normal_(linear.bias))  # type: ignore[arg-type]
-        numbers.append(own)
+                tensors.append(torch.nn.init.normal_(linear.bias))  # type: ignore[arg-type]
+        numbers.append(tensors)
     experts.requires_grad_(False).finalize(Finalize(stack=stack))
     return experts, numbers
 

@@ -20,7 +20,7 @@ from inferno.testing.kernels import random_ints
 
 def values(weight: IntGroups) -> np.ndarray:
     """What the tensors say, by the definition in the reference."""
-    found = np.zeros(weight.shape)
+    matrix = np.zeros(weight.shape)
     for o in range(weight.shape[0]):
         for i in range(weight.shape[1]):
             byte = int(weight.data[o, i * weight.bits // 8])
@@ -28,8 +28,8 @@ def values(weight: IntGroups) -> np.ndarray:
             zero = float(1 << weight.bits - 1)
             if weight.zeros is not None:
                 zero = float(weight.zeros[o, i // weight.group])
-            found[o, i] = float(weight.scales[o, i // weight.group]) * (code - zero)
-    return found
+            matrix[o, i] = float(weight.scales[o, i // weight.group]) * (code - zero)
+    return matrix
 
 
 LAYOUTS = [
@@ -49,8 +49,8 @@ def test_values_are_scales_times_codes_less_zero_points(layout: IntLayout) -> No
     x_TI = torch.randn(4, 256)
     wanted_TO = x_TI.double() @ wanted_OI.double().T
     torch.testing.assert_close(weight.matmul(x_TI).double(), wanted_TO, rtol=1e-4, atol=1e-4)
-    held = sum(buffer.nbytes for buffer in weight.buffers())
-    assert held == layout.nbytes(3, 256)
+    size = sum(buffer.nbytes for buffer in weight.buffers())
+    assert size == layout.nbytes(3, 256)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_codes_of_words_follow_each_other_from_the_lowest_bit(
     stored = np.zeros((rows, words * (3 if bits == 3 else 1)), np.int32)
     count = stored.shape[1] * 32 // bits
     codes = rng.integers(0, 1 << bits, (rows, count))
-    for row, own in enumerate(codes.tolist()):
-        stream = sum(code << bits * i for i, code in enumerate(own))
+    for row, entries in enumerate(codes.tolist()):
+        stream = sum(code << bits * i for i, code in enumerate(entries))
         stored[row] = np.frombuffer(stream.to_bytes(stored.shape[1] * 4, "little"), np.int32)
     assert np.array_equal(unpacked(torch.from_numpy(stored), bits).numpy(), codes)
     if bits <= 4 and count % 2 == 0:

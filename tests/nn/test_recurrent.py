@@ -205,9 +205,9 @@ def test_drafts_go_on_with_the_states_before_them(name: str) -> None:
     for row, (k, d) in enumerate(zip(known, drafts, strict=True)):
         first = starts[sequence]
         for count in range(1 + d):
-            own = [x[first : first + k + count] for x in inputs]
+            parts = [x[first : first + k + count] for x in inputs]
             cuts = range(k, k + count)
-            expected, left = alone(name, own, state[row : row + 1], cuts)
+            expected, left = alone(name, parts, state[row : row + 1], cuts)
             assert torch.equal(outputs[first : first + k + count], expected)
             assert torch.equal(after[sequence + count], left[0])
         sequence += 1 + d

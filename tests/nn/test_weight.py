@@ -35,10 +35,10 @@ def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 def test_a_matrix_in_onednns_layout_multiplies_as_before(packs: bool) -> None:
     data_OI, x_TI = torch.randn(8, 16).bfloat16(), torch.randn(3, 16).bfloat16()
-    held = Dense(data_OI).for_matmul()
-    assert isinstance(held, OneDNN) == packs
-    assert held.for_matmul() is held, "it is in its final layout"
-    torch.testing.assert_close(held.matmul(x_TI), F.linear(x_TI, data_OI))
+    matrix = Dense(data_OI).for_matmul()
+    assert isinstance(matrix, OneDNN) == packs
+    assert matrix.for_matmul() is matrix, "it is in its final layout"
+    torch.testing.assert_close(matrix.matmul(x_TI), F.linear(x_TI, data_OI))
 
 
 def test_merged_linears_are_finalized_once_and_compute_the_same(packs: bool) -> None:

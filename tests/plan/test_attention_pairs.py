@@ -78,20 +78,20 @@ def tokens(options: Options, catalog: Catalog) -> list[int]:
         engine = Engine.load(opened)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     engine.submit(Request(id="0", token_ids=(1, 2, 3), params=params))
-    found = []
+    ids = []
     for _ in range(3):
-        found += [token.token_id for token in engine.step()]
+        ids += [token.token_id for token in engine.step()]
     engine.submit(Request(id="1", token_ids=(4, 5, 6, 7), params=params))
     while engine.busy:
-        found += [token.token_id for token in engine.step()]
-    return [token for token in found if token is not None]
+        ids += [token.token_id for token in engine.step()]
+    return [token for token in ids if token is not None]
 
 
 def test_each_computes_its_steps_over_the_cache_of_both() -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
     catalog = with_backends(watched("alpha", seen), watched("beta", seen))
-    found = tokens(asked("prompts=alpha,tokens=beta"), catalog)
-    assert found == tokens(asked("torch"), catalog)
+    ids = tokens(asked("prompts=alpha,tokens=beta"), catalog)
+    assert ids == tokens(asked("torch"), catalog)
     steps = list(dict.fromkeys(seen))
     assert ("alpha", (3,)) in steps and ("beta", (1,)) in steps and ("beta", (1, 1)) in steps
     assert ("alpha", (1, 4)) in steps, "a step with a prompt, single tokens included"

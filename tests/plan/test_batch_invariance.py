@@ -64,8 +64,8 @@ def test_a_provider_that_promises_nothing_is_not_chosen() -> None:
     assert catalog.kernel(need, batch_invariant=True)[0] == cpu
     for promise in (None, lambda need: need.op == "linear"):
         bare = attrs.evolve(cpu, item=attrs.evolve(item, batch_invariant=promise))
-        found, refusals = Catalog(catalog.plugins, {"inferno_kernels": (bare,)}).kernel(
+        offer, refusals = Catalog(catalog.plugins, {"inferno_kernels": (bare,)}).kernel(
             need, batch_invariant=True
         )
-        assert found is None
+        assert offer is None
         assert "does not promise" in refusals[0].reason

@@ -31,8 +31,8 @@ def needs(*chunks: int | None) -> dict[int, AttentionNeed]:
     ("chunks", "size"), [((8192, None), 16), ((24,), 12), ((24, 36), 12), ((10, 14), 2), ((7,), 7)]
 )
 def test_chunks_begin_with_a_block(chunks: tuple[int | None, ...], size: int) -> None:
-    uses, found = choose_attention(torch_only(), needs(*chunks), Options()).value
-    assert found == size
+    uses, block_size = choose_attention(torch_only(), needs(*chunks), Options()).value
+    assert block_size == size
     assert [use.need.attention_chunk for use in uses] == list(chunks)
 
 

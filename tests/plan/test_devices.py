@@ -190,9 +190,9 @@ class FakeNvml:
         return put(number, int(self.gpu(handle).alias.split("/")[2]))
 
     def gpu(self, handle: Any) -> Gpu:
-        found: Gpu | None = self.handles[handle.value]
-        assert found is not None
-        return found
+        device: Gpu | None = self.handles[handle.value]
+        assert device is not None
+        return device
 
 
 def put(pointer: Any, value: int) -> int:
@@ -376,9 +376,9 @@ def test_a_plans_budget_is_what_is_free_on_its_own_gpu(machine: Callable[..., Ma
     assert plan_on(both, memory="2GiB").memory_limit == 2 * GIB
     assert plan_on(both, gpu_memory_utilization=0.2).memory_limit == 28 * GIB, "as in vLLM"
     assert plan_on(both, memory="20%").memory_limit == 28 * GIB
-    for asked in ({"gpu_memory_utilization": 0.9}, {"memory": "90%"}, {"memory": "31GiB"}):
+    for options in ({"gpu_memory_utilization": 0.9}, {"memory": "90%"}, {"memory": "31GiB"}):
         with pytest.raises(OutOfMemoryError, match=r"30.0 GiB of 140.0 GiB are free on cuda:0"):
-            plan_on(both, **asked)
+            plan_on(both, **options)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01])
@@ -499,9 +499,9 @@ def test_torch_must_find_the_device(device: Device) -> None:
 
 
 def test_torch_must_find_the_same_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     check_device(Device("cuda", name="NVIDIA H200", capability=(9, 0)))
     check_device(Device("cuda", name="NVIDIA H200 MIG 1g.18gb", capability=(9, 0)))

@@ -51,8 +51,8 @@ def test_an_engine_s_own_plan_knows_of_no_others() -> None:
     plan = plan_of(dp=2, numa="auto")
     assert plan.threads == 4
     each = [plan_of_engine(plan, i) for i in range(2)]
-    assert [own.cores for own in each] == [NODES[0], NODES[1]]
-    assert all(own.engines is None and own.memory == plan.memory for own in each)
+    assert [part.cores for part in each] == [NODES[0], NODES[1]]
+    assert all(part.engines is None and part.memory == plan.memory for part in each)
     assert plan_of_engine(each[0], 0) == each[0]
 
 

@@ -32,18 +32,18 @@ def matrices(
     experts: int, layers: int = 2, unit: tuple[int, int] | None = (1, 1)
 ) -> dict[str, HeldMatrix]:
     """Of mixtures with shared experts: 64 hidden, experts of 24."""
-    found = {"lm_head": held(1000, 64)}
+    by_path = {"lm_head": held(1000, 64)}
     for layer in range(layers):
         path = f"model.layers.{layer}"
-        found |= {f"{path}.self_attn.{name}": held(128, 64) for name in ("q_proj",)}
-        found |= {f"{path}.self_attn.{name}": held(32, 64) for name in ("k_proj", "v_proj")}
-        found[f"{path}.self_attn.o_proj"] = held(64, 128)
+        by_path |= {f"{path}.self_attn.{name}": held(128, 64) for name in ("q_proj",)}
+        by_path |= {f"{path}.self_attn.{name}": held(32, 64) for name in ("k_proj", "v_proj")}
+        by_path[f"{path}.self_attn.o_proj"] = held(64, 128)
         for name in NAMES:
             shape = (64, 24) if name == "down_proj" else (24, 64)
-            found[f"{path}.mlp.shared_experts.{name}"] = held(*shape)
+            by_path[f"{path}.mlp.shared_experts.{name}"] = held(*shape)
             for expert in range(experts):
-                found[f"{path}.mlp.experts.{expert}.{name}"] = held(*shape, unit)
-    return found
+                by_path[f"{path}.mlp.experts.{expert}.{name}"] = held(*shape, unit)
+    return by_path
 
 
 def dealt(held: dict[str, HeldMatrix], ranks: int = 2) -> Division:
@@ -54,11 +54,11 @@ def dealt(held: dict[str, HeldMatrix], ranks: int = 2) -> Division:
 def test_each_expert_is_on_one_rank_and_every_rank_has_some(ranks: int, more: int) -> None:
     count, shard = ranks + more, Shard(ranks=ranks, experts=True)
     names = [f"layers.0.experts.{n}.up_proj" for n in range(count)]
-    found = Dealt.of(shard, {name: held(1, 1) for name in names})
-    owners = [found.ranks[name] for name in names]
+    deal = Dealt.of(shard, {name: held(1, 1) for name in names})
+    owners = [deal.ranks[name] for name in names]
     assert owners == sorted(owners) and {*owners} == {*range(ranks)}
     counts = tuple(map(owners.count, range(ranks)))
-    assert found.counts == {"layers.0.experts": counts} and max(counts) - min(counts) <= 1
+    assert deal.counts == {"layers.0.experts": counts} and max(counts) - min(counts) <= 1
     for rank in range(ranks):
         first, stop = evolve(shard, rank=rank).share(count, 1)
         assert [n for n, owner in enumerate(owners) if owner == rank] == [*range(first, stop)]
@@ -67,8 +67,8 @@ def test_each_expert_is_on_one_rank_and_every_rank_has_some(ranks: int, more: in
 def test_a_rank_has_some_experts_whole_and_a_part_of_all_else() -> None:
     division = dealt(matrices(5))
     path = "model.layers.1.mlp"
-    own = [n for n in range(5) if division.local(f"{path}.experts.{n}.down_proj") is not None]
-    assert own == [2, 3, 4], "those of the largest rank"
+    numbers = [n for n in range(5) if division.local(f"{path}.experts.{n}.down_proj") is not None]
+    assert numbers == [2, 3, 4], "those of the largest rank"
     whole, shared = (
         division.local(f"{path}.{name}.down_proj") for name in ("experts.2", "shared_experts")
     )
@@ -91,19 +91,19 @@ def test_experts_cost_no_sum_more_than_shared_ones() -> None:
 
 @pytest.mark.parametrize("unit", [None, (1, 0), (1, 256)])
 def test_experts_that_cannot_be_cut_can_be_dealt_out(unit: tuple[int, int] | None) -> None:
-    found = matrices(4, unit=unit)
-    division = dealt(found)
+    by_path = matrices(4, unit=unit)
+    division = dealt(by_path)
     assert division.shard.unit == 1 and division.shard.columns, "experts do not matter to others"
     if unit is None or not unit[1]:
         with pytest.raises(UnsupportedError, match="experts.* cannot be divided among ranks"):
-            Division.of(TOY, [HEADS], found, 2)
+            Division.of(TOY, [HEADS], by_path, 2)
 
 
 def test_the_largest_rank_is_that_of_most_bytes() -> None:
-    found = matrices(4)
+    by_path = matrices(4)
     for name in NAMES:
-        found[f"model.layers.0.mlp.experts.0.{name}"] = held(64, 24, nbytes=1 << 20)
-    assert dealt(found).dealt.largest == 0
+        by_path[f"model.layers.0.mlp.experts.0.{name}"] = held(64, 24, nbytes=1 << 20)
+    assert dealt(by_path).dealt.largest == 0
 
 
 def test_what_has_too_few_experts_is_refused_with_a_remedy() -> None:
@@ -118,6 +118,6 @@ def test_options_that_do_not_deal_out_experts_are_refused_by_name() -> None:
     with pytest.raises(OptionError, match="ep is set without tp"):
         Options(ep=True)
     assert Options(tp=2, pp=2, ep=True).shared_by == "--tp 2 --pp 2 --ep"
-    own = type("Config", (), {"divides": {"a": "outputs"}})()
+    config = type("Config", (), {"divides": {"a": "outputs"}})()
     with pytest.raises(UnsupportedError, match="--ep: Toy is computed by transformers"):
-        check_ranks(Options(tp=2, ep=True), CPU, "Toy", evolve(TOY, divides={}), own)
+        check_ranks(Options(tp=2, ep=True), CPU, "Toy", evolve(TOY, divides={}), config)

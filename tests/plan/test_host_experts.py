@@ -34,14 +34,14 @@ class Host(Machine):
 
 
 def matrices(experts: Sequence[int], layers: int = 2, nbytes: int = 1000) -> dict[str, HeldMatrix]:
-    found = {"lm_head": HeldMatrix(shape=(100, 64), nbytes=nbytes)}
+    by_path = {"lm_head": HeldMatrix(shape=(100, 64), nbytes=nbytes)}
     for layer in range(layers):
         path = f"model.layers.{layer}.mlp"
-        found[f"{path}.shared_experts.up_proj"] = HeldMatrix(shape=(24, 64), nbytes=nbytes)
+        by_path[f"{path}.shared_experts.up_proj"] = HeldMatrix(shape=(24, 64), nbytes=nbytes)
         for name, expert in [(name, expert) for name in NAMES for expert in experts]:
             shape = (64, 24) if name == "down_proj" else (24, 64)
-            found[f"{path}.experts.{expert}.{name}"] = HeldMatrix(shape=shape, nbytes=nbytes)
-    return found
+            by_path[f"{path}.experts.{expert}.{name}"] = HeldMatrix(shape=shape, nbytes=nbytes)
+    return by_path
 
 
 def chosen(

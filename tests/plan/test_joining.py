@@ -34,8 +34,8 @@ def test_a_plan_says_which_machine_has_which_ranks_and_what_to_run_there(
     assert re.search(rf"machines +{re.escape(machines)}", text)
     assert re.search(r"exchange +.* received per token by each, through gloo over TCP", text)
     how_to_join(plan)
-    said = capsys.readouterr().err
-    assert "inferno rank --join 10.0.0.1:29400" in said and "ranks.token" in said
+    output = capsys.readouterr().err
+    assert "inferno rank --join 10.0.0.1:29400" in output and "ranks.token" in output
     assert plan_from_json(plan_to_json(plan)) == plan
 
 

@@ -89,11 +89,11 @@ def test_engines_count_as_often_as_there_are(monkeypatch: pytest.MonkeyPatch) ->
 def test_json_says_the_same() -> None:
     plan = plan_of(tp=2)
     [machine] = json.loads(_as_json(plan, None))["machines"]
-    [own] = machines_of(plan)
-    assert machine["nbytes"] == own.nbytes and machine["engines"] == 1
+    [need] = machines_of(plan)
+    assert machine["nbytes"] == need.nbytes and machine["engines"] == 1
     parts = ("weight_bytes", "cache_bytes", "other_bytes")
-    for found in (machine, *machine["ranks"]):
-        assert found["nbytes"] == sum(found[part] for part in parts)
+    for entry in (machine, *machine["ranks"]):
+        assert entry["nbytes"] == sum(entry[part] for part in parts)
     assert [rank["rank"] for rank in machine["ranks"]] == [0, 1]
 
 

@@ -34,10 +34,10 @@ def test_a_share_is_of_all_memory_and_a_size_is_itself(
 
 
 def test_only_a_plan_for_another_machine_may_have_more_than_there_is() -> None:
-    asked = Options(memory="16GiB")
+    options = Options(memory="16GiB")
     with pytest.raises(OutOfMemoryError, match="exceeds"):
-        memory_limit(asked, CPU)
-    decided = memory_limit(asked, CPU, elsewhere=True)
+        memory_limit(options, CPU)
+    decided = memory_limit(options, CPU, elsewhere=True)
     assert decided.value == 16 * GIB and "another machine" in decided.notes[0]
 
 

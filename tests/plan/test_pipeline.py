@@ -117,10 +117,10 @@ class Stored:
 
 
 def shared(config: Any, paths: Sequence[str], stages: int) -> Any:
-    held = {path: HeldMatrix(layout="", shape=(1000, 64), nbytes=100) for path in paths}
+    matrices = {path: HeldMatrix(layout="", shape=(1000, 64), nbytes=100) for path in paths}
     plain = {"model.norm": 5, "model.layers.1.norm": 7}
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
-    stored = cast(StoredMatrices, Stored(held, plain))
+    stored = cast(StoredMatrices, Stored(matrices, plain))
     whole = stored.loaded({}, "bfloat16")
     return share_model(Options(pp=stages), toy, config, stored, {}, whole, "bfloat16", MTPUse())
 
@@ -129,12 +129,12 @@ PATHS = ["model.embed_tokens", *(f"model.layers.{n}.mlp.up_proj" for n in range(
 
 
 def test_what_a_layer_keeps_is_with_it() -> None:
-    found = shared(Config(), [*PATHS, "lm_head"], 3).pipeline
-    assert [use.caches for use in found.stages] == [(0,), (), (1, 2)]
-    assert [use.weight_bytes for use in found.stages] == [200, 114, 210]
-    assert (found.matrix_bytes, found.num_plain) == (200, 5)
-    assert found.count((0, 1, 2)) == 2 and found.count((0, 1)) == 1
-    assert found.passed_bytes == 64 * 2
+    split = shared(Config(), [*PATHS, "lm_head"], 3).pipeline
+    assert [use.caches for use in split.stages] == [(0,), (), (1, 2)]
+    assert [use.weight_bytes for use in split.stages] == [200, 114, 210]
+    assert (split.matrix_bytes, split.num_plain) == (200, 5)
+    assert split.count((0, 1, 2)) == 2 and split.count((0, 1)) == 1
+    assert split.passed_bytes == 64 * 2
     single = shared(Config(residual_in_fp32=True), [*PATHS, "lm_head"], 3).pipeline
     assert single.passed_bytes == 64 * 4
 
@@ -158,9 +158,9 @@ class Deep(Sharing):
 
 
 def test_layers_that_read_of_others_are_in_one_stage_with_them() -> None:
-    found = shared(Sharing(), [*PATHS, "lm_head"], 2).pipeline
-    assert [(use.span.first, use.span.stop) for use in found.stages] == [(0, 1), (1, 3)]
-    assert found.passed_bytes == 100 * 2
+    split = shared(Sharing(), [*PATHS, "lm_head"], 2).pipeline
+    assert [(use.span.first, use.span.stop) for use in split.stages] == [(0, 1), (1, 3)]
+    assert split.passed_bytes == 100 * 2
     with pytest.raises(OptionError, match="3 layers, and 1 cannot begin a stage") as refused:
         shared(Sharing(), PATHS, 3)
     assert "--pp 2" in refused.value.remedy
@@ -183,9 +183,9 @@ def test_what_is_before_the_layers_is_on_the_first_stage() -> None:
 
 
 def test_sizes_by_path_are_those_of_the_largest_stage() -> None:
-    found = shared(Sharing(), [*PATHS, "lm_head"], 2)
+    split = shared(Sharing(), [*PATHS, "lm_head"], 2)
     sizes = dict.fromkeys(PATHS, 10) | {"lm_head": 5}
-    assert found.largest(sizes) == 15 + 20, "what is in no layer counts in each"
+    assert split.largest(sizes) == 15 + 20, "what is in no layer counts in each"
 
 
 def test_a_model_whose_layers_are_not_known_is_refused() -> None:
@@ -201,10 +201,10 @@ def test_a_model_whose_layers_are_not_known_is_refused() -> None:
 def test_a_stage_keeps_the_blocks_of_its_own_layers() -> None:
     alone, staged = plan_of(), plan_of(pp=2)
     for stage in (0, 1):
-        own = plan_of_stage(staged, stage)
-        assert [use.layers for use in own.attention] == [(2 * stage, 2 * stage + 1)]
-        assert own.num_blocks == staged.num_blocks == alone.num_blocks
-        assert 2 * own.kv_bytes == alone.kv_bytes and own.kv_bytes == staged.kv_bytes
+        part = plan_of_stage(staged, stage)
+        assert [use.layers for use in part.attention] == [(2 * stage, 2 * stage + 1)]
+        assert part.num_blocks == staged.num_blocks == alone.num_blocks
+        assert 2 * part.kv_bytes == alone.kv_bytes and part.kv_bytes == staged.kv_bytes
     assert plan_of_stage(alone, 0) is alone
     assert plan_from_json(plan_to_json(staged)) == staged
 
@@ -250,9 +250,9 @@ def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any]) -> No
 def test_families_without_stages_are_refused_by_name() -> None:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     check_ranks(Options(pp=2), CPU, "Toy", toy)
-    own = type("Own", (), {"divides": {"a": "outputs"}})
+    settings = type("Own", (), {"divides": {"a": "outputs"}})
     with pytest.raises(UnsupportedError, match="not those of inferno.nn") as refused:
-        check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), own)
+        check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), settings)
     assert "--tp 2" in refused.value.remedy
     gpu = evolve(CPU, kind="cuda", index=0)
     with pytest.raises(UnsupportedError, match="--pp 2: several ranks compute on CPUs only"):

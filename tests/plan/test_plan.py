@@ -218,10 +218,10 @@ def test_amounts_of_memory(text: str, nbytes: int) -> None:
 
 
 def test_only_a_plan_for_another_machine_may_have_more_memory_than_this_one(write: Write) -> None:
-    asked = on_cpu(memory="900TiB")
+    options = on_cpu(memory="900TiB")
     with pytest.raises(OutOfMemoryError, match="exceeds the"):
-        resolve(write(), asked)
-    plan = resolve(write(), asked, machine=Machine(elsewhere=True))
+        resolve(write(), options)
+    plan = resolve(write(), options, machine=Machine(elsewhere=True))
     assert plan.memory_limit == 900 << 40
     assert any("another machine" in note for note in plan.notes)
 
@@ -451,8 +451,8 @@ def a_scheme(**fields: Any) -> Offer[QuantScheme]:
     def refuses(stored: StoredMatrix) -> str | None:
         if set(stored.parts) != {"codes"}:
             return "it reads matrices stored as codes"
-        own = stored.quant_config.get("bits", {}).get(stored.path.rpartition(".")[2])
-        return None if own == 8 else f"it reads 8 bits, not {own}"
+        width = stored.quant_config.get("bits", {}).get(stored.path.rpartition(".")[2])
+        return None if width == 8 else f"it reads 8 bits, not {width}"
 
     def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         rows, columns = stored.parts["codes"].shape
@@ -613,10 +613,10 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
     for blocks in range(20, 600, 7):
         room = blocks * 16 * KV_BYTES
         plan = resolve(ref, on_cpu(memory=f"{fixed + room}B"))
-        [kept] = windows_of(plan).values() or [plan.num_blocks]
+        [count] = windows_of(plan).values() or [plan.num_blocks]
         assert plan.kv_bytes <= room and plan.num_blocks >= min(512, blocks)
-        assert kept >= 3 + 1 + 1 + 4, "at least one sequence runs"
-        assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, (
+        assert count >= 3 + 1 + 1 + 4, "at least one sequence runs"
+        assert count == 44 or plan.num_blocks < count + 64 + 3 * 5, (
             "no windows are missing that there is room for"
         )
         assert (
@@ -666,8 +666,8 @@ def test_what_one_long_context_takes(
     sizes = CacheSizes(uses, (), 16, max_num_seqs=1, tokens_in_flight=2048, room=1 << 40)
     groups = sizes.choose(context)
     assert groups[0].num_blocks == context // 16
-    found = sizes.per_token() * context, sum(group.nbytes for group in groups)
-    assert tuple(round(n / (1 << 30), 1) for n in found) == gib
+    totals = sizes.per_token() * context, sum(group.nbytes for group in groups)
+    assert tuple(round(n / (1 << 30), 1) for n in totals) == gib
 
 
 def test_switched_off_plugins_stay_off_wherever_the_plan_goes(
@@ -909,8 +909,8 @@ def test_float32_is_not_called_exact_where_kernels_round(
     installed = load_catalog()
     offers = {**installed.offers, "inferno_kernels": (Offer(provider, "inferno"),)}
     plan = resolve(write(), on_cpu(dtype=dtype, isq="int4_g32"), Catalog(installed.plugins, offers))
-    said = [note for note in plan.notes if "int4_g32 are rounded to 8 bits" in note]
-    assert bool(said) == (dtype == "float32" and rounds)
+    matches = [note for note in plan.notes if "int4_g32 are rounded to 8 bits" in note]
+    assert bool(matches) == (dtype == "float32" and rounds)
 
 
 def test_a_level_that_cannot_run_is_an_error_of_the_plan(write: Callable[..., str]) -> None:

@@ -147,8 +147,8 @@ def test_states_of_two_sizes_are_whole() -> None:
 
 def test_the_last_two_parts_of_a_path_say_what_one_cannot() -> None:
     spec = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, scale=1.0)
-    found = recurrent(8, 2) | {f"{LAYER}.attn.out_proj": held(64, 64)}
-    division = Division.of(MIXED, [spec, state_of(8, 2)], found, 2)
+    matrices = recurrent(8, 2) | {f"{LAYER}.attn.out_proj": held(64, 64)}
+    division = Division.of(MIXED, [spec, state_of(8, 2)], matrices, 2)
     kinds = [division.kind(f"{LAYER}.{name}.out_proj") for name in ("attn", "mamba")]
     assert kinds == ["from heads", "from state"]
     assert use_of(division).num_sums == 3, "of attention, of a state, and of the embedding"
@@ -157,14 +157,14 @@ def test_the_last_two_parts_of_a_path_say_what_one_cannot() -> None:
 def test_latent_attention_is_divided_by_heads_of_any_width_and_its_cache_is_whole() -> None:
     spec = AttentionSpec(num_heads=8, num_kv_heads=1, head_dim=72, latent_dim=64, scale=1.0)
     attention = f"{LAYER}.self_attn"
-    found = {
+    matrices = {
         f"{attention}.q_b_proj": held(8 * 40, 32),
         f"{attention}.kv_a_proj_with_mqa": held(72, 64),
         f"{attention}.kv_b_proj": held(8 * 56, 64),
         f"{attention}.o_proj": held(64, 8 * 24, (1, 16)),
     }
-    division = Division.of(LATENT, [spec], found, 4)
-    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in found}
+    division = Division.of(LATENT, [spec], matrices, 4)
+    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in matrices}
     assert shapes == {
         "q_b_proj": (2 * 40, 32),
         "kv_a_proj_with_mqa": (72, 64),
@@ -175,8 +175,8 @@ def test_latent_attention_is_divided_by_heads_of_any_width_and_its_cache_is_whol
     assert (local.num_heads, local.num_kv_heads, local.head_dim) == (2, 1, 72)
     [copied] = use_of(division).copied
     assert copied == "the cache, whole on every rank: all heads share one latent"
-    found[f"{attention}.o_proj"] = held(64, 8 * 24, (1, 32))
-    assert "heads of 24 do not fill" in Division.of(LATENT, [spec], found, 4).refused
+    matrices[f"{attention}.o_proj"] = held(64, 8 * 24, (1, 32))
+    assert "heads of 24 do not fill" in Division.of(LATENT, [spec], matrices, 4).refused
 
 
 def test_ranges_that_follow_each_other_are_one() -> None:

@@ -125,13 +125,13 @@ def test_matrices_are_divided_by_heads_inner_width_and_tokens() -> None:
 
 def test_blocks_of_any_matrix_are_the_unit_of_inner_widths() -> None:
     mlp = f"{LAYER}.mlp"
-    found = matrices(inner=768)
-    found[f"{mlp}.down_proj"] = held((64, 768), (1, 256))
-    found[f"{mlp}.up_proj"] = held((768, 64), (96, 1))
-    division = divided(found)
+    by_path = matrices(inner=768)
+    by_path[f"{mlp}.down_proj"] = held((64, 768), (1, 256))
+    by_path[f"{mlp}.up_proj"] = held((768, 64), (96, 1))
+    division = divided(by_path)
     assert division.shard.unit == 768 and division.kind(f"{mlp}.down_proj") is None
-    found[f"{mlp}.up_proj"] = held((768, 64), (64, 1))
-    division = divided(found)
+    by_path[f"{mlp}.up_proj"] = held((768, 64), (64, 1))
+    division = divided(by_path)
     assert division.shard.unit == 256
     assert local_of(division, f"{mlp}.down_proj").shape == (64, 512), "that of the largest rank"
 
@@ -139,10 +139,10 @@ def test_blocks_of_any_matrix_are_the_unit_of_inner_widths() -> None:
 def test_gate_and_up_in_one_matrix_are_divided_as_each_of_them_would_be() -> None:
     mlp = f"{LAYER}.mlp"
     for inner, kinds in ((256, ("two inner", "from inner")), (128, (None, None))):
-        found = matrices(inner=inner)
-        del found[f"{mlp}.gate_proj"], found[f"{mlp}.up_proj"]
-        found[f"{mlp}.gate_up_proj"] = held((2 * inner, 64), (128, 1))
-        division = divided(found)
+        by_path = matrices(inner=inner)
+        del by_path[f"{mlp}.gate_proj"], by_path[f"{mlp}.up_proj"]
+        by_path[f"{mlp}.gate_up_proj"] = held((2 * inner, 64), (128, 1))
+        division = divided(by_path)
         names = (f"{mlp}.gate_up_proj", f"{mlp}.down_proj")
         assert tuple(division.kind(name) for name in names) == kinds
 
@@ -157,11 +157,11 @@ def test_gate_and_up_in_one_matrix_are_divided_as_each_of_them_would_be() -> Non
 def test_attention_that_cannot_be_divided_is_whole_and_says_why(
     attention: AttentionSpec, unit: int, why: str
 ) -> None:
-    found = matrices(heads=attention.num_heads, kv_heads=attention.num_kv_heads)
+    by_path = matrices(heads=attention.num_heads, kv_heads=attention.num_kv_heads)
     path = f"{LAYER}.self_attn.o_proj"
-    found[path] = evolve(found[path], unit=(1, unit))
-    division = divided(found, attention=attention)
-    assert local_of(division, path) == found[path] and not division.shard.attention
+    by_path[path] = evolve(by_path[path], unit=(1, unit))
+    division = divided(by_path, attention=attention)
+    assert local_of(division, path) == by_path[path] and not division.shard.attention
     use = division.use("processes", "inferno", resolve_config(), "float32")
     [whole] = use.whole
     assert why in whole.why and "self_attn.q_proj" in whole.modules
@@ -178,25 +178,25 @@ def resolve_config() -> Any:
 
 def test_a_matrix_that_cannot_be_cut_is_refused_by_name() -> None:
     path = f"{LAYER}.mlp.down_proj"
-    found = matrices() | {path: held((64, 96), None)}
+    by_path = matrices() | {path: held((64, 96), None)}
     with pytest.raises(UnsupportedError, match=path) as caught:
-        divided(found)
+        divided(by_path)
     assert "act-order" in caught.value.remedy
 
 
 def test_what_is_cut_by_rows_only_is_divided_by_outputs() -> None:
     """As with act-order: inputs are gathered, then results, of all that would be summed."""
-    found = {path: evolve(each, unit=(1, 0)) for path, each in matrices().items()}
-    division = divided(found)
+    by_path = {path: evolve(each, unit=(1, 0)) for path, each in matrices().items()}
+    division = divided(by_path)
     assert not division.shard.columns and division.shard.attention
-    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in found}
+    shapes = {path.rpartition(".")[2]: local_of(division, path).shape for path in by_path}
     assert (shapes["q_proj"], shapes["o_proj"]) == ((64, 64), (32, 128))
     assert (shapes["up_proj"], shapes["down_proj"]) == ((48, 64), (32, 96))
     use = division.use("processes", "inferno", resolve_config(), "float32")
     assert (use.num_sums, use.num_gathers) == (1, 4)
     gathered = 4 * (64 + 128 + 64 + 96) // 2
     assert use.wire_bytes == 4 * 64 + gathered + 4 * 1000 // 2
-    experts = {path.replace(".mlp.", ".mlp.experts.0."): each for path, each in found.items()}
+    experts = {path.replace(".mlp.", ".mlp.experts.0."): each for path, each in by_path.items()}
     with pytest.raises(UnsupportedError, match=r"experts\.0\.gate_proj"):
         divided(experts)
 
@@ -210,8 +210,8 @@ def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None
         divides: ClassVar = {path: "outputs", "model.embed": "vocabulary"}
 
     stranger = evolve(DENSE, divides={})
-    found = {path: held((100, 64), (16, 1)), "model.embed": held((1000, 64))}
-    division = Division.of(stranger, [spec()], found, 2, Config)
+    by_path = {path: held((100, 64), (16, 1)), "model.embed": held((1000, 64))}
+    division = Division.of(stranger, [spec()], by_path, 2, Config)
     assert local_of(division, path).shape == (52, 64), "in whole blocks of 16 rows"
     assert not division.shard.attention
     use = division.use("processes", "inferno", cast(Any, Config), "float32")
@@ -223,9 +223,9 @@ def test_modules_that_do_not_know_of_ranks_have_their_results_gathered() -> None
 
 
 def test_a_model_of_which_nothing_can_be_divided_is_refused() -> None:
-    found = {f"{LAYER}.mlp.down_proj": held((64, 3))}
+    by_path = {f"{LAYER}.mlp.down_proj": held((64, 3))}
     with pytest.raises(UnsupportedError, match="no matrix of this model"):
-        divided(found, 4, spec(3, 3)).use("processes", "inferno", resolve_config(), "float32")
+        divided(by_path, 4, spec(3, 3)).use("processes", "inferno", resolve_config(), "float32")
 
 
 # --- the plan -------------------------------------------------------------------------------------

@@ -54,14 +54,14 @@ def test_an_adapter_of_another_stages_layers_is_computed_there(
     chosen = of_layers(weights, 0), of_layers(weights, last)
     given = [MemoryAdapter.random(i, each, 4) for i, each in enumerate(chosen, 1)]
     served, refs = serving(catalog, given), [None, *(each.ref for each in given)] * 2
-    found = list[list[list[int | None]]]()
+    rows = list[list[list[int | None]]]()
     for count, stages in ((1, 1), (ranks, 2)):
         engine = load_shared("demo", served, count, pp=stages, **ROOM)
-        found += [tokens_of(answers(engine, [p] * 4, GREEDY, refs[:4])) for p in PROMPTS]
+        rows += [tokens_of(answers(engine, [p] * 4, GREEDY, refs[:4])) for p in PROMPTS]
         engine.close()
-    half = len(found) // 2
-    assert found[:half] == found[half:]
-    assert any(answer[0] != answer[1] for answer in found), "an adapter changes tokens"
+    half = len(rows) // 2
+    assert rows[:half] == rows[half:]
+    assert any(answer[0] != answer[1] for answer in rows), "an adapter changes tokens"
 
 
 def test_an_adapter_that_does_not_fit_another_stage_is_refused_and_the_group_goes_on(
@@ -97,10 +97,10 @@ def test_an_adapter_that_was_removed_is_still_written_for_steps_in_flight(
     while engine.busy:
         engine.step()
         engine.check()
-    [found] = tokens_of(answers(engine, [[7, 5]], GREEDY, [given[2].ref]))
+    [tokens] = tokens_of(answers(engine, [[7, 5]], GREEDY, [given[2].ref]))
     engine.close()
     alone = load_shared("demo", serving(catalog, given), 1, **ROOM)
-    assert [found] == tokens_of(answers(alone, [[7, 5]], GREEDY, [given[2].ref]))
+    assert [tokens] == tokens_of(answers(alone, [[7, 5]], GREEDY, [given[2].ref]))
 
 
 def test_adapters_of_the_start_are_checked_against_all_stages(
@@ -132,10 +132,10 @@ def test_what_other_stages_have_is_known_after_a_sleep(
 
 
 def test_room_for_adapters_is_planned_for_a_stages_layers(catalog: Catalog) -> None:
-    found = list[int]()
+    sizes = list[int]()
     for pp in (1, 2):
-        asked = Options(device="cpu", pp=pp, max_model_len=128, max_loras=4)
-        with open_model("demo", asked, catalog) as opened:
+        options = Options(device="cpu", pp=pp, max_model_len=128, max_loras=4)
+        with open_model("demo", options, catalog) as opened:
             [planned] = [item.nbytes for item in opened.plan.memory if item.name == "adapters"]
-        found.append(planned)
-    assert found[1] < 0.7 * found[0]
+        sizes.append(planned)
+    assert sizes[1] < 0.7 * sizes[0]

@@ -75,9 +75,9 @@ def test_steps_with_drafts_are_in_flight_in_every_stage(catalog: Catalog, always
     launch, drafted = runner.launch, list[int]()
 
     def noted(step: Any, *more: Any) -> Any:
-        found = launch(step, *more)
+        result = launch(step, *more)
         drafted.append(sum(bool(each.drafts) for each in runner._pending))
-        return found
+        return result
 
     runner.launch = noted
     answers(engine, PROMPTS * 2, GREEDY)
@@ -107,9 +107,9 @@ def test_rows_that_change_owners_with_steps_in_flight_keep_their_tokens(
 
     options: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
     engine = load_shared("demo", catalog, 1, pp=3, speculative="demo", **options)
-    found, stats = run(engine), engine.stats()
+    tokens, stats = run(engine), engine.stats()
     engine.close()
-    assert found == run(alone) and len(found) == 20
+    assert tokens == run(alone) and len(tokens) == 20
     assert stats.accepted_tokens > 0
 
 
@@ -118,9 +118,9 @@ def test_a_grammar_cuts_the_drafts_of_stages(catalog: Catalog, alone: Engine, al
     grammar = GrammarSpec(kind="regex", text="[0-9]{4}-[0-9]{2}")
     params = SamplingParams(temperature=0, max_tokens=20, structured_outputs=grammar)
     engine = load_shared("demo", catalog, 1, pp=2, speculative="ngram")
-    found = tokens_of(answers(engine, PROMPTS, params))
+    tokens = tokens_of(answers(engine, PROMPTS, params))
     engine.close()
-    assert found == tokens_of(answers(alone, PROMPTS, params))
+    assert tokens == tokens_of(answers(alone, PROMPTS, params))
 
 
 def test_a_proposer_that_fails_is_done_without(
@@ -134,24 +134,24 @@ def test_a_proposer_that_fails_is_done_without(
 
 
 def test_the_last_stage_has_the_draft_models_layers(catalog: Catalog) -> None:
-    asked = small_options({"device": "cpu", "pp": 2, "speculative": "demo"})
-    with open_model("demo", asked, catalog) as opened:
+    options = small_options({"device": "cpu", "pp": 2, "speculative": "demo"})
+    with open_model("demo", options, catalog) as opened:
         first, last = (plan_of_stage(opened.plan, stage) for stage in (0, 1))
         layers = len(opened.config.cache_specs())
-        own = [{layer for use in plan.attention for layer in use.layers} for plan in (first, last)]
-    assert own[0] == {*range(min(own[1]))}, "the first stage has layers of the model only"
-    assert own[1] == {*range(min(own[1]), 2 * layers)}
+        sets = [{layer for use in plan.attention for layer in use.layers} for plan in (first, last)]
+    assert sets[0] == {*range(min(sets[1]))}, "the first stage has layers of the model only"
+    assert sets[1] == {*range(min(sets[1]), 2 * layers)}
 
 
 def test_native_kernels_replay_steps_with_drafts_in_stages(always: None) -> None:
     catalog = load_catalog()
-    found = list[Any]()
+    runs = list[Any]()
     for stages, proposer in ((1, None), (2, "demo")):
         engine = load_shared("demo", catalog, 1, pp=stages, speculative=proposer)
         engine._runner.capture_ahead()  # type: ignore[attr-defined]
-        found.append([tokens_of(answers(engine, [p], GREEDY)) for p in PROMPTS])
+        runs.append([tokens_of(answers(engine, [p], GREEDY)) for p in PROMPTS])
         engine.close()
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ def test_tokens_are_those_of_one_engine(with_client: WithClient) -> None:
     wanted = [list(answer.outputs[0].token_ids) for answer in answers]
 
     async def body(client: EnginesClient) -> None:
-        asked = [request(f"r{i}", one, prompt) for i, (prompt, one) in enumerate(each)]
-        streams = submit(client, *asked)
+        requests = [request(f"r{i}", one, prompt) for i, (prompt, one) in enumerate(each)]
+        streams = submit(client, *requests)
         assert {stream.placed.engine for stream in streams} == {0, 1}
         assert [ids(await collect(stream)) for stream in streams] == wanted
 
@@ -163,11 +163,11 @@ def test_what_is_kept_of_sessions_is_seen_and_ended_in_both(with_client: WithCli
     async def body(client: EnginesClient) -> None:
         names = ["one", "two"]
         hints = [SessionHint(name, "me") for name in names]
-        asked = [
+        requests = [
             request(hint.name, token_ids=PROMPTS[5] * 3, session=hint, cache_salt=hint.name)
             for hint in hints
         ]
-        streams = submit(client, *asked)
+        streams = submit(client, *requests)
         assert {stream.placed.engine for stream in streams} == {0, 1}
         await asyncio.gather(*map(collect, streams))
         assert {view.name for view in await client.sessions("me", limit=9)} == set(names)

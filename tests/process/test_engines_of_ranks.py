@@ -70,8 +70,8 @@ def wanted() -> list[list[int]]:
 
 async def assert_answers(client: EnginesClient, wanted: list[list[int]]) -> None:
     """Both engines answer, with these tokens."""
-    asked = [request(f"r{i}", params, prompt) for i, (prompt, params) in enumerate(EACH)]
-    streams = submit(client, *asked)
+    requests = [request(f"r{i}", params, prompt) for i, (prompt, params) in enumerate(EACH)]
+    streams = submit(client, *requests)
     assert {stream.placed.engine for stream in streams} == {0, 1}
     assert [ids(await collect(stream)) for stream in streams] == wanted
 

@@ -57,14 +57,14 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokens(path: Path, catalog: Catalog, ranks: int, **options: Any) -> list[list[Any]]:
     engine = load_shared(path, catalog, ranks, ep=ranks > 1, **options)
     params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
-    found = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
+    rows = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
     shared = engine.plan.ranks
     assert (shared is None) == (ranks == 1)
     if shared is not None:
         [experts] = shared.experts
         assert len(experts.counts) == ranks and sum(experts.counts) == 6
     engine.close()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_the_host_holds_experts_of_a_stages_layers(
     engine = load_shared(toy, catalog, ranks, pp=2, experts_on_host=2, **more)
     whole = load_shared(toy, catalog, ranks, experts_on_host=2, **more)
     params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
-    found = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
-    assert found == tokens(toy, catalog, 1)
+    rows = [tokens_of(answers(engine, PROMPTS, each)) for each in params]
+    assert rows == tokens(toy, catalog, 1)
     planned = [each.plan.host_experts for each in (engine, whole)]
     engine.close()
     whole.close()
@@ -127,8 +127,8 @@ def test_ranks_give_the_tokens_of_one_process(
 def test_experts_quantized_while_loading_are_those_of_one_process(
     isq: str, toy: Path, catalog: Catalog
 ) -> None:
-    found = tokens(toy, catalog, 2, isq=isq)
-    assert tokens(toy, catalog, 2) != found == tokens(toy, catalog, 1, isq=isq)
+    rows = tokens(toy, catalog, 2, isq=isq)
+    assert tokens(toy, catalog, 2) != rows == tokens(toy, catalog, 1, isq=isq)
 
 
 def test_experts_with_columns_in_another_order_are_whole(
@@ -157,16 +157,16 @@ def test_adapters_of_experts_are_those_of_their_rank(toy: Path, catalog: Catalog
         MemoryAdapter.random(i, stored_matrices(toy, catalog, 16), rank)
         for i, rank in enumerate((4, 7), 1)
     ]
-    served, found = serving(catalog, given), list[list[list[int | None]]]()
+    served, runs = serving(catalog, given), list[list[list[int | None]]]()
     for ranks, on_host in ((1, 0), (2, 0), (1, 2)):
         options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
         options["experts_on_host"] = on_host
         engine = load_shared(toy, served, ranks, ep=ranks > 1, **options)
         refs = [None, *(each.ref for each in given)]
         params = evolve(GREEDY, max_tokens=8)
-        found.append(tokens_of(answers(engine, [PROMPTS[1]] * 3, params, refs)))
+        runs.append(tokens_of(answers(engine, [PROMPTS[1]] * 3, params, refs)))
         engine.close()
-    assert found[0] == found[1] == found[2] and len({str(each) for each in found[0]}) == 3
+    assert runs[0] == runs[1] == runs[2] and len({str(each) for each in runs[0]}) == 3
 
 
 def test_packed_weights_of_dealt_experts_are_their_own(
@@ -175,8 +175,8 @@ def test_packed_weights_of_dealt_experts_are_their_own(
     """Not those of ranks that share each expert, nor those of experts in two groups."""
     monkeypatch.setattr("inferno.plan.stages.KEPT_FROM", 0)
     keys = list[str]()
-    asked: list[dict[str, Any]] = [{"tp": 2}, {"tp": 2, "ep": True}, {}, {"experts_on_host": 2}]
-    for each in asked:
+    cases: list[dict[str, Any]] = [{"tp": 2}, {"tp": 2, "ep": True}, {}, {"experts_on_host": 2}]
+    for each in cases:
         options = Options(
             device="cpu", max_model_len=64, packed_cache=str(tmp_path), threads=1, **each
         )
@@ -194,14 +194,14 @@ def test_processes_give_the_tokens_of_one(toy: Path) -> None:
     from inferno import LLM, SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    found = []
+    runs = []
     shapes: list[dict[str, Any]] = [{}, {"tp": 2, "ep": True}, {"experts_on_host": 4}]
     for options in shapes:
         llm = LLM(str(toy), device="cpu", dtype="float32", max_model_len=128, **options)
-        found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
+        runs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
         llm.close()
-    assert found[0] == found[1] == found[2]
-    assert torch.tensor(found[0]).shape == (3, 8)
+    assert runs[0] == runs[1] == runs[2]
+    assert torch.tensor(runs[0]).shape == (3, 8)
 
 
 def test_a_gpus_memory_is_planned_without_the_experts_on_the_host(toy: Path) -> None:

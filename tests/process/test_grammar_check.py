@@ -231,7 +231,7 @@ def test_a_signal_to_the_process_group_leaves_the_checker_running() -> None:
 def answers() -> dict[str, Any]:
     """What an engine in a process of its own makes of constrained requests, before and after it was
     killed."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     params = SamplingParams(
         structured_outputs={"json": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}},
         temperature=2.0,
@@ -242,20 +242,20 @@ def answers() -> dict[str, Any]:
     async def body() -> None:
         async with AsyncLLM("demo", device="cpu", max_num_seqs=4) as llm:
             first = await asyncio.gather(*(llm.generate("x", params) for _ in range(6)))
-            found["first"] = [output.outputs[0].text for output in first]
+            results["first"] = [output.outputs[0].text for output in first]
             try:
                 await llm.generate("x", SamplingParams(structured_outputs={"regex": "(("}))
             except RequestError as error:
-                found["error"] = error
+                results["error"] = error
             client: Any = llm._client
             client._engine._process.kill()
             for alive in (False, True):
                 while llm.alive is not alive:
                     await asyncio.sleep(0.02)
-            found["again"] = (await llm.generate("x", params)).outputs[0].text
+            results["again"] = (await llm.generate("x", params)).outputs[0].text
 
     asyncio.run(body())
-    return found
+    return results
 
 
 @pytest.mark.slow

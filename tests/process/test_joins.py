@@ -124,8 +124,8 @@ def first(catalog: Catalog, port: int, token_file: Path) -> Iterator[First]:
 
     def open_(ranks: int = 2, nodes: int = 2, **options: Any) -> Opened:
         given = {"rank_host": "127.0.0.1", "rank_port": port, "rank_token_file": str(token_file)}
-        asked = small_options({**given, "tp": ranks, "nodes": nodes, **options})
-        opened.append(open_model("demo", asked, catalog))
+        settings = small_options({**given, "tp": ranks, "nodes": nodes, **options})
+        opened.append(open_model("demo", settings, catalog))
         return opened[-1]
 
     yield open_
@@ -279,8 +279,8 @@ def test_whoever_listens_there_must_know_the_token_too(port: int) -> None:
         def answer() -> None:
             connection, _ = listening.accept()
             connection.sendall(MAGIC + bytes(32))
-            said = connection.recv(4096)
-            connection.sendall(said[-32:])  # its own proof is none of ours
+            message = connection.recv(4096)
+            connection.sendall(message[-32:])  # its own proof is none of ours
             connection.close()
 
         threading.Thread(target=answer, daemon=True).start()

@@ -145,24 +145,24 @@ async def ask(
     after: Callable[[], object] | None = None,
 ) -> list[int | None]:
     """Return an answer's tokens. `after` is called in its middle."""
-    name, found = f"{time.monotonic()}", list[int | None]()
+    name, ids = f"{time.monotonic()}", list[int | None]()
     async for tokens in client.submit(Request(id=name, token_ids=(207, 932), params=params)):
-        found += [token.token_id for token in tokens]
-        if after is not None and len(found) > 10:
+        ids += [token.token_id for token in tokens]
+        if after is not None and len(ids) > 10:
             after()
             after = None
-    return found
+    return ids
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     """The ids of the ranks' processes on the other machine."""
-    found = []
+    ids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == process.pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
+                ids.append(int(stat.parent.name))
+    return ids
 
 
 @pytest.fixture(scope="module")

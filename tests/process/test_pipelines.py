@@ -75,14 +75,14 @@ def test_a_long_prompt_alone_has_windows_for_all_its_steps_in_flight(
 
 def launched_by(engine: Engine) -> list[Step]:
     """The steps that an engine launches from now on."""
-    found, launch = list[Step](), engine._runner.launch
+    launches, launch = list[Step](), engine._runner.launch
 
     def noted(step: Step, *more: Any) -> Any:
-        found.append(step)
+        launches.append(step)
         return launch(step, *more)
 
     engine._runner.launch = noted  # type: ignore[method-assign, assignment]
-    return found
+    return launches
 
 
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -137,9 +137,9 @@ def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process
 
     options: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 6}
     engine = load_shared("demo", catalog, 1, pp=stages, **options)
-    found = run(engine)
+    tokens = run(engine)
     engine.close()
-    assert found == run(alone) and len(found) == 23
+    assert tokens == run(alone) and len(tokens) == 23
 
 
 def test_a_grammar_holds_stages_too_and_does_not_empty_them(staged: Engine, alone: Engine) -> None:
@@ -149,25 +149,25 @@ def test_a_grammar_holds_stages_too_and_does_not_empty_them(staged: Engine, alon
     deepest = 0
     for i, prompt in enumerate(PROMPTS):
         staged.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
-    found: list[list[int | None]] = [[] for _ in PROMPTS]
+    tokens: list[list[int | None]] = [[] for _ in PROMPTS]
     while staged.busy:
         for output in staged.step():
-            found[int(output.request_id)].append(output.token_id)
+            tokens[int(output.request_id)].append(output.token_id)
         deepest = max(deepest, len(staged._in_flight))
-    assert found == tokens_of(answers(alone, PROMPTS, params))
+    assert tokens == tokens_of(answers(alone, PROMPTS, params))
     assert deepest == 1, "and one more while a step is launched"
 
 
 def test_a_prompt_becomes_the_embedding_of_one_process(staged: Engine, alone: Engine) -> None:
     """The last stage has the hidden states; the first one is told nothing of it."""
     prompt = tuple(PROMPTS[1])
-    found = []
+    vectors = []
     for engine in (staged, alone):
         engine.submit(Request(id="e", token_ids=prompt, params=SamplingParams(), pooling="last"))
         while engine.busy:
-            found += [output.embedding for output in engine.step() if output.embedding]
-    assert len(found) == 2
-    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]))
+            vectors += [output.embedding for output in engine.step() if output.embedding]
+    assert len(vectors) == 2
+    torch.testing.assert_close(torch.tensor(vectors[0]), torch.tensor(vectors[1]))
 
 
 # --- what is passed on ----------------------------------------------------------------------------
@@ -208,10 +208,10 @@ def test_what_is_sent_arrives_in_order_in_every_type_and_may_change_meanwhile(
     for x in given:
         one.send(x, 1)
         x.fill_(-1)
-    found = [torch.empty_like(x) for x in given]
-    for x in found:
+    tensors = [torch.empty_like(x) for x in given]
+    for x in tensors:
         other.receive(x, 0)
-    assert [float(x.float().unique()) for x in found] == [0, 1, 2]
+    assert [float(x.float().unique()) for x in tensors] == [0, 1, 2]
     one.close()
     other.close()
 
@@ -241,19 +241,19 @@ def test_ranks_of_one_stage_sum_through_the_link_where_nothing_else_does(tmp_pat
 
     places = [RankPlace(rank=i, ranks=4, folder=str(tmp_path), stages=2) for i in range(4)]
     ranks = [pipelined(Gloo, place) for place in places]
-    found = dict[int, tuple[Tensor, Tensor]]()
+    results = dict[int, tuple[Tensor, Tensor]]()
 
     def run(rank: int) -> None:
         communicator = ranks[rank]
         communicator.connect()
         total = communicator.all_reduce(torch.full((2, 3), float(rank + 1)))
-        found[rank] = total, communicator.all_gather(torch.full((1, 2), float(rank)), [2, 2])
+        results[rank] = total, communicator.all_gather(torch.full((1, 2), float(rank)), [2, 2])
 
     together([partial(run, rank) for rank in range(4)])
-    sums = [float(found[rank][0].unique()) for rank in range(4)]
+    sums = [float(results[rank][0].unique()) for rank in range(4)]
     assert sums == [3, 3, 7, 7]
-    assert found[0][1].tolist() == found[1][1].tolist() == [[0, 0, 1, 1]]
-    assert found[2][1].tolist() == found[3][1].tolist() == [[2, 2, 3, 3]]
+    assert results[0][1].tolist() == results[1][1].tolist() == [[0, 0, 1, 1]]
+    assert results[2][1].tolist() == results[3][1].tolist() == [[2, 2, 3, 3]]
     for communicator in ranks:
         communicator.close()
 

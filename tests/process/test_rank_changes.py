@@ -86,8 +86,8 @@ def test_requests_of_ranks_go_on_after_a_sleep(catalog: Catalog, case: str, leve
     assert engine.asleep
     engine.wake_up()
     outputs += run(engine)
-    found = [[o.token_id for o in outputs if o.request_id == str(i)] for i in range(len(PROMPTS))]
-    assert found == wanted == tokens(engine)
+    ids = [[o.token_id for o in outputs if o.request_id == str(i)] for i in range(len(PROMPTS))]
+    assert ids == wanted == tokens(engine)
     engine.close()
 
 

@@ -70,18 +70,18 @@ def alone(catalog: Catalog) -> Engine:
 
 def together(ranks: int, compute: Callable[[Communicator, int], Tensor]) -> list[Tensor]:
     """Compute on each rank, in a thread."""
-    threads, found = ThreadRanks(ranks, load_catalog()), dict[int, Tensor]()
+    threads, results = ThreadRanks(ranks, load_catalog()), dict[int, Tensor]()
 
     def run(rank: int) -> None:
         place = RankPlace(rank=rank, ranks=ranks, folder="")
-        found[rank] = compute(threads.communicator(place), rank)
+        results[rank] = compute(threads.communicator(place), rank)
 
     running = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    return [found[rank] for rank in range(ranks)]
+    return [results[rank] for rank in range(ranks)]
 
 
 def test_sums_are_those_of_rank_order_in_float32_on_all_ranks() -> None:
@@ -151,7 +151,7 @@ def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process
     shared: Engine, alone: Engine
 ) -> None:
     def run(engine: Engine) -> dict[str, list[int | None]]:
-        found, waiting = dict[str, list[int | None]](), list(range(12))
+        tokens, waiting = dict[str, list[int | None]](), list(range(12))
         while engine.busy or waiting:
             for i in waiting[:2]:
                 params = SamplingParams(temperature=0, max_tokens=3 + 5 * (i % 4), ignore_eos=True)
@@ -161,8 +161,8 @@ def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process
             if len(waiting) == 4:
                 engine.abort("1")
             for output in engine.step():
-                found.setdefault(output.request_id, []).append(output.token_id)
-        return found
+                tokens.setdefault(output.request_id, []).append(output.token_id)
+        return tokens
 
     assert run(shared) == run(alone)
 
@@ -223,12 +223,12 @@ def test_packed_weights_of_a_rank_are_its_own(
             threads = ThreadRanks(ranks, catalog)
             home_of = LeadingHome.starting(threads.start, threads.communicator)
             engine = Engine.load(opened, packed=packed, home_of=home_of if ranks > 1 else None)
-        found = tokens_of(answers(engine, PROMPTS, GREEDY))
+        tokens = tokens_of(answers(engine, PROMPTS, GREEDY))
         for thread in threading.enumerate():
             if thread.name == "inferno packed weights":
                 thread.join(60)
         engine.close()
-        return packed is not None and packed.found, found
+        return packed is not None and packed.found, tokens
 
     runs = [start(ranks) for ranks in (1, 2, 1, 2)]
     assert [found for found, _ in runs] == [False, False, True, True]
@@ -244,8 +244,8 @@ def test_batch_invariant_ranks_give_the_same_bits_in_every_batch() -> None:
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=16, ignore_eos=True, logprobs=1)
 
     def bits(prompts: list[list[int]]) -> list[list[Any]]:
-        found = answers(engine, prompts, params)
-        return [[(each.token_id, each.logprobs) for each in outputs] for outputs in found]
+        batch = answers(engine, prompts, params)
+        return [[(each.token_id, each.logprobs) for each in outputs] for outputs in batch]
 
     assert bits(PROMPTS) == [bits([prompt])[0] for prompt in PROMPTS]
     engine.close()
@@ -441,15 +441,15 @@ def test_a_rank_runs_on_its_cores_until_it_is_closed() -> None:
 
 def children_of(pid: int) -> list[int]:
     """The ids of a process's children, zombies excepted."""
-    found = []
+    ids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has just ended
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            ids.append(int(stat.parent.name))
+    return ids
 
 
 def until(true: Callable[[], object], seconds: float = 30) -> None:
@@ -484,13 +484,13 @@ def test_a_killed_rank_is_told_to_streams_and_the_next_answer_is_right(
 
     async def ask(client: EngineClient, name: str, count: int, after: Any = None) -> list[Any]:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        found: list[Any] = []
+        ids: list[Any] = []
         async for tokens in client.submit(Request(id=name, token_ids=(207, 932), params=params)):
-            found += [token.token_id for token in tokens]
-            if after is not None and len(found) > 10:
+            ids += [token.token_id for token in tokens]
+            if after is not None and len(ids) > 10:
                 after()
                 after = None
-        return found
+        return ids
 
     async def run() -> None:
         client = EngineClient(plan)

@@ -39,15 +39,15 @@ def catalog() -> Catalog:
 
 def same_tokens(path: Path, catalog: Catalog, ranks: int) -> None:
     """In one process, with ranks, and in two pipeline stages."""
-    found = []
+    runs = []
     for count, stages in ((1, 1), (ranks, 1), (1, 2)):
         engine = load_shared(path, catalog, count, pp=stages)
         params = [evolve(each, max_tokens=8) for each in (GREEDY, SEEDED)]
-        found.append([tokens_of(answers(engine, PROMPTS, each)) for each in params])
+        runs.append([tokens_of(answers(engine, PROMPTS, each)) for each in params])
         shares = engine.plan.ranks
         assert shares is None or shares.divided or shares.pipeline
         engine.close()
-    assert found[0] == found[1] == found[2]
+    assert runs[0] == runs[1] == runs[2]
 
 
 @pytest.mark.slow
@@ -104,8 +104,8 @@ class Reads(TorchDispatchMode):
 
 
 def _plain(values: Any) -> list[Tensor]:
-    found = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
-    return [t for t in found if not t.is_meta and t.layout == torch.strided]
+    tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+    return [t for t in tensors if not t.is_meta and t.layout == torch.strided]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_rank_reads_its_share(scheme: str, rank: int, catalog: Catalog, tmp_pa
     with open_model(str(path), options, catalog) as opened:
         assert opened.plan.ranks is not None and not opened.plan.ranks.whole
         reads, inner = Reads(), opened.checkpoint
-        own = SimpleNamespace(
+        source = SimpleNamespace(
             config=inner.config,
             tensors=inner.tensors,
             text=inner.text,
@@ -136,6 +136,6 @@ def test_a_rank_reads_its_share(scheme: str, rank: int, catalog: Catalog, tmp_pa
         )
         others: Any = SimpleNamespace(all_reduce=lambda x: x, all_gather=lambda x, widths: x)
         with reads:
-            load_model(evolve(opened, rank=rank, communicator=others, checkpoint=cast(Any, own)))
+            load_model(evolve(opened, rank=rank, communicator=others, checkpoint=cast(Any, source)))
         stored = sum(i.nbytes for n, i in inner.tensors.items() if "embed_tokens" not in n)
     assert 0.4 * stored < reads.total <= 1.05 * stored / 2, "the embedding is mapped"

@@ -63,16 +63,16 @@ class Engine:
         """Compute a prompt; return the tokens that were cached."""
         keys: list[bytes] = []
         extend_keys(keys, token_ids, BLOCK)
-        held = self.cache.match(keys)
-        hits = len(held) * BLOCK
-        for block in held:
+        blocks = self.cache.match(keys)
+        hits = len(blocks) * BLOCK
+        for block in blocks:
             self.cache.touch(block)
-        lacking = len(keys) - len(held) - len(self.free)
+        lacking = len(keys) - len(blocks) - len(self.free)
         self.free += self.cache.evict(lacking) if lacking > 0 else []
-        for key in keys[len(held) :]:
+        for key in keys[len(blocks) :]:
             block = self.free.pop()
-            held.append(self.cache.insert(key, block))
-        for block in reversed(held):
+            blocks.append(self.cache.insert(key, block))
+        for block in reversed(blocks):
             self.cache.release(block)
         return hits
 
@@ -112,8 +112,8 @@ def simulate(
                 router.ended(placed)
         placed = router.place(request(token_ids), range(engines), ROW_SECONDS / PROMPT_SECONDS)
         engine = each[placed.engine]
-        found = engine.hits(token_ids)
-        prefill = (len(token_ids) - found) * PROMPT_SECONDS
+        prefix = engine.hits(token_ids)
+        prefill = (len(token_ids) - prefix) * PROMPT_SECONDS
         begins = max(now, engine.until) + prefill
         waits.append(begins - now)
         for i in range(ANSWER):
@@ -121,7 +121,7 @@ def simulate(
             heapq.heappush(coming, (begins + i * ROW_SECONDS, number, placed, last))
         engine.until = begins + ANSWER * ROW_SECONDS
         engine.work += prefill + ANSWER * ROW_SECONDS
-        hits, total = hits + found, total + len(token_ids)
+        hits, total = hits + prefix, total + len(token_ids)
         given[placed.engine] += 1
     work = [engine.work for engine in each]
     return Run(hits / total, max(work) / (sum(work) / engines), sorted(waits), given)

@@ -99,13 +99,13 @@ def test_hostile_code_in_the_engine_reaches_nothing(
         if sandbox:
             at["victim"] = os.getpid()  # the server itself
         asyncio.run(run(at))
-        found = json.loads(Path(at["writes"], "found.json").read_text())
+        results = json.loads(Path(at["writes"], "found.json").read_text())
     tried = [attempt.__name__ for attempt in attempts.ATTEMPTS] + ["io_uring"]
     if sandbox:
-        assert {name: found[name] for name in tried if found[name] not in PREVENTED} == {}
-        assert (found["HF_TOKEN"], found["DATABASE_URL"]) == ("", "")
+        assert {name: results[name] for name in tried if results[name] not in PREVENTED} == {}
+        assert (results["HF_TOKEN"], results["DATABASE_URL"]) == ("", "")
     else:
-        works = {name for name in tried if found[name] == ""}
+        works = {name for name in tried if results[name] == ""}
         assert works >= {
             "tcp",
             "udp",
@@ -114,8 +114,8 @@ def test_hostile_code_in_the_engine_reaches_nothing(
             "command_of_another",
         }
         # An engine never needs the hub's token; what plugins may need is left to them.
-        assert (found["HF_TOKEN"], found["DATABASE_URL"]) == ("", os.environ["DATABASE_URL"])
-    assert {work.__name__: found[work.__name__] for work in attempts.WORK} == dict.fromkeys(
+        assert (results["HF_TOKEN"], results["DATABASE_URL"]) == ("", os.environ["DATABASE_URL"])
+    assert {work.__name__: results[work.__name__] for work in attempts.WORK} == dict.fromkeys(
         (work.__name__ for work in attempts.WORK), ""
     )
 
@@ -135,19 +135,19 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
     options: dict[str, Any] = {**TOY, "loras": {"first": str(adapters[0])}, "max_loras": 2}
 
     async def run(**more: Any) -> list[Any]:
-        found: list[Any] = []
+        results: list[Any] = []
         async with AsyncLLM("demo", **options, **more) as llm:
 
             async def answer(**given: Any) -> None:
                 output = await llm.generate(PROMPT, GREEDY, **given)
-                found.append(output.outputs[0].token_ids)
+                results.append(output.outputs[0].token_ids)
 
             await answer()
             await answer(lora="first")
             await llm.load_lora("later", str(adapters[1]))
             await answer(lora="later")
             choice = evolve(GREEDY, structured_outputs={"choice": ["red", "green"]})
-            found.append((await llm.generate("A colour:", choice)).outputs[0].text)
+            results.append((await llm.generate("A colour:", choice)).outputs[0].text)
             with pytest.raises(RequestError):
                 bad = evolve(GREEDY, structured_outputs={"regex": "("})
                 await llm.generate("A colour:", bad)
@@ -169,7 +169,7 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
             await answer()
             assert scratch is None or not Path(scratch).exists()
-        return found
+        return results
 
     boxed = {"sandbox": True, "sandbox_read": (str(inside),), "kv_store": str(tmp_path / "kv")}
     confined = asyncio.run(run(**boxed, packed_cache=str(tmp_path / "packed")))
@@ -192,8 +192,8 @@ def test_ranks_are_confined_too() -> None:
 
 
 def _children(pid: int | None) -> list[int]:
-    found = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for some in found for child in some]
+    rows = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for some in rows for child in some]
 
 
 def test_a_process_that_was_launched_before_its_plan_is_not_confined_and_is_ended() -> None:

@@ -136,16 +136,16 @@ class Stepping(SharedStore):
         return self.others
 
     def save(self, saves: Sequence[Placed]) -> None:
-        for follower, piece, own, place in self._places(saves):
-            own[place] = other_bytes(piece[place], follower.rank)
+        for follower, piece, mirror, place in self._places(saves):
+            mirror[place] = other_bytes(piece[place], follower.rank)
         self._step(Step(slices=(), saves=tuple(saves)))
         super().save(saves)
 
     def load(self, loads: Sequence[Placed]) -> None:
         self._step(Step(slices=(), loads=tuple(loads)))
         super().load(loads)
-        for follower, piece, own, place in self._places(loads):
-            assert own[place].equal(other_bytes(piece[place], follower.rank))
+        for follower, piece, mirror, place in self._places(loads):
+            assert mirror[place].equal(other_bytes(piece[place], follower.rank))
 
     def _places(self, placed: Sequence[Placed]) -> Iterator[tuple[Follower, Tensor, Tensor, int]]:
         for each in placed:
@@ -153,8 +153,8 @@ class Stepping(SharedStore):
                 if place is None:
                     continue
                 for follower in self.threads.followers:
-                    for piece, own in zip(self.cache[group], follower.cache[group], strict=True):
-                        yield follower, piece, own, place
+                    for piece, mirror in zip(self.cache[group], follower.cache[group], strict=True):
+                        yield follower, piece, mirror, place
 
     def _step(self, step: Step) -> None:
         self.others.send(STEP, messages.encode_step(step, []))

@@ -163,11 +163,11 @@ def test_a_client_tells_the_requests_that_are_given_up_and_the_engine_drops_them
 
 
 def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
-    asked = list[float | None]()
+    seconds = list[float | None]()
 
     class Asking(FakeRunner):
         def launch(self, step: Step, cut: Any = None) -> Any:
-            asked.append(engine.expected())
+            seconds.append(engine.expected())
             return super().launch(step, cut)
 
     scheduler = scheduler_of(plan, CacheGroups(512, plan.block_size, None))
@@ -176,7 +176,7 @@ def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
     engine.submit(Request(id="a", token_ids=(1, 2, 3)))
     for _ in range(3):
         engine.step()
-    assert asked == [None, pytest.approx(3.0, rel=0.1), pytest.approx(3.0, rel=0.1)]
+    assert seconds == [None, pytest.approx(3.0, rel=0.1), pytest.approx(3.0, rel=0.1)]
     assert engine.expected() == 0, "between steps nothing takes long"
 
 

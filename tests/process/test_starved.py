@@ -40,11 +40,11 @@ def damaged() -> None:
     ],
 )
 def test_a_lack_is_told_with_the_limit_to_raise(error: BaseException, limit: str) -> None:
-    found = starved(error)
-    assert found is not None and f"ulimit {limit}" in found.remedy
-    assert (found.status, found.exit_code) == (503, 4)
+    failure = starved(error)
+    assert failure is not None and f"ulimit {limit}" in failure.remedy
+    assert (failure.status, failure.exit_code) == (503, 4)
     told = Failure.of(error)
-    assert (told.cause, told.remedy) == (found.cause, found.remedy)
+    assert (told.cause, told.remedy) == (failure.cause, failure.remedy)
     assert type(error).__name__ in told.detail, "the log may have more"
 
 
@@ -56,8 +56,8 @@ def test_a_process_that_cannot_be_started_is_such_a_lack(monkeypatch: pytest.Mon
     assert starved(socket) is None, "usual for a socket"
     refuse.__code__ = refuse.__code__.replace(co_name="_execute_child")
     monkeypatch.setattr(subprocess.Popen, "_execute_child", refuse)
-    found = starved(raised(lambda: subprocess.Popen(["true"])))
-    assert found is not None and "threads" in found.cause
+    failure = starved(raised(lambda: subprocess.Popen(["true"])))
+    assert failure is not None and "threads" in failure.cause
 
 
 @pytest.mark.parametrize(

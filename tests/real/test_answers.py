@@ -42,7 +42,7 @@ DATE = r"(January|April|July|October) [1-9], (19|20)\d\d"
 @pytest.mark.slow
 def test_answers_match_their_schemas_and_their_regex(llm: LLM) -> None:
     """Together in a batch, with one that is free."""
-    asked: list[tuple[str, dict[str, Any] | None]] = [
+    prompts: list[tuple[str, dict[str, Any] | None]] = [
         ("Describe a person, as JSON.", {"json": PERSON}),
         ("List planets and their moons, as JSON.", {"json": PLANETS}),
         ("When were you born? Answer with a date.", {"regex": DATE}),
@@ -52,9 +52,9 @@ def test_answers_match_their_schemas_and_their_regex(llm: LLM) -> None:
         SamplingParams(
             temperature=0, max_tokens=24 if form is None else 160, structured_outputs=form
         )
-        for _, form in asked
+        for _, form in prompts
     ]
-    chats = [[{"role": "user", "content": text}] for text, _ in asked]
+    chats = [[{"role": "user", "content": text}] for text, _ in prompts]
     outputs = [output.outputs[0] for output in llm.chat(chats, params)]
     assert [output.finish_reason for output in outputs[:3]] == ["stop"] * 3
     person, planets, date, free = (output.text for output in outputs)
@@ -81,8 +81,8 @@ def client(gguf_file: str) -> Iterator[Any]:
     try:
         with openai.OpenAI(
             base_url=f"{server.url}/v1", api_key="secret", timeout=60, max_retries=0
-        ) as found:
-            yield found
+        ) as sdk:
+            yield sdk
     finally:
         server.stop()
 

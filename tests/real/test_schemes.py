@@ -78,9 +78,9 @@ def marked(names: list[str]) -> list[Any]:
 def scored(ref: str, expected: Expected, **options: Any) -> float:
     """The perplexity of a window."""
     with LLM(ref, max_model_len=520, **{**OPTIONS, "memory": "2GiB", **options}) as llm:
-        found = logprobs_of(llm, expected.texts[:1])
-    assert all(np.isfinite(each).all() for each in found)
-    return perplexity(found)
+        logprobs = logprobs_of(llm, expected.texts[:1])
+    assert all(np.isfinite(each).all() for each in logprobs)
+    return perplexity(logprobs)
 
 
 @pytest.fixture(scope="session")

@@ -60,8 +60,8 @@ def test_images_at_positions_are_those_that_overlap_them() -> None:
     images = (image(2, 3), image(5, 1), image(9, 4), image(14, 2))
     for begin in range(18):
         for end in range(begin + 1, 18):
-            found = overlapping(images, begin, end)
-            assert found == tuple(
+            matches = overlapping(images, begin, end)
+            assert matches == tuple(
                 each
                 for each in images
                 if any(each.start <= place < each.stop for place in range(begin, end))

@@ -14,11 +14,11 @@ LEAF = {"type": "string"}
 
 def levels(schema: object) -> int:
     pattern = re.compile(json_whitespace(schema))
-    found = [n for n in range(99) if pattern.fullmatch("\n" + "\t" * n)]
-    assert found == list(range(len(found)))
-    assert [n for n in range(99) if pattern.fullmatch("\r\n" + " " * n)][-1] == 4 * found[-1]
+    depths = [n for n in range(99) if pattern.fullmatch("\n" + "\t" * n)]
+    assert depths == list(range(len(depths)))
+    assert [n for n in range(99) if pattern.fullmatch("\r\n" + " " * n)][-1] == 4 * depths[-1]
     assert not pattern.fullmatch("  ") and not pattern.fullmatch("\n\n")
-    return found[-1]
+    return depths[-1]
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -85,15 +85,15 @@ def test_a_batch_gives_what_the_sampler_gives(
             logits[-1] = spoiled
         before, at = logits.clone(), [rows[i] for i in some]
         # Few or many tokens are allowed, in every second row.
-        held = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
-        asking = [row for row in held if asks_first(params_of[row])]
-        masks = Masks(known=held, asking=asking)
+        by_row = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
+        asking = [row for row in by_row if asks_first(params_of[row])]
+        masks = Masks(known=by_row, asking=asking)
         expected = usual.sample(logits, at, masks).token_ids
         draw_on = device.sample if step == 3 else device.start
         drawn = draw_on(logits, at, masks)
-        found = drawn.token_ids if isinstance(drawn, Drawn) else drawn[0]
+        tokens = drawn.token_ids if isinstance(drawn, Drawn) else drawn[0]
         assert torch.equal(logits.nan_to_num(), before.nan_to_num())
-        assert list(map(int, found)) == expected
+        assert list(map(int, tokens)) == expected
         for i, token_id in zip(some, expected, strict=True):
             known[i].append(token_id)
 

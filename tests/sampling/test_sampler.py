@@ -503,8 +503,8 @@ def test_greedy_drafts_under_masks_are_verified_in_one_look() -> None:
         request = make_request(temperature=0.0)
         sampler.admit(row, request, request.token_ids)
     drafts = [[best[0], second[1]], [second[3]]]
-    found, _ = sampler.verify(logits, [0, 1], drafts, masks)
-    assert found == [[best[0], second[1], best[2]], [best[3]]]
+    tokens, _ = sampler.verify(logits, [0, 1], drafts, masks)
+    assert tokens == [[best[0], second[1], best[2]], [best[3]]]
     assert seen == [5, 1]
 
 
@@ -652,7 +652,7 @@ def test_broken_logits_change_no_other_row(params: dict[str, Any]) -> None:
         assert {2, 3} <= masked.broken <= {1, 2, 3, 4}, "a token that is masked may be NaN"
     sampler.admit(1, make_request(), [0])
     assert sampler.broken == {2, 3, 4}, "the row has another request"
-    assert not any(math.isnan(found.logprob) for found in sampled.logprobs.values())
+    assert not any(math.isnan(entry.logprob) for entry in sampled.logprobs.values())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -683,16 +683,16 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(dtype: torch.dtype) -> N
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)).to(dtype)
     token_ids = list(range(0, 400, 10))
     expected = logits.float().log_softmax(-1)
-    for row, found in enumerate(logprobs_of(logits, token_ids, 5)):
+    for row, entry in enumerate(logprobs_of(logits, token_ids, 5)):
         best = sorted(range(VOCAB), key=lambda i: (-logits[row, i].item(), i))
-        assert found.token_id == token_ids[row]
-        assert found.logprob == pytest.approx(expected[row, token_ids[row]].item(), abs=1e-5)
-        assert found.rank == 1 + int((logits[row] > logits[row, token_ids[row]]).sum())
-        assert [p for _, p in found.top] == pytest.approx(
+        assert entry.token_id == token_ids[row]
+        assert entry.logprob == pytest.approx(expected[row, token_ids[row]].item(), abs=1e-5)
+        assert entry.rank == 1 + int((logits[row] > logits[row, token_ids[row]]).sum())
+        assert [p for _, p in entry.top] == pytest.approx(
             expected[row, best[:5]].tolist(), abs=1e-5
         )
         if dtype == torch.float32:
-            assert [i for i, _ in found.top] == best[:5]
+            assert [i for i, _ in entry.top] == best[:5]
 
 
 @alike
@@ -714,9 +714,9 @@ def test_logprobs_do_not_depend_on_other_rows(vocab: int, threads: int) -> None:
 @pytest.mark.parametrize("logits", [torch.full((1, 1000), 6e4), trained_logits(2, 1000, peak=1e4)])
 def test_logprobs_of_large_logits_are_exact(logits: torch.Tensor) -> None:
     expected = logits.double().log_softmax(-1)
-    for row, found in enumerate(logprobs_of(logits, [77] * len(logits), 1)):
-        assert found.logprob == pytest.approx(expected[row, 77].item(), rel=1e-6)
-        assert found.top[0][1] == pytest.approx(expected[row].max().item(), rel=1e-6)
+    for row, entry in enumerate(logprobs_of(logits, [77] * len(logits), 1)):
+        assert entry.logprob == pytest.approx(expected[row, 77].item(), rel=1e-6)
+        assert entry.top[0][1] == pytest.approx(expected[row].max().item(), rel=1e-6)
 
 
 def test_a_token_that_is_nearly_certain_has_a_logprob_below_zero() -> None:
@@ -742,8 +742,8 @@ def test_a_draw_does_not_depend_on_other_rows() -> None:
 def test_logprobs_are_the_models_own_and_only_for_requests_that_ask() -> None:
     logits = some_logits(9, rows=4)
     sampler = Sampler(4, VOCAB)
-    for row, asked in enumerate([None, 0, 3, None]):
-        request = make_request(temperature=0, logit_bias={50: 100.0}, logprobs=asked)
+    for row, count in enumerate([None, 0, 3, None]):
+        request = make_request(temperature=0, logit_bias={50: 100.0}, logprobs=count)
         sampler.admit(row, request, request.token_ids)
     sampled = sampler.sample(logits, [3, 2, 1, 0])
     assert sampled.token_ids == [50] * 4

@@ -63,5 +63,5 @@ class Chat:
 
     def texts(self) -> list[str]:
         """The shown messages."""
-        found: list[str] = self.page.locator("article :is(.bubble, .prose)").all_inner_texts()
-        return found
+        messages: list[str] = self.page.locator("article :is(.bubble, .prose)").all_inner_texts()
+        return messages

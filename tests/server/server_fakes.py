@@ -58,8 +58,8 @@ RESPONSE_TEMPLATE = {
 
 @cache
 def grammars() -> Grammars:
-    found, _ = load_catalog().grammars()
-    providers = {kind: offer.item for kind, offer in found.items()}
+    offers, _ = load_catalog().grammars()
+    providers = {kind: offer.item for kind, offer in offers.items()}
     return Grammars(providers, lambda: vocabulary_of(TOKENIZER, 257))
 
 

@@ -42,9 +42,9 @@ class SharedSqlite(SqliteTables):
             raise StoreError("the store cannot be reached", "Start it.")
         self.run("BEGIN IMMEDIATE")
         try:
-            found = work()
+            result = work()
         except BaseException:
             self.run("ROLLBACK")
             raise
         self.run("COMMIT")
-        return found
+        return result

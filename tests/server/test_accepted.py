@@ -70,8 +70,8 @@ def test_a_response_that_ends_before_it_is_accepted_stays_as_it_ended() -> None:
     database = database_of(None, None, MIB)
     database.save("me", stored("resp_a"))
     database.accept("me", queued("resp_a"))
-    found = database.response("me", "resp_a")
-    assert found is not None and found.body["status"] == "completed"
+    record = database.response("me", "resp_a")
+    assert record is not None and record.body["status"] == "completed"
     assert database.used_bytes == database.room.counted()
 
 
@@ -109,19 +109,19 @@ def kill_at_random_points(path: Path, kills: int) -> None:
             accept_for_ever(path, number, write)
         os.close(write)
         with os.fdopen(read, "rb") as stream:
-            said = [stream.readline() for _ in range(random.randrange(1, 60))]
+            lines = [stream.readline() for _ in range(random.randrange(1, 60))]
             os.kill(child, signal.SIGKILL)
-            said += stream.readlines()
+            lines += stream.readlines()
         os.waitpid(child, 0)
-        names = [line.decode().strip() for line in said if line.endswith(b"\n")]
+        names = [line.decode().strip() for line in lines if line.endswith(b"\n")]
         gone = {name[1:] for name in names if name.startswith("-")}
         database = database_of(path, None, MIB)
         for id in (name for name in names if not name.startswith("-")):
-            found = database.response("me", id)
-            if found is None:  # killed after a deletion, and before it was told
+            record = database.response("me", id)
+            if record is None:  # killed after a deletion, and before it was told
                 assert id in gone or (id == names[-1] and int(id.rpartition("_")[2]) % 6 == 1)
             else:
-                assert id not in gone and found.body["status"] in ENDED
+                assert id not in gone and record.body["status"] in ENDED
         database.close()
 
 
@@ -178,8 +178,8 @@ def test_on_a_full_disk_nothing_is_accepted_that_cannot_be_kept(
             assert answer.json()["error"]["code"] == "store_unavailable"
         wait_until(lambda: not llm.live)
         assert "inferno_store_errors_total 3.0" in http.get("/metrics").text
-    said = [record for record in caplog.records if "the store cannot be used" in record.message]
-    assert len(said) == 1, "a client cannot fill the log"
+    lines = [record for record in caplog.records if "the store cannot be used" in record.message]
+    assert len(lines) == 1, "a client cannot fill the log"
 
 
 def test_a_response_whose_end_cannot_be_stored_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:

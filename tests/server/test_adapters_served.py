@@ -55,9 +55,9 @@ def cards(server: httpx.Client) -> dict[str, Any]:
 
 
 def test_adapters_are_models_that_have_a_parent(server: httpx.Client, folders: list[Path]) -> None:
-    found = cards(server)
-    assert found["first"]["parent"] == "demo" and "parent" not in found["demo"]
-    assert found["first"]["root"] == str(folders[0])
+    by_name = cards(server)
+    assert by_name["first"]["parent"] == "demo" and "parent" not in by_name["demo"]
+    assert by_name["first"]["root"] == str(folders[0])
     assert server.get("/v1/models/first").json()["parent"] == "demo"
     assert text(server, "first") != text(server, "demo")
 

@@ -125,8 +125,8 @@ def test_an_asynchronous_model_takes_what_the_other_takes(http: Any, checkpoint:
         async with AsyncLLM(str(checkpoint), **OPTIONS) as llm:
             for audio in (ONE, (SAMPLES, 16_000)):
                 content = [TEXT, {"type": "audio", "audio": audio}]
-                asked = [{"role": "user", "content": content}]
-                output = await llm.chat(asked, SamplingParams(**GREEDY))
+                messages = [{"role": "user", "content": content}]
+                output = await llm.chat(messages, SamplingParams(**GREEDY))
                 assert output.outputs[0].text == wanted
             with pytest.raises(RequestError, match="an array of int64"):
                 await llm.chat([{"role": "user", "content": [{"type": "audio", "audio": [1, 2]}]}])
@@ -136,8 +136,8 @@ def test_an_asynchronous_model_takes_what_the_other_takes(http: Any, checkpoint:
 
 def test_audio_is_prompt_tokens_and_is_cached(http: Any) -> None:
     first, second = (chat(http, part(ONE), part(OTHER), TEXT).json()["usage"] for _ in range(2))
-    asked = {"messages": [{"role": "user", "content": [part(ONE), part(OTHER), TEXT]}]}
-    assert http.post("/tokenize", json=asked).json()["count"] == first["prompt_tokens"]
+    body = {"messages": [{"role": "user", "content": [part(ONE), part(OTHER), TEXT]}]}
+    assert http.post("/tokenize", json=body).json()["count"] == first["prompt_tokens"]
     assert second["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 17
     swapped = chat(http, part(OTHER), part(ONE), TEXT).json()["usage"]
     before = len("_system\nYou are a helpful assistant._\n_user\nAudio 1: _")
@@ -209,9 +209,9 @@ def test_the_plan_and_the_list_of_models_say_that_it_hears(http: Any, checkpoint
     assert plan.audio is not None and plan.audio.most_seconds == 2.0
     assert plan.audio.chunk == (2.0, 50) and plan.audio.most_tokens == 50
     assert plan_json_again(plan) == plan
-    [whole, length, kept] = audio_rows(plan, "by this test")
+    [whole, length, cache] = audio_rows(plan, "by this test")
     assert whole[0] == "audio" and whole[1].startswith("hearing: 0.0M parameters")
-    assert length[1] == "50 tokens for 2 s, at most 2 s" and "256.0 MiB" in kept[1]
+    assert length[1] == "50 tokens for 2 s, at most 2 s" and "256.0 MiB" in cache[1]
     plan = resolve(str(checkpoint), Options(**OPTIONS, max_audio_seconds=1))
     assert plan.audio is not None and plan.audio.most_seconds == 1.0
 

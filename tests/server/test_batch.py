@@ -33,8 +33,8 @@ def answers(
 
     async def work() -> None:
         async with started(app):
-            found = read_lines(lines, done or Done())
-            await run(app, found, output, summary, concurrency=concurrency)
+            entries = read_lines(lines, done or Done())
+            await run(app, entries, output, summary, concurrency=concurrency)
 
     asyncio.run(work())
     return [json.loads(line) for line in output.getvalue().splitlines()], summary
@@ -46,11 +46,11 @@ def test_every_endpoint_answers_as_over_http() -> None:
         request("b", "/v1/completions", {"prompt": "hi", "max_tokens": 3}),
         request("c", "/v1/embeddings", {"input": "hi"}),
     ]
-    found, summary = answers(*lines)
-    by_id = {each["custom_id"]: each for each in found}
-    assert {each["response"]["status_code"] for each in found} == {200}
-    assert all(each["error"] is None and each["id"].startswith("batch_req_") for each in found)
-    assert all(each["response"]["request_id"] for each in found)
+    results, summary = answers(*lines)
+    by_id = {each["custom_id"]: each for each in results}
+    assert {each["response"]["status_code"] for each in results} == {200}
+    assert all(each["error"] is None and each["id"].startswith("batch_req_") for each in results)
+    assert all(each["response"]["request_id"] for each in results)
     chat = by_id["a"]["response"]["body"]
     assert chat["choices"][0]["message"]["content"] == "Hello there"
     assert by_id["b"]["response"]["body"]["choices"][0]["text"] == "Hel"
@@ -78,17 +78,17 @@ def test_every_endpoint_answers_as_over_http() -> None:
     ],
 )
 def test_a_bad_line_is_an_error_and_not_the_end(line: bytes, custom_id: Any, words: str) -> None:
-    found, summary = answers(line, request("good"), concurrency=1)
-    assert [each["custom_id"] for each in found] == [custom_id, "good"]
-    assert words in found[0]["error"]["message"]
-    assert found[1]["error"] is None
+    results, summary = answers(line, request("good"), concurrency=1)
+    assert [each["custom_id"] for each in results] == [custom_id, "good"]
+    assert words in results[0]["error"]["message"]
+    assert results[1]["error"] is None
     assert (summary.answered, summary.failed) == (1, 1)
 
 
 def test_an_id_answers_once() -> None:
-    found, _ = answers(request("a"), request("a"), b"\n", request("b"), concurrency=1)
-    assert [each["custom_id"] for each in found] == ["a", "a", "b"]
-    assert "earlier line" in found[1]["error"]["message"]
+    results, _ = answers(request("a"), request("a"), b"\n", request("b"), concurrency=1)
+    assert [each["custom_id"] for each in results] == ["a", "a", "b"]
+    assert "earlier line" in results[1]["error"]["message"]
 
 
 def test_what_the_output_has_is_skipped(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_what_the_output_has_is_skipped(tmp_path: Path) -> None:
     assert (done.ids, done.nameless) == ({"a"}, 1)
     assert output.read_bytes() == complete, "half a line is cut off"
     llm = FakeLLM()
-    found, summary = answers(*lines, llm=llm, done=done, concurrency=1)
-    assert [each["custom_id"] for each in found] == ["b", None]
+    results, summary = answers(*lines, llm=llm, done=done, concurrency=1)
+    assert [each["custom_id"] for each in results] == ["b", None]
     assert (summary.skipped, len(llm.seen)) == (3, 1)
 
 
@@ -161,7 +161,7 @@ def test_as_many_run_at_once_as_wished() -> None:
 
 
 def test_an_engine_that_dies_fails_its_requests_only() -> None:
-    found, summary = answers(request("a"), llm=FakeLLM(dies_after=1))
-    assert found[0]["response"]["status_code"] == 503
-    assert found[0]["error"]["code"] == "engine_restarting"
+    results, summary = answers(request("a"), llm=FakeLLM(dies_after=1))
+    assert results[0]["response"]["status_code"] == 503
+    assert results[0]["error"]["code"] == "engine_restarting"
     assert summary.failed == 1

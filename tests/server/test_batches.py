@@ -54,15 +54,15 @@ def create(http: Any, *lines: bytes, endpoint: str = CHAT, **options: Any) -> An
 
 
 def ended(http: Any, id: str, **options: Any) -> Any:
-    found: Any = {}
+    batch: Any = {}
 
     def is_ended() -> bool:
-        nonlocal found
-        found = http.get(f"/v1/batches/{id}", **options).json()
-        return found["status"] in ENDED
+        nonlocal batch
+        batch = http.get(f"/v1/batches/{id}", **options).json()
+        return batch["status"] in ENDED
 
     wait_until(is_ended)
-    return found
+    return batch
 
 
 def answers(http: Any, id: str | None, **options: Any) -> dict[str, Any]:
@@ -167,10 +167,10 @@ def test_a_batch_answers_its_requests(start: Start) -> None:
     assert done["status"] == "completed" and done["errors"] is None
     assert done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
     assert done["in_progress_at"] and done["completed_at"]
-    found = answers(http, done["output_file_id"])
-    assert found.keys() == {"a", "b"}
-    assert found["a"]["response"]["status_code"] == 200 and found["a"]["error"] is None
-    choice = found["b"]["response"]["body"]["choices"][0]
+    results = answers(http, done["output_file_id"])
+    assert results.keys() == {"a", "b"}
+    assert results["a"]["response"]["status_code"] == 200 and results["a"]["error"] is None
+    choice = results["b"]["response"]["body"]["choices"][0]
     assert choice["message"]["content"] == "Hel"
     failed = answers(http, done["error_file_id"])["c"]
     assert failed["response"]["status_code"] == 400 and failed["error"]["message"]
@@ -250,8 +250,8 @@ def test_a_batch_goes_on_after_a_restart(start: Start, tmp_path: Path) -> None:
     done = ended(second, made["id"])
     assert done["status"] == "completed"
     assert done["request_counts"] == {"total": 80, "completed": 80, "failed": 0}
-    found = answers(second, done["output_file_id"])
-    assert found.keys() == {str(i) for i in range(80)}
+    results = answers(second, done["output_file_id"])
+    assert results.keys() == {str(i) for i in range(80)}
     assert 0 < len(llm.seen) < 80  # what was answered before is not asked again
 
 

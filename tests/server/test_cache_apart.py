@@ -121,9 +121,9 @@ def test_over_500_pairs_no_key_finds_what_another_computed() -> None:
     for i in range(500):
         secret = prompt_of(i, draw.randrange(8, 60))
         guess = [*secret[: draw.randrange(8, len(secret) + 1)], *prompt_of(i + 1000, 4)]
-        found = {}
+        hits = {}
         for name, salt, prompt in (("a", alice, secret), ("b", bob, guess), ("c", alice, guess)):
             harness.add(f"{i}{name}", prompt, salt=salt)
             harness.run()
-            found[name] = harness.outputs[f"{i}{name}"][0].num_cached
-        assert (found["a"], found["b"]) == (0, 0) and found["c"] >= 4
+            hits[name] = harness.outputs[f"{i}{name}"][0].num_cached
+        assert (hits["a"], hits["b"]) == (0, 0) and hits["c"] >= 4

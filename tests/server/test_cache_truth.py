@@ -54,8 +54,8 @@ def test_positions_belong_to_messages() -> None:
         (1, "user", "er]xy"),
         (3, "user", "brief"),
     ]
-    found = [rendered.message_at(i) for i in (0, text.index("[user]"), len(text) - 1)]
-    assert [m and m.index for m in found] == [0, 1, None]
+    owners = [rendered.message_at(i) for i in (0, text.index("[user]"), len(text) - 1)]
+    assert [m and m.index for m in owners] == [0, 1, None]
 
 
 # --- the comparison -------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def test_only_earlier_requests_of_the_same_owner_are_compared() -> None:
 def test_requests_are_found_by_their_answers_id_and_only_by_their_owner() -> None:
     made = history(seen("1", "a", owner="own"), seen("2", "b", owner="other"))
     for name in ("1", "chatcmpl-1", "resp_1", "x-1"):
-        found = made.find(name, "own")
-        assert found is not None and found.id == "1"
+        entry = made.find(name, "own")
+        assert entry is not None and entry.id == "1"
     assert made.find("2", "own") is None
 
 

@@ -29,7 +29,7 @@ def pooled(mode: str, x_LD: Tensor) -> Tensor:
     """The definitions of sentence-transformers 6.2."""
     x_LD = x_LD.double()
     weights_L1 = torch.arange(1, len(x_LD) + 1, dtype=x_LD.dtype)[:, None]
-    found: dict[str, Tensor] = {
+    vectors: dict[str, Tensor] = {
         "mean": x_LD.mean(0),
         "mean_sqrt_len_tokens": x_LD.sum(0) / len(x_LD) ** 0.5,
         "weightedmean": (x_LD * weights_L1).sum(0) / weights_L1.sum(),
@@ -37,7 +37,7 @@ def pooled(mode: str, x_LD: Tensor) -> Tensor:
         "cls": x_LD[0],
         "lasttoken": x_LD[-1],
     }
-    return found[mode]
+    return vectors[mode]
 
 
 def by_every_api(folder: Path, **options: Any) -> dict[str, list[list[float]]]:
@@ -46,12 +46,12 @@ def by_every_api(folder: Path, **options: Any) -> dict[str, list[list[float]]]:
             return await llm.embed(TEXTS, **options)
 
     with LLM(str(folder), max_num_seqs=4, max_num_batched_tokens=64, **OPTIONS) as llm:
-        found = {"LLM": llm.embed(TEXTS, **options)}
-    found["AsyncLLM"] = asyncio.run(concurrently())
+        vectors = {"LLM": llm.embed(TEXTS, **options)}
+    vectors["AsyncLLM"] = asyncio.run(concurrently())
     with serving(folder) as http:
         answer = http.post("/v1/embeddings", json={"input": TEXTS, **options}).json()
-    found["http"] = [entry["embedding"] for entry in answer["data"]]
-    return found
+    vectors["http"] = [entry["embedding"] for entry in answer["data"]]
+    return vectors
 
 
 @pytest.mark.parametrize("mode", ["mean_sqrt_len_tokens", "weightedmean", "max", "cls"])
@@ -130,12 +130,12 @@ def test_python_refuses_what_the_server_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "mean_sqrt_len", "max", "first"])
 def test_chunks_of_a_prompt_do_not_show_in_its_vector(tmp_path: Path, pooling: Any) -> None:
     write(tmp_path)
-    found = []
+    runs = []
     for chunk in (1024, 64, 20):
         limits: dict[str, Any] = {"max_num_batched_tokens": chunk, "max_num_seqs": 2}
         with LLM(str(tmp_path), **limits, **OPTIONS) as llm:
-            found.append(llm.embed(TEXTS, pooling=pooling, normalize=False))
-    assert found[0] == found[1] == found[2]
+            runs.append(llm.embed(TEXTS, pooling=pooling, normalize=False))
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_a_converted_model_keeps_its_modules(tmp_path: Path) -> None:

@@ -24,18 +24,18 @@ QUERY = "what is a heap?"
 
 def tokenizer() -> tokenizers.Tokenizer:
     ids = {token: i for i, token in enumerate(VOCABULARY)}
-    found = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
-    found.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
-    found.normalizer = tokenizers.normalizers.BertNormalizer()
-    found.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    found.post_processor = tokenizers.processors.TemplateProcessing(
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    backend.normalizer = tokenizers.normalizers.BertNormalizer()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    found.enable_truncation(8)  # as published files say, for whoever trained it
-    found.enable_padding(length=8)
-    return found
+    backend.enable_truncation(8)  # as published files say, for whoever trained it
+    backend.enable_padding(length=8)
+    return backend
 
 
 def write(folder: Path, *modules: tuple[str, dict[str, Any]], labels: int = 0, **more: Any) -> Any:
@@ -74,10 +74,10 @@ def given(text: str, second: str | None = None) -> dict[str, torch.Tensor]:
     backend = tokenizer()
     backend.no_truncation()
     backend.no_padding()
-    found = backend.encode(text, second)
+    encoding = backend.encode(text, second)
     return {
-        "input_ids": torch.tensor([found.ids]),
-        "token_type_ids": torch.tensor([found.type_ids]),
+        "input_ids": torch.tensor([encoding.ids]),
+        "token_type_ids": torch.tensor([encoding.type_ids]),
     }
 
 
@@ -104,12 +104,12 @@ def test_embeddings_are_the_mean_of_all_states_unless_the_checkpoint_says_so(
 ) -> None:
     model = write(tmp_path)
     with serving(tmp_path) as http:
-        found = vectors(http, input=TEXTS)
+        matrix = vectors(http, input=TEXTS)
         first = vectors(http, input=TEXTS[0], pooling="first", normalize=False)[0]
         name = http.get("/v1/models").json()["data"][0]["id"]
         card = http.get(f"/v1/models/{name}").json()["x_inferno"]
     torch.testing.assert_close(
-        found, torch.stack([mean_of(model, text) for text in TEXTS]), rtol=1e-4, atol=1e-5
+        matrix, torch.stack([mean_of(model, text) for text in TEXTS]), rtol=1e-4, atol=1e-5
     )
     with torch.inference_mode():
         expected = model(**given(TEXTS[0])).last_hidden_state[0, 0]
@@ -127,9 +127,9 @@ def test_an_encoder_writes_its_prompts_by_name_and_cuts_vectors(tmp_path: Path) 
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with serving(tmp_path) as http:
         for name, before in ({**prompts, "": ""}).items():
-            found = vectors(http, input=TEXTS[:2], prompt_name=name)
+            matrix = vectors(http, input=TEXTS[:2], prompt_name=name)
             expected = torch.stack([mean_of(model, before + text) for text in TEXTS[:2]])
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-5)
         [plain] = vectors(http, input=TEXTS[0])
         [cut] = vectors(http, input=TEXTS[0], dimensions=8)
         ranked = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS[:2]}).json()
@@ -156,10 +156,10 @@ def test_a_cross_encoder_scores_pairs_by_their_token_types(tmp_path: Path, ident
         ranked = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()
         body = {"text_1": QUERY, "text_2": TEXTS}
         scored = http.post("/v1/score", json=body).json()["data"]
-    found = {r["index"]: r["relevance_score"] for r in ranked["results"]}
-    assert found == pytest.approx(dict(enumerate(expected)), abs=1e-5)
+    scores = {r["index"]: r["relevance_score"] for r in ranked["results"]}
+    assert scores == pytest.approx(dict(enumerate(expected)), abs=1e-5)
     assert [entry["score"] for entry in scored] == pytest.approx(expected, abs=1e-5)
-    assert [r["index"] for r in ranked["results"]] == sorted(found, key=lambda i: -found[i])
+    assert [r["index"] for r in ranked["results"]] == sorted(scores, key=lambda i: -scores[i])
 
 
 def test_a_text_that_is_too_long_and_a_request_to_generate_are_refused(tmp_path: Path) -> None:

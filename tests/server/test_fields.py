@@ -80,19 +80,19 @@ def test_every_field_of_vllm_and_sglang_is_in_the_table(endpoint: str) -> None:
 def test_a_models_card_says_what_it_can_do_and_what_is_honoured(client: Start) -> None:
     start = client(FakeLLM(response_template=RESPONSE_TEMPLATE))
     card = start.get("/v1/models/fake").json()
-    found = card["x_inferno"]
+    details = card["x_inferno"]
     assert card["max_model_len"] == 4096
-    assert found["capabilities"] == ["chat", "tools", "reasoning", "completion", "embeddings"]
-    assert (found["device"], found["quantization"], found["format"]) == (
+    assert details["capabilities"] == ["chat", "tools", "reasoning", "completion", "embeddings"]
+    assert (details["device"], details["quantization"], details["format"]) == (
         "cpu",
         "float32",
         "safetensors",
     )
-    assert found["embeddings"]["pooling"] == "last" and found["trained_context"] == 8192
-    assert found["sandbox"] is None
+    assert details["embeddings"]["pooling"] == "last" and details["trained_context"] == 8192
+    assert details["sandbox"] is None
     for endpoint, rows in FIELDS.items():
         for row in rows:
-            assert row.name in found["fields"][endpoint][row.verdict]
+            assert row.name in details["fields"][endpoint][row.verdict]
     assert "x_inferno" not in start.get("/v1/models").json()["data"][0], "the list stays short"
 
 

@@ -20,8 +20,8 @@ PREFLIGHT = {
 
 def code(response: Any, status: int) -> str:
     assert response.status_code == status, response.text
-    found: str = response.json()["error"]["code"]
-    return found
+    value: str = response.json()["error"]["code"]
+    return value
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,16 @@ def test_a_file_says_how_states_are_pooled(tmp_path: Path, mode: str, read: int 
         states = [model(**given(text)).last_hidden_state[0] for text in TEXTS]
     one = [x_LD.mean(0) if read is None else x_LD[read] for x_LD in states]
     with serving(file_of(tmp_path)) as http:
-        found = vectors(http, input=TEXTS)
+        matrix = vectors(http, input=TEXTS)
     expected = torch.nn.functional.normalize(torch.stack(one), dim=1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_older_spellings_of_a_pooling_are_the_same(tmp_path: Path) -> None:
     model = write(tmp_path, ("Transformer", {}), ("Pooling", {"pooling_mode_mean_tokens": True}))
     with serving(file_of(tmp_path)) as http:
-        [found] = vectors(http, input=TEXTS[0])
-    torch.testing.assert_close(found, mean_of(model, TEXTS[0]), rtol=1e-4, atol=1e-5)
+        [vector] = vectors(http, input=TEXTS[0])
+    torch.testing.assert_close(vector, mean_of(model, TEXTS[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_cross_encoder_in_a_file_tells_both_texts_apart(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_a_cross_encoder_in_a_file_tells_both_texts_apart(tmp_path: Path) -> Non
         expected = [float(model(**given(QUERY, t)).logits[0, 0].sigmoid()) for t in TEXTS]
     with serving(file_of(tmp_path)) as http:
         ranked = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()
-    found = {r["index"]: r["relevance_score"] for r in ranked["results"]}
-    assert found == pytest.approx(dict(enumerate(expected)), abs=1e-5)
+    scores = {r["index"]: r["relevance_score"] for r in ranked["results"]}
+    assert scores == pytest.approx(dict(enumerate(expected)), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,8 @@ def test_the_whole_internet_is() -> None:
 
 
 def test_one_address_inside_refuses_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(2, 1, 6, "", ("8.8.8.8", 80)), (2, 1, 6, "", ("10.0.0.1", 80))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: found)
+    addresses = [(2, 1, 6, "", ("8.8.8.8", 80)), (2, 1, 6, "", ("10.0.0.1", 80))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: addresses)
     with pytest.raises(RequestError, match="inside of a network"):
         public_address("x.example", 80, "image")
 

@@ -202,8 +202,8 @@ def test_a_model_of_text_says_that_it_sees_none(client: Any) -> None:
 
 def test_pixels_wait_in_shared_memory_that_is_bounded(http: Any, llm: AsyncLLM) -> None:
     said(chat(http, TEXT, part(ONE)))
-    found = [path for path in folder_of(os.getpid()).rglob("*") if path.is_file()]
-    assert found and sum(path.stat().st_size for path in found) < 4 * 2**20
+    files = [path for path in folder_of(os.getpid()).rglob("*") if path.is_file()]
+    assert files and sum(path.stat().st_size for path in files) < 4 * 2**20
 
 
 def test_the_page_and_ollama_say_that_it_sees(http: Any) -> None:

@@ -23,12 +23,12 @@ SHARED = COSTS._replace(shares=True)
 
 
 def filled(limiter: Limiter, owner: str, count: int, begun: int = 0) -> list[Asked]:
-    found = [Asked(owner) for _ in range(count)]
-    for each in found:
+    requests = [Asked(owner) for _ in range(count)]
+    for each in requests:
         limiter.admit(each)
-    for each in found[:begun]:
+    for each in requests[:begun]:
         limiter.begun(each)
-    return found
+    return requests
 
 
 def retry(error: QueueFullError) -> int:

@@ -68,9 +68,9 @@ def test_an_error_has_its_code_and_not_its_text(client: Any, lines: io.StringIO)
     http.post(CHAT, json={"messages": "my secret prompt"})
     http.post(CHAT, json={"messages": MESSAGES, "model": "other"})
     http.get("/nowhere")
-    found = read(lines)
-    assert [line["status"] for line in found] == [400, 404, 404]
-    assert found[1]["error"] == "model_not_found"
+    entries = read(lines)
+    assert [line["status"] for line in entries] == [400, 404, 404]
+    assert entries[1]["error"] == "model_not_found"
     assert "secret" not in lines.getvalue()
 
 

@@ -103,8 +103,8 @@ def test_a_load_that_fails_says_why_and_is_not_repeated_at_once(
         clock = Clock()
         a = FakeModel("a", error=error)
         models = models_of(a, clock=clock)
-        found = await asyncio.gather(*(use(models, "a") for _ in range(3)), return_exceptions=True)
-        assert [type(each) for each in found] == [kind] * 3
+        errors = await asyncio.gather(*(use(models, "a") for _ in range(3)), return_exceptions=True)
+        assert [type(each) for each in errors] == [kind] * 3
         assert states(models) == {"a": "failed"}
         for _ in range(3):
             with pytest.raises(kind, match=error.cause) as caught:
@@ -225,13 +225,13 @@ def test_unloading_waits_for_requests_and_later_ones_load_again() -> None:
         a = FakeModel("a")
         models = models_of(a)
         hosted = models.hosted[0]
-        async with models.lease("a") as held:
+        async with models.lease("a") as model:
             unloading = asyncio.create_task(models.unload(hosted))
             await asyncio.sleep(0.01)
             later = asyncio.create_task(use(models, "a"))
             await asyncio.sleep(0.01)
             assert states(models) == {"a": "unloading"}
-            assert held.llm.alive and not later.done()
+            assert model.llm.alive and not later.done()
         await unloading
         assert await later == "a"
         assert len(a.made) == 2 and a.made[0].is_closed

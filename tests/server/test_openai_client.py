@@ -69,8 +69,8 @@ class Served:
 
     @property
     def url(self) -> str:
-        found = re.search(r"Serving at (http://\S+?)/v1", "".join(self.log))
-        return found[1] if found else ""
+        match = re.search(r"Serving at (http://\S+?)/v1", "".join(self.log))
+        return match[1] if match else ""
 
     @property
     def engine(self) -> int | None:
@@ -111,8 +111,8 @@ def served() -> Iterator[Served]:
 def client(served: Served) -> Iterator[Any]:
     with openai.OpenAI(
         base_url=f"{served.url}/v1", api_key="secret", timeout=60, max_retries=0
-    ) as found:
-        yield found
+    ) as sdk:
+        yield sdk
 
 
 def chat(client: Any, **options: Any) -> Any:

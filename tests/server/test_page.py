@@ -123,8 +123,8 @@ def test_pictures_are_the_users_own_and_offered_to_models_that_see(client: Any) 
     assert "img-src 'self' data:;" in policy, "nothing of another server"
     html = (FOLDER / "index.html").read_text()
     assert re.search(r'<button id="attach"[^>]* hidden>', html), "until the model is known"
-    [asked] = re.findall(r'capabilities\?\.includes\("(\w+)"\)', (FOLDER / "app.js").read_text())
-    assert asked in typing.get_args(Capability)
+    [word] = re.findall(r'capabilities\?\.includes\("(\w+)"\)', (FOLDER / "app.js").read_text())
+    assert word in typing.get_args(Capability)
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,8 @@ def test_the_servers_defaults_for_people_are_sent(chat: Callable[..., Chat]) -> 
     it = chat(llm)
     it.ask("hi")
     assert llm.seen[-1][1].temperature == 1.0, "the server says nothing"
-    said = {"temperature": 0.8, "top_k": 40, "min_p": 0.05, "max_tokens": None}
-    card = {"id": "fake", "max_model_len": 4096, "interactive_sampling": said}
+    defaults = {"temperature": 0.8, "top_k": 40, "min_p": 0.05, "max_tokens": None}
+    card = {"id": "fake", "max_model_len": 4096, "interactive_sampling": defaults}
     it.page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
     it.page.reload()
     it.button("Settings").click()
@@ -391,8 +391,8 @@ def test_everyone_can_use_it(chat: Callable[..., Chat], theme: str, width: int) 
 
     def check(where: str) -> None:
         it.page.wait_for_timeout(300)  # the colours of what fades are the final ones
-        found = axe.Axe().run(it.page)
-        assert found.violations_count == 0, f"{where}: {found.generate_report()}"
+        report = axe.Axe().run(it.page)
+        assert report.violations_count == 0, f"{where}: {report.generate_report()}"
         wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         assert not it.page.evaluate(wide), f"{where} scrolls sideways"
 

@@ -30,8 +30,8 @@ x = "{HEBREW}"
 
 
 def _style(node: Any, name: str) -> str:
-    found: str = node.evaluate(f"node => getComputedStyle(node).{name}")
-    return found
+    value: str = node.evaluate(f"node => getComputedStyle(node).{name}")
+    return value
 
 
 def test_each_text_runs_as_its_first_letter_says(chat: Callable[..., Chat]) -> None:

@@ -56,9 +56,9 @@ def answered(it: Chat) -> None:
 
 def asked(it: Chat) -> list[Any]:
     """What the page asks the server from now on."""
-    found: list[Any] = []
-    it.page.on("request", lambda r: found.append(r) if r.url.endswith("/completions") else None)
-    return found
+    requests: list[Any] = []
+    it.page.on("request", lambda r: requests.append(r) if r.url.endswith("/completions") else None)
+    return requests
 
 
 def choose(it: Chat, data: bytes, name: str = "cat.png", kind: str = "image/png") -> None:

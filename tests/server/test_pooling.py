@@ -52,8 +52,8 @@ def pooling_of(*modules: dict[str, Any], config: Any = None, **assets: Any) -> P
     ],
 )
 def test_pooling_is_the_checkpoints(settings: dict[str, Any], pooling: str) -> None:
-    found = pooling_of(TRANSFORMER, {**POOLING, "config": settings})
-    assert (found.pooling, found.normalize, found.is_embedder) == (pooling, False, True)
+    config = pooling_of(TRANSFORMER, {**POOLING, "config": settings})
+    assert (config.pooling, config.normalize, config.is_embedder) == (pooling, False, True)
     assert pooling_of(TRANSFORMER, {**POOLING, "config": settings}, NORMALIZE).normalize
 
 
@@ -159,8 +159,8 @@ def test_base64_is_little_endian_float32(client: Start) -> None:
     start = client()
     plain = start.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
     coded = start.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"}).json()
-    found = struct.unpack("<4f", base64.b64decode(coded["data"][0]["embedding"]))
-    assert found == pytest.approx(plain)
+    floats = struct.unpack("<4f", base64.b64decode(coded["data"][0]["embedding"]))
+    assert floats == pytest.approx(plain)
 
 
 def test_dimensions_cut_and_normalize(client: Start) -> None:

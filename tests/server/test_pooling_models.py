@@ -73,9 +73,9 @@ def test_the_python_api_pools_alike(tmp_path: Path) -> None:
             return await llm.embed(TEXTS, **options)
 
     plain, unit = asyncio.run(embed()), asyncio.run(embed(pooling="last", normalize=True))
-    for text, found, last in zip(TEXTS, plain, unit, strict=True):
+    for text, vector, last in zip(TEXTS, plain, unit, strict=True):
         x_LD = hidden(model, text)
-        torch.testing.assert_close(torch.tensor(found), x_LD.mean(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.tensor(vector), x_LD.mean(0), rtol=1e-4, atol=1e-4)
         expected_D = x_LD[-1] / x_LD[-1].norm()
         torch.testing.assert_close(torch.tensor(last), expected_D, rtol=1e-4, atol=1e-4)
 
@@ -89,7 +89,7 @@ def test_a_reranker_compares_two_logits(tmp_path: Path, own: bool) -> None:
         _add_words(tmp_path)
     with serving(tmp_path) as http:
         body = {"query": "which?", "documents": TEXTS}
-        found = http.post("/v1/rerank", json=body).json()["results"]
+        ranking = http.post("/v1/rerank", json=body).json()["results"]
         prompts = [
             f"query: which?\ndocument: {text}\nIs it? " if own else _published(text)
             for text in TEXTS
@@ -101,8 +101,8 @@ def test_a_reranker_compares_two_logits(tmp_path: Path, own: bool) -> None:
         with torch.inference_mode():
             logits = model(torch.tensor([ids])).logits[0, -1]
         expected[i] = torch.softmax(logits[[yes, no]], 0)[0].item()
-    assert {r["index"]: r["relevance_score"] for r in found} == pytest.approx(expected, abs=1e-4)
-    scores = [r["relevance_score"] for r in found]
+    assert {r["index"]: r["relevance_score"] for r in ranking} == pytest.approx(expected, abs=1e-4)
+    scores = [r["relevance_score"] for r in ranking]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -173,8 +173,8 @@ def write_classifier(folder: Path, family: str, **config: Any) -> Any:
 
 def logits_of(model: Any, text: str) -> list[float]:
     with torch.inference_mode():
-        found: list[float] = model(torch.tensor([list(text.encode())])).logits[0].tolist()
-    return found
+        values: list[float] = model(torch.tensor([list(text.encode())])).logits[0].tolist()
+    return values
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -188,8 +188,8 @@ def test_a_cross_encoder_scores_pairs_like_transformers(tmp_path: Path, family: 
         scored = http.post("/v1/score", json=body).json()["data"]
         card = http.get(f"/v1/models/{answer['model']}").json()
         text = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
-    found = {r["index"]: r["relevance_score"] for r in answer["results"]}
-    assert found == pytest.approx(dict(enumerate(expected)), abs=1e-4)
+    scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
+    assert scores == pytest.approx(dict(enumerate(expected)), abs=1e-4)
     assert [entry["score"] for entry in scored] == pytest.approx(expected, abs=1e-4)
     assert answer["x_inferno"]["method"] == "sigmoid of the label's logit"
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

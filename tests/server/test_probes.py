@@ -85,11 +85,11 @@ class Kubelet:
     async def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when the process is to be started anew."""
         failures = {"startupProbe": 0, "livenessProbe": 0}
-        asked = {"startupProbe"}
+        names = {"startupProbe"}
         due = dict.fromkeys(probes(), 0.0)
         while process.poll() is None:
             await asyncio.sleep(0.02)
-            for name in sorted(asked):
+            for name in sorted(names):
                 if time.monotonic() < due[name]:
                     continue
                 given = probes()[name]
@@ -100,7 +100,7 @@ class Kubelet:
                     continue
                 failures[name] = 0 if succeeded else failures[name] + 1
                 if name == "startupProbe" and succeeded:
-                    asked = {"livenessProbe", "readinessProbe"}
+                    names = {"livenessProbe", "readinessProbe"}
                 if failures[name] >= given.get("failureThreshold", 3):
                     self.killed.append(name)
                     return
@@ -121,9 +121,9 @@ def kubelet(env: Mapping[str, str], *options: str) -> Kubelet:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 async def until(condition: Callable[[], object], seconds: float = 60) -> None:

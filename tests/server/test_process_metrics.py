@@ -21,9 +21,9 @@ from inferno.server.responses.store import Store
 def exported(http: Any, **options: Any) -> dict[str, float]:
     """The values of /metrics, by name without labels, and by name with the kind."""
     text = http.get("/metrics", **options).text
-    found = re.findall(r"^(\w+)(\{[^}]*\})? ([-+.\w]+)$", text, re.MULTILINE)
-    kinds = {f"{name} {kind}": value for name, labels, value in found for kind in kind_of(labels)}
-    return {name: float(value) for name, value in [*((n, v) for n, _, v in found), *kinds.items()]}
+    rows = re.findall(r"^(\w+)(\{[^}]*\})? ([-+.\w]+)$", text, re.MULTILINE)
+    kinds = {f"{name} {kind}": value for name, labels, value in rows for kind in kind_of(labels)}
+    return {name: float(value) for name, value in [*((n, v) for n, _, v in rows), *kinds.items()]}
 
 
 def kind_of(labels: str) -> list[str]:
@@ -42,12 +42,12 @@ def test_an_engine_s_health_is_exported(client: Any) -> None:
         check_seconds=7.5,
         checker_kills=8,
     )
-    found = exported(client(llm))
+    values = exported(client(llm))
     names = ["restarts_total", "failed_starts", "silence_seconds", "still_seconds"]
     names += ["given_up_requests_total"]
-    assert [found[f"inferno_engine_{name}"] for name in names] == [1, 2, 3.5, 4.5, 5]
+    assert [values[f"inferno_engine_{name}"] for name in names] == [1, 2, 3.5, 4.5, 5]
     names = ["checks_total", "check_seconds_total", "checker_kills_total"]
-    assert [found[f"inferno_grammar_{name}"] for name in names] == [6, 7.5, 8]
+    assert [values[f"inferno_grammar_{name}"] for name in names] == [6, 7.5, 8]
 
 
 def test_the_store_and_wrong_keys_are_exported(client: Any, tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_the_store_and_wrong_keys_are_exported(client: Any, tmp_path: Path) -> N
     assert http.post("/v1/responses", json={"input": "hi"}, **right).status_code == 200
     for _ in range(31):
         http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
-    found = exported(http, **right)
-    assert found[used[0]] > 100 and found[used[1]] == 0
-    assert found["inferno_wrong_api_keys_total"] == 30
-    assert found["inferno_refused_api_keys_total"] == 1
+    values = exported(http, **right)
+    assert values[used[0]] > 100 and values[used[1]] == 0
+    assert values["inferno_wrong_api_keys_total"] == 30
+    assert values["inferno_refused_api_keys_total"] == 1
 
 
 def test_the_bytes_of_files_are_exported_until_they_are_deleted(
@@ -83,9 +83,9 @@ def test_what_waits_is_exported_by_key_and_how_long(client: Any) -> None:
     http = client(llm, api_keys=Keys(["k"]), key_metrics=True)
     right = {"headers": {"Authorization": "Bearer k"}}
     http.post("/v1/completions", json={"prompt": "hi"}, **right)
-    found = exported(http, **right)
-    assert found["inferno_key_outputs_waiting"] == 0
-    assert found["inferno_expected_wait_seconds"] == 0
+    values = exported(http, **right)
+    assert values["inferno_key_outputs_waiting"] == 0
+    assert values["inferno_expected_wait_seconds"] == 0
 
 
 def test_a_loop_that_is_late_is_seen(client: Any) -> None:
@@ -93,9 +93,9 @@ def test_a_loop_that_is_late_is_seen(client: Any) -> None:
     metrics = http.app.state.metrics
     for lag in (-0.01, 0.002, 3.0):
         metrics.lagged(lag)
-    found = exported(http)
-    assert found["inferno_event_loop_lag_seconds_count"] == 3
-    assert found["inferno_event_loop_lag_seconds_sum"] == pytest.approx(3.002)
+    values = exported(http)
+    assert values["inferno_event_loop_lag_seconds_count"] == 3
+    assert values["inferno_event_loop_lag_seconds_sum"] == pytest.approx(3.002)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="POSIX only")

@@ -168,8 +168,8 @@ def test_a_batch_whose_key_is_over_its_limit_holds_no_other_up(tmp_path: Path) -
         slow = create(http, *(line(str(i)) for i in range(40)), **by("a"))
         done = ended(http, create(http, line("1"), **by("b"))["id"], **by("b"))
         assert done["status"] == "completed"
-        found = http.get(f"/v1/batches/{slow['id']}", **by("a")).json()
-        assert found["status"] == "in_progress"
+        batch = http.get(f"/v1/batches/{slow['id']}", **by("a")).json()
+        assert batch["status"] == "in_progress"
 
 
 def test_wrong_keys_are_slowed_down_and_known_ones_pass() -> None:

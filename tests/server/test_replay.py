@@ -134,9 +134,9 @@ def test_pieces_with_a_marker_for_spaces() -> None:
     output = [ids["▁"], ids["a"], ids["b"], ids["</s>"]]
     turns.note(tokenizer, prompt, tokenizer.encode(prompt), output)
     text = "[ab] ab</s>[ab]"
-    found = turns.encode(tokenizer, text)
-    assert tokenizer.decode(found, False) == tokenizer.decode(tokenizer.encode(text), False)
-    assert found[: len(tokenizer.encode(prompt)) + 4] == [*tokenizer.encode(prompt), *output]
+    tokens = turns.encode(tokenizer, text)
+    assert tokenizer.decode(tokens, False) == tokenizer.decode(tokenizer.encode(text), False)
+    assert tokens[: len(tokenizer.encode(prompt)) + 4] == [*tokenizer.encode(prompt), *output]
 
 
 def test_memory_is_bounded() -> None:

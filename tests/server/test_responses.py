@@ -69,15 +69,15 @@ def post(served: Live, status: int = 400, **body: Any) -> Any:
 def events(served: Live, **body: Any) -> list[tuple[str, Any]]:
     """A stream's events, each checked by the SDK's types."""
     text = served.post("/v1/responses", **{"input": "hi", "stream": True} | body).text
-    found = []
+    pairs = []
     for block in text.strip().split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         EVENT.validate_python(event)
-        found.append((event["type"].removeprefix("response."), event))
-    assert [event["sequence_number"] for _, event in found] == list(range(len(found)))
-    return found
+        pairs.append((event["type"].removeprefix("response."), event))
+    assert [event["sequence_number"] for _, event in pairs] == list(range(len(pairs)))
+    return pairs
 
 
 # --- whole answers --------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def test_a_summary_and_sealed_reasoning_are_there_if_asked_for(llm: FakeLLM, sdk
     reasoning = response.output[0]
     assert reasoning.summary[0].text == "Hm."
     # What a client keeps that sends back sealed reasoning only, such as Codex.
-    kept = {"type": "reasoning", "id": reasoning.id, "summary": []}
-    kept |= {"encrypted_content": reasoning.encrypted_content}
-    history = [kept, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "Sure?"}]
+    item = {"type": "reasoning", "id": reasoning.id, "summary": []}
+    item |= {"encrypted_content": reasoning.encrypted_content}
+    history = [item, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "Sure?"}]
     create(sdk, input=history)
     assert "assistant\n<think>Hm.</think>Yes<|im_end|>" in llm.prompts[-1]
 
@@ -166,8 +166,8 @@ def test_logprobs_come_with_the_text(llm: FakeLLM, served: Live, sdk: Any) -> No
 
 
 def test_a_streams_events_are_in_openais_order(llm: FakeLLM, served: Live) -> None:
-    found = events(served)
-    assert [kind for kind, _ in found if not kind.endswith(".delta")] == [
+    pairs = events(served)
+    assert [kind for kind, _ in pairs if not kind.endswith(".delta")] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -177,28 +177,28 @@ def test_a_streams_events_are_in_openais_order(llm: FakeLLM, served: Live) -> No
         "output_item.done",
         "completed",
     ]
-    assert "".join(e["delta"] for kind, e in found if kind == "output_text.delta") == llm.reply
-    assert found[0][1]["response"]["status"] == "in_progress"
-    last = found[-1][1]["response"]
+    assert "".join(e["delta"] for kind, e in pairs if kind == "output_text.delta") == llm.reply
+    assert pairs[0][1]["response"]["status"] == "in_progress"
+    last = pairs[-1][1]["response"]
     assert last["usage"]["output_tokens"] == 11
-    assert last["output"][0]["id"] == found[2][1]["item"]["id"]
+    assert last["output"][0]["id"] == pairs[2][1]["item"]["id"]
 
 
 def test_a_streams_items_are_those_of_the_whole_answer(llm: FakeLLM, served: Live) -> None:
     llm.reply = f"<think>Hm.</think>Let me look.{CALL}{CALL}"
     body = {"tools": [FUNCTION], "reasoning": {"summary": "auto"}, "top_logprobs": 1}
     whole = post(served, 200, **body)["output"]
-    found = events(served, **body)
-    done = [e["item"] for kind, e in found if kind == "output_item.done"]
-    assert done == found[-1][1]["response"]["output"]
+    pairs = events(served, **body)
+    done = [e["item"] for kind, e in pairs if kind == "output_item.done"]
+    assert done == pairs[-1][1]["response"]["output"]
 
     def plain(items: Any) -> Any:
         hidden = ("id", "call_id")
         return [{k: v for k, v in item.items() if k not in hidden} for item in items]
 
     assert plain(done) == plain(whole)
-    assert [e["output_index"] for kind, e in found if kind == "output_item.added"] == [0, 1, 2, 3]
-    kinds = [kind for kind, _ in found]
+    assert [e["output_index"] for kind, e in pairs if kind == "output_item.added"] == [0, 1, 2, 3]
+    kinds = [kind for kind, _ in pairs]
     for kind in (
         "reasoning_text.delta",
         "reasoning_text.done",
@@ -300,9 +300,9 @@ def test_a_chain_continues_a_tool_call(llm: FakeLLM, sdk: Any) -> None:
 
 def test_a_stored_response_is_retrieved_listed_and_deleted(llm: FakeLLM, sdk: Any) -> None:
     made = create(sdk, input="one", metadata={"a": "b"})
-    found = sdk.responses.retrieve(made.id)
-    assert found.to_dict() == made.to_dict()
-    assert found.metadata == {"a": "b"}
+    response = sdk.responses.retrieve(made.id)
+    assert response.to_dict() == made.to_dict()
+    assert response.metadata == {"a": "b"}
     items = list(sdk.responses.input_items.list(made.id))
     assert [item.content[0].text for item in items] == ["one"]
     sdk.responses.delete(made.id)
@@ -442,8 +442,8 @@ def test_a_server_that_stops_stores_what_it_had(tmp_path: Path) -> None:
         wait_until(lambda: bool(llm.made))
     assert not llm.live
     with TestClient(create_app(FakeLLM(), ServerOptions(store=Store(path)))) as http:  # type: ignore[arg-type]
-        found = http.get(f"/v1/responses/{made['id']}").json()
-    assert found["status"] == "failed" and "shut down" in found["error"]["message"]
+        response = http.get(f"/v1/responses/{made['id']}").json()
+    assert response["status"] == "failed" and "shut down" in response["error"]["message"]
 
 
 def test_the_background_is_bounded_and_counts_for_its_key() -> None:

@@ -232,9 +232,9 @@ def test_a_stopping_server_says_what_it_waits_for(process: Any) -> None:
         child.send_signal(signal.SIGTERM)
         list(lines)
     assert child.wait(20) == -signal.SIGTERM
-    said = child.stdout.read()
-    assert "shutting down: 1 running requests may take up to 0.3 s" in said
-    assert "1 requests were ended before their answers were complete" in said
+    output = child.stdout.read()
+    assert "shutting down: 1 running requests may take up to 0.3 s" in output
+    assert "1 requests were ended before their answers were complete" in output
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def test_a_session_is_kept_and_changes_no_answer(server: httpx.Client) -> None:
     plain = complete(server, PROMPT)["choices"]
     assert complete(server, PROMPT, session_id="a", cache_salt="x")["choices"] == plain
     assert complete(server, PROMPT, session_id="a", cache_salt="x")["choices"] == plain
-    found = kept(server, "a")
-    assert found["tokens"] == found["pinned_tokens"] == 64 and found["model"] == "demo"
-    assert found["held_tokens"] == {"memory": 64, "host": 0, "disk": 0}
-    assert 0 < found["expires_in"] <= 900 and found["quota_tokens"] == 512
-    assert found["id"] in [each["id"] for each in server.get("/v1/sessions").json()["data"]]
+    session = kept(server, "a")
+    assert session["tokens"] == session["pinned_tokens"] == 64 and session["model"] == "demo"
+    assert session["held_tokens"] == {"memory": 64, "host": 0, "disk": 0}
+    assert 0 < session["expires_in"] <= 900 and session["quota_tokens"] == 512
+    assert session["id"] in [each["id"] for each in server.get("/v1/sessions").json()["data"]]
 
 
 def test_a_newer_prompt_takes_the_place_of_the_older_one(server: httpx.Client) -> None:
@@ -146,13 +146,13 @@ def test_anthropics_marks_keep_a_conversation_for_their_time(server: httpx.Clien
 
     assert message(server, None).status_code == 200 and not of_marks()
     assert message(server, {"type": "ephemeral"}).status_code == 200
-    [found] = of_marks()
-    assert 0 < found["expires_in"] <= 300
+    [session] = of_marks()
+    assert 0 < session["expires_in"] <= 300
     turns = [{"role": "assistant", "content": "Well."}, {"role": "user", "content": "More."}]
     answered = message(server, None, turns, cache_control={"type": "ephemeral", "ttl": "1h"})
     assert answered.status_code == 200 and "cache_control" not in answered.text
     [again] = of_marks()
-    assert again["id"] == found["id"] and 300 < again["expires_in"] <= 3600
+    assert again["id"] == session["id"] and 300 < again["expires_in"] <= 3600
     named = message(server, {"type": "ephemeral", "ttl": "1h"}, session_id="mine")
     assert named.status_code == 200 and len(of_marks()) == 1
     assert 900 < kept(server, "mine")["expires_in"] <= 3600

@@ -125,11 +125,11 @@ def test_a_response_fails_once_its_server_is_silent_and_stays_so(server: Any) ->
     assert b.response("me", "resp_a").body["status"] == "queued", "it was heard again"
     time.sleep(LEASE)
     b.beat()
-    found = b.response("me", "resp_a")
-    assert found.body["status"] == "failed" and "stopped" in found.body["error"]["message"]
+    record = b.response("me", "resp_a")
+    assert record.body["status"] == "failed" and "stopped" in record.body["error"]["message"]
     a.save("me", stored("resp_a", is_accepted=True))
     a.fail("me", "resp_a", {"message": "late"})
-    assert a.response("me", "resp_a") == found, "what a frozen server stores is refused"
+    assert a.response("me", "resp_a") == record, "what a frozen server stores is refused"
     assert not a.beat().kept and a.beat().kept
     assert a.used_bytes == a.room.counted()
 

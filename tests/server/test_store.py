@@ -71,11 +71,11 @@ def test_a_response_comes_back_as_it_was(database: Any) -> None:
     db = database()
     given = stored("resp_1", text="é\x00 \U0001f600", token_ids=(1, 2**31, 3))
     db.save("me", given)
-    found = db.response("me", "resp_1")
-    assert found == given
+    record = db.response("me", "resp_1")
+    assert record == given
     assert db.response("you", "resp_1") is None
-    assert db.item("me", found.inputs[0]["id"]) == found.inputs[0]
-    assert db.item("you", found.inputs[0]["id"]) is None
+    assert db.item("me", record.inputs[0]["id"]) == record.inputs[0]
+    assert db.item("you", record.inputs[0]["id"]) is None
 
 
 def test_a_chain_is_read_from_its_beginning(database: Any) -> None:
@@ -301,7 +301,7 @@ def test_keys_see_their_own_only(client: Any) -> None:
     made = http.post(RESPONSES, json={"input": "hi"}, headers=mine).json()
     conversation = http.post("/v1/conversations", json={}, headers=mine).json()["id"]
     item = made["output"][0]["id"]
-    asked: list[tuple[str, str, Any]] = [
+    calls: list[tuple[str, str, Any]] = [
         ("GET", f"{RESPONSES}/{made['id']}", None),
         ("GET", f"{RESPONSES}/{made['id']}/input_items", None),
         ("POST", f"{RESPONSES}/{made['id']}/cancel", None),
@@ -313,7 +313,7 @@ def test_keys_see_their_own_only(client: Any) -> None:
         ("DELETE", f"/v1/conversations/{conversation}", None),
         ("POST", RESPONSES, {"input": "x", "conversation": conversation}),
     ]
-    for method, path, body in asked:
+    for method, path, body in calls:
         assert http.request(method, path, json=body, headers=yours).status_code == 404, path
     for body in (
         {"input": "x", "previous_response_id": made["id"]},
@@ -346,6 +346,6 @@ def test_the_raw_output_and_its_tokens_are_kept(client: Any) -> None:
     store, reply = Store(), "<think>Hm.</think>Yes"
     http = client(FakeLLM(reply=reply, response_template=RESPONSE_TEMPLATE), store=store)
     made = http.post(RESPONSES, json={"input": "hi"}).json()
-    found = asyncio.run(store.run(Database.response, "", made["id"]))
-    assert found is not None
-    assert (found.text, bytes(found.token_ids).decode()) == (reply, reply)
+    record = asyncio.run(store.run(Database.response, "", made["id"]))
+    assert record is not None
+    assert (record.text, bytes(record.token_ids).decode()) == (reply, reply)

@@ -186,10 +186,10 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(
     live: Any, options: dict[str, Any], body: dict[str, Any]
 ) -> None:
     server = live(FakeLLM(endless=True, delay=0.02), **options)
-    asked = {"prompt": "x", "max_tokens": 10**6, **body}
-    whole = server.post("/v1/completions", **asked)
+    request = {"prompt": "x", "max_tokens": 10**6, **body}
+    whole = server.post("/v1/completions", **request)
     assert whole.status_code == 504 and whole.json()["error"]["code"] == "request_timeout"
     assert whole.headers["x-should-retry"] == "false"
-    *_, last = server.events("/v1/completions", **asked)
+    *_, last = server.events("/v1/completions", **request)
     assert last["error"]["code"] == "request_timeout"
     assert len(server.llm.aborted) == 2

@@ -266,8 +266,8 @@ def test_the_document_has_the_fields_of_plugins(client: Any) -> None:
 
     def properties(name: str) -> dict[str, Any]:
         schemas = http.get("/schema/openapi.json").json()["components"]["schemas"]
-        found: dict[str, Any] = schemas[name]["properties"]
-        return found
+        fields: dict[str, Any] = schemas[name]["properties"]
+        return fields
 
     before = properties("ChatRequest").keys()
     llm.request_fields = FIELDS  # a model with other plugins was loaded

@@ -102,8 +102,8 @@ def test_an_answer_in_json_may_be_a_call_instead(client: Any) -> None:
 
 def test_a_forced_call_goes_on_from_what_the_prompt_ends_with(client: Any) -> None:
     template = ChatTemplate({"default": "{{ messages[0].content }}>>>"})
-    found = built("functionary-v3.2", ChatNeed(template=">>>all"))
-    llm = fake(reply='f\n{"a": 1}', output_format=found, template=template)
+    syntax = built("functionary-v3.2", ChatNeed(template=">>>all"))
+    llm = fake(reply='f\n{"a": 1}', output_format=syntax, template=template)
     answer = ask(client(llm), tools=TOOLS, tool_choice="required")
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}

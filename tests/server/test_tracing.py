@@ -36,16 +36,16 @@ def test_a_request_is_one_span_of_the_clients_trace(client: Any, stream: bool) -
     assert f"{span.context.trace_id:032x}" == trace
     assert span.parent is not None and f"{span.parent.span_id:016x}" == parent
     assert span.name == "chat fake"
-    found = dict(span.attributes or {})
-    assert found["gen_ai.request.model"] == "fake"
-    assert found["gen_ai.operation.name"] == "chat"
-    assert found["gen_ai.usage.output_tokens"] == 11
-    assert int(str(found["gen_ai.usage.input_tokens"])) > 10
-    assert found["gen_ai.response.finish_reasons"] == ("stop",)
-    assert found["gen_ai.request.max_tokens"] == 50
-    assert found["gen_ai.request.temperature"] == 0.5
-    assert found["http.response.status_code"] == 200
-    assert "secret" not in str(found)
+    values = dict(span.attributes or {})
+    assert values["gen_ai.request.model"] == "fake"
+    assert values["gen_ai.operation.name"] == "chat"
+    assert values["gen_ai.usage.output_tokens"] == 11
+    assert int(str(values["gen_ai.usage.input_tokens"])) > 10
+    assert values["gen_ai.response.finish_reasons"] == ("stop",)
+    assert values["gen_ai.request.max_tokens"] == 50
+    assert values["gen_ai.request.temperature"] == 0.5
+    assert values["http.response.status_code"] == 200
+    assert "secret" not in str(values)
     assert span.end_time is not None and span.start_time is not None
     assert span.end_time > span.start_time
 

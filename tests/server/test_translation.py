@@ -79,8 +79,8 @@ def test_a_responses_output_sent_back_is_what_the_model_wrote(
 @given(DELTAS)
 def test_sealed_reasoning_alone_is_enough(deltas: list[Delta]) -> None:
     items, _ = built(deltas, sealed=True)
-    kept = [{k: v for k, v in item.items() if k != "content"} for item in items]
-    thoughts = [item for item in kept if item["type"] == "reasoning"]
+    entries = [{k: v for k, v in item.items() if k != "content"} for item in items]
+    thoughts = [item for item in entries if item["type"] == "reasoning"]
     assert flat(to_messages(read_items(thoughts)), "reasoning") == joined(deltas, "reasoning")
 
 
@@ -91,10 +91,10 @@ def test_a_responses_events_rebuild_its_items(deltas: list[Delta], summarized: b
     done = [values["item"] for kind, values in events if kind.endswith("output_item.done")]
     assert done == items
     for index, item in enumerate(items):
-        own = [(k, v) for k, v in events if v["output_index"] == index]
-        assert own[0][0] == "response.output_item.added"
-        assert own[-1][0] == "response.output_item.done"
-        told = "".join(v["delta"] for k, v in own if k.endswith(("text.delta", "arguments.delta")))
+        rows = [(k, v) for k, v in events if v["output_index"] == index]
+        assert rows[0][0] == "response.output_item.added"
+        assert rows[-1][0] == "response.output_item.done"
+        told = "".join(v["delta"] for k, v in rows if k.endswith(("text.delta", "arguments.delta")))
         text = item.get("arguments") or "".join(part["text"] for part in item.get("content", ()))
         shown_twice = item["type"] == "reasoning" and summarized
         assert len(told) == len(text) * (2 if shown_twice else 1)
@@ -140,10 +140,10 @@ def test_no_item_is_lost_and_the_order_is_kept(items: list[Any]) -> None:
         return str(item.get("content") or item.get("arguments") or item.get("output"))
 
     messages = to_messages(read_items(items))
-    said = "".join(
+    text = "".join(
         f"{m['content']}" if "content" in m else "" for m in messages if m["role"] == "user"
     )
-    assert said == "".join(i["content"] for i in items if i.get("role") == "user")
+    assert text == "".join(i["content"] for i in items if i.get("role") == "user")
     assert [m["content"] for m in messages if m["role"] == "tool"] == [
         i["output"] for i in items if i.get("type") == "function_call_output"
     ]

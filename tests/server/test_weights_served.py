@@ -106,7 +106,7 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
 ) -> None:
     """Token ids in, token ids and their log-probabilities out, as trainers want them."""
     model = Path(resolve("demo").path)
-    found = []
+    rows = []
     for step in range(3):
         response = answer(server, return_token_ids=True, logprobs=0).json()
         [choice] = response["choices"]
@@ -121,7 +121,7 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
         scored = again["choices"][0]["prompt_logprobs"][len(PROMPT) :]
         right = [each[str(i)]["logprob"] for each, i in zip(scored, ids, strict=True)]
         assert torch.allclose(torch.tensor(logprobs), torch.tensor(right), atol=1e-4)
-        found.append(ids)
+        rows.append(ids)
         source = other if step == 0 else model
         file = tmp_path / "weights.safetensors"  # written over each time, as trainers do
         save_file(load_file(source / "model.safetensors"), file)
@@ -129,7 +129,7 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
         updated = server.post("/v1/update_weights", json=given)
         assert updated.status_code == 200, updated.text
         assert updated.json()["weight_version"] == {0: "step-1", 1: "2", 2: "3"}[step]
-    assert found[0] == found[2] != found[1]
+    assert rows[0] == rows[2] != rows[1]
 
 
 def test_trainers_are_answered_as_by_vllm(server: httpx.Client) -> None:
@@ -153,12 +153,12 @@ def test_trainers_are_answered_as_by_vllm(server: httpx.Client) -> None:
                 assert token == f"token_id:{drawn}" and top[token] == logprob
                 assert max(count, 1) <= len(top) <= count + 1
                 assert all(name.startswith("token_id:") for name in top)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "messages": [{"role": "user", "content": "hi"}],
         "logprobs": True,
         "top_logprobs": 0,
     }
-    answered = server.post("/v1/chat/completions", json={**asked, **as_ids, **sampling})
+    answered = server.post("/v1/chat/completions", json={**request, **as_ids, **sampling})
     for choice in answered.json()["choices"]:
         tokens = [entry["token"] for entry in choice["logprobs"]["content"]]
         assert tokens == [f"token_id:{i}" for i in choice["token_ids"]]

@@ -118,15 +118,15 @@ def test_every_kind_of_cache_gives_the_tokens_of_one_engine(
     ref = toy_of(case.model, tmp_path / "toy")
     one = load(ref, **case.options)
     prompts = [*PROMPTS, PROMPTS[0][:70] + PROMPTS[1][:40]]
-    asked = [(prompt, params) for prompt in prompts for params in (GREEDY, SEEDED)]
-    right = [ask(one, prompt, params)[0] for prompt, params in asked]
+    pairs = [(prompt, params) for prompt in prompts for params in (GREEDY, SEEDED)]
+    right = [ask(one, prompt, params)[0] for prompt, params in pairs]
     with apart(ref, url, **case.options) as (prefiller, engine):
-        for (prompt, params), tokens in zip(asked, right, strict=True):
+        for (prompt, params), tokens in zip(pairs, right, strict=True):
             engine._scheduler._groups.reset()
-            found, first = ask(engine, prompt, params)
-            assert found == tokens
+            ids, first = ask(engine, prompt, params)
+            assert ids == tokens
             assert first.num_remote == first.num_cached == (len(prompt) - 1) // 16 * 16
-        assert engine.stats().linked_prompts == len(asked)
+        assert engine.stats().linked_prompts == len(pairs)
         assert engine.stats().fallbacks == {}
         assert prefiller.engine.stats().linked_bytes == engine.stats().linked_bytes > 0
         assert prefiller.engine.stats().cached_tokens > 0, "it has no prefix cache"
@@ -153,8 +153,8 @@ def test_blocks_come_over_tcp_too(token: str) -> None:
     right = [ask(load("demo"), prompt, SEEDED)[0] for prompt in PROMPTS]
     with apart("demo", tcp_url(), pd_token_file=token) as (_, engine):
         for prompt, tokens in zip(PROMPTS, right, strict=True):
-            found, first = ask(engine, prompt, SEEDED)
-            assert found == tokens and first.num_remote == (len(prompt) - 1) // 16 * 16
+            ids, first = ask(engine, prompt, SEEDED)
+            assert ids == tokens and first.num_remote == (len(prompt) - 1) // 16 * 16
 
 
 def test_many_prompts_at_once_come_whole(url: str) -> None:

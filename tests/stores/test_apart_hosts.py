@@ -68,7 +68,7 @@ def test_one_host_computes_what_the_other_goes_on_with(
     try:
         output = running[1].stdout
         assert output is not None
-        said = [output.readline().split() for _ in range(4)]
+        lines = [output.readline().split() for _ in range(4)]
     finally:
         for process in running:
             process.kill()
@@ -76,5 +76,5 @@ def test_one_host_computes_what_the_other_goes_on_with(
             assert process.stdout is not None
             process.stdout.close()
     right = ask(load("demo"), range(100))[0][:4]
-    assert [int(token_id) for token_id, _ in said] == right
-    assert said[0][1] == "96", "no block came from the other host"
+    assert [int(token_id) for token_id, _ in lines] == right
+    assert lines[0][1] == "96", "no block came from the other host"

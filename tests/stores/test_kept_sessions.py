@@ -42,10 +42,10 @@ def test_a_sessions_blocks_outlive_others_and_change_no_answer() -> None:
         right = [each.outputs[0].token_ids for each in llm.generate([mine, *others], GREEDY)]
     for session in (None, "mine"):
         with LLM("demo", **small()) as llm:
-            found = [llm.generate(mine, GREEDY, session=session)[0]]
+            results = [llm.generate(mine, GREEDY, session=session)[0]]
             for other in others:
-                found += llm.generate(other, GREEDY)
-            assert [each.outputs[0].token_ids for each in found] == right
+                results += llm.generate(other, GREEDY)
+            assert [each.outputs[0].token_ids for each in results] == right
             again = llm.generate(mine, GREEDY, session=session)[0]
             assert again.outputs[0].token_ids == right[0]
             assert again.num_cached_tokens == (0 if session is None else 144)
@@ -59,8 +59,8 @@ def test_pins_are_soft_a_session_over_the_whole_cache_blocks_nothing() -> None:
     with LLM("demo", **small()) as llm:
         right = [each.outputs[0].token_ids for each in llm.generate(many, GREEDY)]
     with LLM("demo", **small(), session_quota=10**6) as llm:
-        found = [llm.generate(p, GREEDY, session=f"s{i}")[0] for i, p in enumerate(many)]
-        assert [each.outputs[0].token_ids for each in found] == right
+        results = [llm.generate(p, GREEDY, session=f"s{i}")[0] for i, p in enumerate(many)]
+        assert [each.outputs[0].token_ids for each in results] == right
         together = llm.generate(many, GREEDY, session="all")
         assert [each.outputs[0].token_ids for each in together] == right
         assert len(llm.sessions()) == 7

@@ -10,10 +10,10 @@ BLOCK = 8
 
 def keys(*images: tuple[int, int, bytes]) -> list[bytes]:
     """Of a prompt of 32 equal tokens with these images: where, how many tokens, and the digest."""
-    found: list[bytes] = []
+    digests: list[bytes] = []
     parts = tuple(ImagePart(at, count, name * 16, (1, 2, 2), "") for at, count, name in images)
-    extend_keys(found, [7] * (4 * BLOCK), BLOCK, images=parts)
-    return found
+    extend_keys(digests, [7] * (4 * BLOCK), BLOCK, images=parts)
+    return digests
 
 
 def test_keys_tell_images_apart_and_where_they_are() -> None:

@@ -31,16 +31,16 @@ ENGINE: dict[str, Any] = {
 def survey(folder: Path, **options: Any) -> Survey:
     given = SIZES | {"device": "cpu", "threads": 1, "block_size": 16} | options
     with open_model("demo", Options(kv_store=str(folder), **given)) as opened:
-        found = layouts.survey(opened)
-    assert found is not None
-    return found
+        result = layouts.survey(opened)
+    assert result is not None
+    return result
 
 
 def test_the_layout_of_a_plan_is_that_of_its_engine(tmp_path: Path) -> None:
     answers("demo", [list(range(40))], kv_store=str(tmp_path))
-    found = survey(tmp_path)
-    [only] = found.layouts
-    assert found.knows_files and not only.differences
+    report = survey(tmp_path)
+    [only] = report.layouts
+    assert report.knows_files and not only.differences
     assert only.stored.nbytes > 2 * 32768
 
 
@@ -55,8 +55,8 @@ def test_a_models_files_are_compared_once_they_are_hashed(tmp_path: Path) -> Non
     answers("demo", [list(range(40))], kv_store=str(tmp_path))
     for memo in tmp_path.glob("*.memo"):
         memo.unlink()
-    found = survey(tmp_path)
-    assert not found.knows_files and not found.layouts[0].differences
+    report = survey(tmp_path)
+    assert not report.knows_files and not report.layouts[0].differences
     assert not list(tmp_path.glob("*.memo")), "nothing is hashed for it"
 
 

@@ -189,12 +189,12 @@ def test_a_subscriber_knows_what_every_tier_has(groups: str, tiers: str, tmp_pat
 
 
 def sequence(tokens: Sequence[int]) -> Sequence_:
-    found = Sequence_(Request(id="0", token_ids=tuple(tokens)), list(tokens), 0, 100)
+    result = Sequence_(Request(id="0", token_ids=tuple(tokens)), list(tokens), 0, 100)
     parent = None
     for i in range(0, len(tokens) - 1, BLOCK_SIZE):
         parent = key_of(parent, tokens[i : i + BLOCK_SIZE], "")
-        found.keys.append(parent)
-    return found
+        result.keys.append(parent)
+    return result
 
 
 @pytest.fixture

@@ -105,9 +105,9 @@ def answers(
     ref: str, prompts: Sequence[Sequence[int]], **options: Any
 ) -> list[tuple[list[int], int]]:
     engine = load(ref, **options)
-    found = [ask(engine, prompt) for prompt in prompts]
+    results = [ask(engine, prompt) for prompt in prompts]
     engine.close()
-    return found
+    return results
 
 
 @alike
@@ -125,9 +125,9 @@ def test_a_cache_comes_back_after_a_restart(name: str, tmp_path: Path) -> None:
     [(tokens, cached), _] = answers(ref, [base, diverging], **stored)
     assert tokens == right[0] and not cached
 
-    found = [answers(ref, [prompt], **stored)[0] for prompt in prompts]
-    assert [tokens for tokens, _ in found] == right
-    assert tuple(cached for _, cached in found) == case.cached
+    results = [answers(ref, [prompt], **stored)[0] for prompt in prompts]
+    assert [tokens for tokens, _ in results] == right
+    assert tuple(cached for _, cached in results) == case.cached
 
     files = sorted((tmp_path / "kv").glob("*/*/*"))
     assert files, "no blocks were written"
@@ -136,8 +136,8 @@ def test_a_cache_comes_back_after_a_restart(name: str, tmp_path: Path) -> None:
         for at in draw.sample(range(len(data)), 3):
             data[at] ^= 0x55
         path.write_bytes(data[:-1])
-    found = answers(ref, prompts, **stored)
-    assert [tokens for tokens, _ in found] == right, "a damaged block was used"
+    results = answers(ref, prompts, **stored)
+    assert [tokens for tokens, _ in results] == right, "a damaged block was used"
 
 
 def test_an_engine_that_runs_another_layout_shares_nothing(tmp_path: Path) -> None:

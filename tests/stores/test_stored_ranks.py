@@ -63,16 +63,16 @@ def load(ref: str = "demo", ranks: int = 2, pp: int = 1, **options: Any) -> Engi
 def right() -> list[list[int]]:
     """The tokens of one process that keeps nothing."""
     engine = load(ranks=1, dtype="float32", cache_policy="none")
-    found = [ask(engine, prompt)[0] for prompt in PROMPTS]
+    tokens = [ask(engine, prompt)[0] for prompt in PROMPTS]
     engine.close()
-    return found
+    return tokens
 
 
 def answers(prompts: Sequence[Sequence[int]], **options: Any) -> list[tuple[list[int], int]]:
     engine = load(**{"dtype": "float32", **options})
-    found = [ask(engine, prompt) for prompt in prompts]
+    results = [ask(engine, prompt) for prompt in prompts]
     engine.close()
-    return found
+    return results
 
 
 @alike
@@ -86,9 +86,9 @@ def test_a_cache_comes_back_after_a_restart(name: str, tmp_path: Path) -> None:
     stored = case.options | {"ref": ref, "kv_store": str(tmp_path / "kv")}
     [(tokens, cached), _] = answers([BASE, DIVERGING], **stored)
     assert tokens == right[0] and not cached
-    found = [answers([prompt], **stored)[0] for prompt in PROMPTS]
-    assert [tokens for tokens, _ in found] == right
-    assert tuple(cached for _, cached in found) == case.cached
+    results = [answers([prompt], **stored)[0] for prompt in PROMPTS]
+    assert [tokens for tokens, _ in results] == right
+    assert tuple(cached for _, cached in results) == case.cached
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_more_ranks_keep_their_parts_too(
     ranks: int, tmp_path: Path, right: list[list[int]]
 ) -> None:
     for cached in (0, 96):
-        found = answers(PROMPTS, ranks=ranks, kv_store=str(tmp_path))
-        assert [tokens for tokens, _ in found] == right and found[0][1] == cached
+        results = answers(PROMPTS, ranks=ranks, kv_store=str(tmp_path))
+        assert [tokens for tokens, _ in results] == right and results[0][1] == cached
 
 
 def damaged(folder: Path) -> None:
@@ -154,11 +154,11 @@ def test_what_left_one_rank_s_host_memory_is_a_miss_for_all(
     monkeypatch.setattr(following, "KeptBlocks", kept)
     engine = load(dtype="float32", cpu_mem_fold=1.0)
     assert isinstance(engine._store.index, SharedStore)
-    asked = engine._store.index.index
+    inner = engine._store.index.index
     assert ask(engine, BASE) == (right[0], 0)
     engine._scheduler._groups.reset()
     [follower] = followers
-    stored: Any = asked
+    stored: Any = inner
     for key in [*stored._groups]:
         follower.index.drop(key)
     assert ask(engine, BASE) == (right[0], 0)
@@ -226,8 +226,8 @@ def test_a_rank_whose_folder_is_in_use_fails_the_start_with_its_reason(tmp_path:
     engine = load(dtype="float32", kv_store=str(tmp_path))
     engine.close()
     [lock] = (tmp_path / "rank-1").glob("*/lock")
-    with lock.open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OptionError, match="rank 1: the blocks in .*rank-1.* are in use"):
             load(dtype="float32", kv_store=str(tmp_path))
 

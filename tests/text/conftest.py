@@ -67,11 +67,11 @@ def byte_fallback() -> tokenizers.Tokenizer:
 
 def opened(backend: tokenizers.Tokenizer, **files: Any) -> Tokenizer:
     config = files.pop("config", None)
-    found = Tokenizer.from_assets(
+    tokenizer = Tokenizer.from_assets(
         TextAssets(tokenizer_json=backend.to_str().encode(), **files), config
     )
-    assert found is not None
-    return found
+    assert tokenizer is not None
+    return tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -74,9 +74,9 @@ def test_text_that_continues_a_prompt_keeps_its_first_space(fallback_tokenizer: 
 def naive(whole: str, wanted: list[str], include: bool) -> tuple[str, str | None]:
     """The definition: the first end at which a stop string ends, the longest of those."""
     for end in range(1, len(whole) + 1):
-        found = [s for s in wanted if whole[:end].endswith(s)]
-        if found:
-            stop = max(found, key=len)
+        matches = [s for s in wanted if whole[:end].endswith(s)]
+        if matches:
+            stop = max(matches, key=len)
             return whole[: end if include else end - len(stop)], stop
     return whole, None
 
@@ -100,13 +100,13 @@ def test_only_a_possible_start_of_a_stop_string_is_held_back(
         sent += stream.feed(bytes_tokenizer.encode(char))
         if stream.stopped is not None:
             break
-        held = seen[len(sent) :]
+        rest = seen[len(sent) :]
         longest = max(
             (n for s in wanted for n in range(len(s)) if seen.endswith(s[:n])),
             default=0,
         )
-        assert seen == sent + held
-        assert len(held) == longest
+        assert seen == sent + rest
+        assert len(rest) == longest
 
 
 def test_stop_strings_are_not_looked_for_before_min_tokens(bytes_tokenizer: Tokenizer) -> None:

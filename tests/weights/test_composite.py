@@ -111,7 +111,7 @@ def test_dense_gguf_and_gptq_modules_give_the_tokens_of_their_dense_twin(
     dialect = gguf_dialect(load_catalog(), config["architectures"][0])
     assert dialect is not None
     known = json.loads((tmp_path / "main.source" / "config.json").read_text())
-    held = write_gguf(tmp_path / "q8.gguf", dialect, {**known, **config}, tensors, "Q8_0")
+    weights = write_gguf(tmp_path / "q8.gguf", dialect, {**known, **config}, tensors, "Q8_0")
     overrides = {
         "model.layers.0.*": tmp_path / "q8.gguf",
         "model.layers.1.*": packed,
@@ -119,11 +119,11 @@ def test_dense_gguf_and_gptq_modules_give_the_tokens_of_their_dense_twin(
         "model.layers.1.*.v_proj": main,
         "lm_head": tmp_path / "q8.gguf",
     }
-    values = {"q8.gguf": held, "packed": load_file(plain / "model.safetensors"), "main": tensors}
+    values = {"q8.gguf": weights, "packed": load_file(plain / "model.safetensors"), "main": tensors}
     mixed = dict(tensors)
     for pattern, path in overrides.items():
-        own = [name for name in tensors if fnmatchcase(name.rpartition(".")[0], pattern)]
-        mixed |= {name: values[path.name][name] for name in own}
+        names = [name for name in tensors if fnmatchcase(name.rpartition(".")[0], pattern)]
+        mixed |= {name: values[path.name][name] for name in names}
     twin = written(tmp_path / "twin", config, mixed)
     exact, given = torch_only(), {pattern: str(path) for pattern, path in overrides.items()}
     ours, theirs = load_toy(main, exact, overrides=given), load_toy(twin, exact)

@@ -230,14 +230,14 @@ def test_a_model_whose_matrices_are_packed_cannot_be_packed_again(tmp_path: Path
 @pytest.mark.parametrize("isq", ["q4_k_m", "q2_k", "int4_g64", "fp8", "q8_0,lm_head=q6_k"])
 def test_the_plan_knows_what_is_loaded(isq: str, wide: Path) -> None:
     plan, weights = resolve(str(wide), options(isq)), loaded(wide, isq)
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path, weight in weights.items():
         assert weight.layout == next(
             use.layout for use in plan.schemes if use.name == (schemes_of(plan, path)[0] or "dense")
         )
         nbytes = sum(tensor.nbytes for tensor in weight.buffers())
-        held[weight.layout] = held.get(weight.layout, 0) + nbytes
-    assert held == {use.layout: use.nbytes for use in plan.schemes}
+        sizes[weight.layout] = sizes.get(weight.layout, 0) + nbytes
+    assert sizes == {use.layout: use.nbytes for use in plan.schemes}
     assert all(use.in_situ == (use.name != "dense") for use in plan.schemes)
 
 
@@ -319,9 +319,9 @@ def test_a_packed_matrix_is_freed_before_the_next_layer_is_repacked(
     quantize, stack_of = Quantizing.__call__, kernels.stack_of
 
     def noted(self: Quantizing, path: str, weight: Weight, *cut: Any) -> Weight:
-        found = quantize(self, path, weight, *cut)
-        packed.append(weakref.ref(found))
-        return found
+        result = quantize(self, path, weight, *cut)
+        packed.append(weakref.ref(result))
+        return result
 
     def counting(*given: Any) -> Stack:
         stack, done = stack_of(*given), 0
@@ -351,15 +351,15 @@ def test_packed_weights_are_kept_by_rules_and_importance(
 ) -> None:
     pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
     one, two = (str(imatrix(tmp_path / f"{seed}.dat", seed)) for seed in (1, 2))
-    asked: list[dict[str, Any]] = [
+    cases: list[dict[str, Any]] = [
         {"isq": "q4_k_m"},
         {"isq": "q4_k_m,lm_head=q8_0"},
         {"isq": "q4_k_m", "imatrix": one},
         {"isq": "q4_k_m", "imatrix": two},
     ]
-    firsts = [started(wide, folder, **which) for which in asked]
-    assert [found for _, found in firsts] == [False] * 4
-    for which, (ids, _) in zip(asked, firsts, strict=True):
+    firsts = [started(wide, folder, **which) for which in cases]
+    assert [hit for _, hit in firsts] == [False] * 4
+    for which, (ids, _) in zip(cases, firsts, strict=True):
         assert started(wide, folder, **which) == (ids, True)
     assert started(wide, folder, isq="Q4-K-M")[1], "another spelling of the same"
     imatrix(Path(one), 3)

@@ -84,10 +84,10 @@ def test_what_was_mapped_outlives_the_file(store: PackedStore) -> None:
     path = written(store)
     file = store.open(KEY)
     assert file is not None
-    held = file.mapped("b")
+    view = file.mapped("b")
     file.close()
     path.unlink()
-    assert bytes(held) == bytes(range(256)) * 100
+    assert bytes(view) == bytes(range(256)) * 100
 
 
 @pytest.mark.parametrize("nbytes", [0, 7, 47, 60, 5000, -1])
@@ -153,8 +153,8 @@ def test_a_file_that_others_can_write_is_not_used(store: PackedStore, mode: int)
 def test_a_file_of_another_user_is_not_used(
     store: PackedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, own = written(store), os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    path, user = written(store), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(DamagedFileError, match="another user"):
         PackedFile.open(path)
     assert store.open(KEY) is None
@@ -296,9 +296,9 @@ def test_a_file_that_another_process_removes_first_makes_room_too(tmp_path: Path
 def test_entries_are_listed_and_removed_by_name(store: PackedStore) -> None:
     path = written(store)
     (store.folder / "damaged.packed").write_bytes(b"")
-    found = {entry.name: entry for entry in store.entries()}
-    assert found[path.stem].about == {"model": "toy"} and found[path.stem].damage is None
-    assert found["damaged"].damage == store.damage("damaged") == "it has 0 bytes"
+    by_name = {entry.name: entry for entry in store.entries()}
+    assert by_name[path.stem].about == {"model": "toy"} and by_name[path.stem].damage is None
+    assert by_name["damaged"].damage == store.damage("damaged") == "it has 0 bytes"
     store.remove(path.stem)
     assert [entry.name for entry in store.entries()] == ["damaged"]
 
@@ -350,14 +350,14 @@ def test_a_hash_is_remembered_until_the_file_changes(
 ) -> None:
     folder = tmp_path / "memos"
     assert remembered([model], folder) is None
-    found = hashed(model, folder)
-    assert found is not None and remembered([model], folder) == found
+    digest = hashed(model, folder)
+    assert digest is not None and remembered([model], folder) == digest
     times = model.stat()
     model.write_bytes(b"WEIGHTS")
     os.utime(model, ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same mtime
     assert remembered([model], folder) is None
     again = hashed(model, folder)
-    assert again is not None and again != found
+    assert again is not None and again != digest
 
 
 def test_a_replaced_file_is_hashed_again(model: Path, tmp_path: Path, settled: None) -> None:
@@ -385,8 +385,8 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(model: Path, tmp_pat
 @pytest.mark.parametrize("memo", [b"", b"[]", b"{}", b'{"state": null}', json.dumps(3).encode()])
 def test_a_damaged_memo_is_ignored(model: Path, tmp_path: Path, settled: None, memo: bytes) -> None:
     folder = tmp_path / "memos"
-    found = hashed(model, folder)
+    digest = hashed(model, folder)
     [file] = folder.glob("*.memo")
     file.write_bytes(memo)
     assert remembered([model], folder) is None
-    assert hashed(model, folder) == found
+    assert hashed(model, folder) == digest

@@ -66,8 +66,8 @@ def test_the_second_start_reads_what_the_first_packed(
     config: dict[str, Any], isq: str | None, tmp_path: Path, folder: Path
 ) -> None:
     model = made(config, tmp_path / "model")
-    expected, found = started(model, "none", isq=isq)
-    assert not found
+    expected, hit = started(model, "none", isq=isq)
+    assert not hit
     assert started(model, folder, isq=isq) == (expected, False)
     [entry] = PackedStore(folder).entries()
     assert entry.about["model"] == str(model) and entry.about["isq"] == isq
@@ -134,8 +134,8 @@ def with_act_order(model: Path, *, shared: bool) -> Path:
             }.items()
         }
     save_file(tensors, model / "model.safetensors")
-    own = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": own}))
+    scheme = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": scheme}))
     return model
 
 
@@ -227,24 +227,24 @@ def test_small_models_are_not_kept(
 def test_a_composite_is_kept_by_what_it_is_made_of(tmp_path: Path, folder: Path) -> None:
     """The same two files in another arrangement are another model."""
     main, other = made(UNTIED, tmp_path / "main"), made(UNTIED, tmp_path / "other", seed=1)
-    found = {}
+    tokens = {}
     for pattern in ("model.layers.0.*", "model.layers.1.*"):
         given = {"overrides": {pattern: str(other)}}
-        found[pattern] = started(main, "none", **given)[0]
-        assert started(main, folder, **given) == (found[pattern], False)
-        assert started(main, folder, **given) == (found[pattern], True)
+        tokens[pattern] = started(main, "none", **given)[0]
+        assert started(main, folder, **given) == (tokens[pattern], False)
+        assert started(main, folder, **given) == (tokens[pattern], True)
     assert len(PackedStore(folder).entries()) == 2
     assert started(main, folder) == (started(main, "none")[0], False)
 
 
 def test_only_what_a_packing_can_write_of_stored_matrices_is_noted(folder: Path) -> None:
-    kept = packing.PackedWeights(
+    packed = packing.PackedWeights(
         store=PackedStore(folder), packings={"cpu": cast(Any, None)}, about={}, key={}, states={}
     )
     weight = Dense(torch.zeros(2, 3))
-    kept.keep("linear", ["a", ""], "cpu", weight)
-    kept.keep("linear", ["a"], "another", weight)
-    kept.keep("linear", ["a"], "cpu", Wrapper(weight))
-    assert not kept._kept
-    kept.keep("linear", ["a"], "cpu", weight)
-    assert len(kept._kept) == 1
+    packed.keep("linear", ["a", ""], "cpu", weight)
+    packed.keep("linear", ["a"], "another", weight)
+    packed.keep("linear", ["a"], "cpu", Wrapper(weight))
+    assert not packed._kept
+    packed.keep("linear", ["a"], "cpu", weight)
+    assert len(packed._kept) == 1

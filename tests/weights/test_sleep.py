@@ -61,10 +61,10 @@ def sleeps(engine: Engine | LLM) -> bool:
 
 
 def tokens(outputs: Sequence[EngineOutput]) -> dict[str, list[int | None]]:
-    found: dict[str, list[int | None]] = {}
+    ids: dict[str, list[int | None]] = {}
     for output in outputs:
-        found.setdefault(output.request_id, []).append(output.token_id)
-    return found
+        ids.setdefault(output.request_id, []).append(output.token_id)
+    return ids
 
 
 @alike
@@ -130,15 +130,15 @@ def test_sleeping_twice_deeper_and_waking_by_parts() -> None:
     expected = tokens(run(engine))
     assert engine._home is not None
     resident = engine._home.resident
-    found = []
+    states = []
     for act in (
         partial(engine.sleep, 1),
         partial(engine.sleep, 2),
         partial(engine.wake_up, cache=False),
     ):
         act()
-        found.append((resident.loaded is not None, engine.asleep))
-    assert found == [(True, True), (False, True), (True, True)]
+        states.append((resident.loaded is not None, engine.asleep))
+    assert states == [(True, True), (False, True), (True, True)]
     engine.wake_up()
     engine.wake_up()
     engine.submit(request("a", GREEDY))
@@ -174,8 +174,8 @@ def test_blocks_in_a_store_outlive_a_sleep(tmp_path: Path) -> None:
 
 def test_adapters_that_were_loaded_outlive_a_sleep(tmp_path: Path) -> None:
     pytest.importorskip("inferno_peft")
-    found = pairs(matrices(Path(resolve("demo").path)), 1, 4)
-    folder = write_peft(tmp_path / "adapter", found)
+    factors = pairs(matrices(Path(resolve("demo").path)), 1, 4)
+    folder = write_peft(tmp_path / "adapter", factors)
     with LLM("demo", dtype="float32", max_loras=1, **DEMO) as llm:
         llm.load_lora("a", str(folder))
         expected = [llm.generate([prompt_of(1)], GREEDY, lora=lora) for lora in ("a", None)]
@@ -195,26 +195,26 @@ def test_a_stream_is_kept_aborted_or_waited_for() -> None:
         [whole] = llm.generate([prompt_of(1)], GREEDY)
         expected = list(whole.outputs[0].token_ids)
         stream = llm.stream(prompt_of(1), GREEDY)
-        found = list(next(stream).token_ids)
+        head = list(next(stream).token_ids)
         llm.sleep(mode="keep")
         assert sleeps(llm)
         llm.wake_up(["weights"])
         assert sleeps(llm)
         llm.wake_up(["weights", "kv_cache"])
         assert not sleeps(llm)
-        assert found + [i for delta in stream for i in delta.token_ids] == expected
+        assert head + [i for delta in stream for i in delta.token_ids] == expected
 
         stream = llm.stream(prompt_of(1), GREEDY)
-        found = list(next(stream).token_ids)
+        head = list(next(stream).token_ids)
         llm.sleep(mode="wait")
-        assert found + [i for delta in stream for i in delta.token_ids] == expected
+        assert head + [i for delta in stream for i in delta.token_ids] == expected
         llm.wake_up()
 
         stream = llm.stream(prompt_of(1), GREEDY)
-        found = list(next(stream).token_ids)
+        head = list(next(stream).token_ids)
         llm.sleep(mode="abort")
         *rest, last = stream
-        assert last.finish_reason == "abort" and len(found) + len(rest) < len(expected)
+        assert last.finish_reason == "abort" and len(head) + len(rest) < len(expected)
         llm.wake_up()
         with pytest.raises(RequestError, match="the mode is 'now'"):
             llm.sleep(mode="now")

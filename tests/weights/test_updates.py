@@ -139,8 +139,8 @@ def test_a_model_that_sleeps_wakes_up_with_the_new_weights(model: Path, other: P
 
 def test_adapters_stay_beside_the_new_weights(model: Path, other: Path, tmp_path: Path) -> None:
     pytest.importorskip("inferno_peft")
-    found = pairs(matrices(model), 2, 4)
-    adapter = write_peft(tmp_path / "adapter", found)
+    factors = pairs(matrices(model), 2, 4)
+    adapter = write_peft(tmp_path / "adapter", factors)
     options: dict[str, Any] = {"dtype": "float32", "max_loras": 1, **DEMO}
     with LLM(str(other), **options) as llm:
         llm.load_lora("a", str(adapter))

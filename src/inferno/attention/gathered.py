@@ -50,15 +50,15 @@ class GatheredAttend:
         if key not in batch.scratch:  # shared by all layers with this need
             split = single_tokens if self.need.batch_invariant else parts
             batch.scratch[key] = list(split(self.need, batch, q_THC.device))
-        found: Sequence[Part] = batch.scratch[key]
+        pieces: Sequence[Part] = batch.scratch[key]
         if self.need.index is not None:
             if indexed is not None:
                 keys = cache["index_k"]
                 stored.store(keys, indexed.k_TC[:, None])
-                batch.scratch[narrowed] = [narrowed(p, self.need, indexed, keys) for p in found]
-            found = batch.scratch[narrowed]  # those of an earlier layer, where the index is shared
+                batch.scratch[narrowed] = [narrowed(p, self.need, indexed, keys) for p in pieces]
+            pieces = batch.scratch[narrowed]  # those of an earlier layer, where the index is shared
         out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
-        for part in found:
+        for part in pieces:
             k_SKLC = part.gather(cache["k"])
             if self.need.latent_dim is None:
                 v_SKLV = part.gather(cache["v"])

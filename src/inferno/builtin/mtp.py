@@ -115,8 +115,8 @@ class MTPDrafter(Drafter):
                 drafts[row].append(draft)
             wanted = {request.row for request in requests if request.count > offset + 1}
             latest = {row: y_ND for row, y_ND in latest.items() if row in wanted}
-        for row, found in drafts.items():
-            self._rows[row].num_drafts = len(found)
+        for row, tokens in drafts.items():
+            self._rows[row].num_drafts = len(tokens)
         return list(drafts.values())
 
     def _catch_up(self, known: Mapping[int, int], lookahead: Lookahead) -> dict[int, Tensor]:
@@ -131,12 +131,12 @@ class MTPDrafter(Drafter):
                 if count > 0:
                     span = Span(row, inputs.start, count)
                     taken[span] = inputs.take(count)
-            found = self._compute(layer, taken, lookahead)
+            outputs = self._compute(layer, taken, lookahead)
             if layer + 1 < self._mtp.num_layers:
-                for row, y_ND in found.items():
+                for row, y_ND in outputs.items():
                     self._rows[row].inputs[layer + 1].add(y_ND)
             if layer == 0:
-                first = found
+                first = outputs
         return first
 
     def _continue(

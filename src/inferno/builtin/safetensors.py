@@ -196,12 +196,12 @@ def _processor(folder: Path, name: str) -> Mapping[str, Any]:
 def _stored_in(path: Path) -> dict[str, _Stored]:
     stored: dict[str, _Stored] = {}
     for file in _files(path):
-        for name, found in read_header(file).items():
+        for name, entry in read_header(file).items():
             if name in stored:
                 raise CheckpointError(
                     f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED
                 )
-            stored[name] = found
+            stored[name] = entry
     return stored
 
 
@@ -268,11 +268,11 @@ class _NamedTwiceError(ValueError):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise _NamedTwiceError(next(name for i, name in enumerate(names) if name in names[:i]))
-    return found
+    return fields
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
@@ -332,16 +332,16 @@ def _modules(folder: Path) -> tuple[Mapping[str, Any], ...]:
     entries = _parsed(file) if file.exists() else []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(f"{file.name} is not a list of JSON objects", DAMAGED)
-    found: list[Mapping[str, Any]] = []
+    steps: list[Mapping[str, Any]] = []
     for entry in entries:
         path = entry.get("path")
-        own = path if isinstance(path, str) and _FOLDER.fullmatch(path) else None
-        config = _read_json(folder / own / "config.json") if own is not None else None
-        weights = folder / (own or "") / "model.safetensors"
-        stored = own is not None and weights.is_file()
+        subfolder = path if isinstance(path, str) and _FOLDER.fullmatch(path) else None
+        config = _read_json(folder / subfolder / "config.json") if subfolder is not None else None
+        weights = folder / (subfolder or "") / "model.safetensors"
+        stored = subfolder is not None and weights.is_file()
         read = {"read": partial(_read_arrays, weights)} if stored else {}
-        found.append({**entry, "config": config or {}, **read})
-    return tuple(found)
+        steps.append({**entry, "config": config or {}, **read})
+    return tuple(steps)
 
 
 def _max_seq_length(folder: Path) -> int | None:
@@ -359,7 +359,7 @@ def _read_arrays(file: Path) -> dict[str, Any]:
     """Return the tensors of a small file as numpy arrays of float32."""
     import numpy as np
 
-    data, found = contents(file, MAX_ARRAYS), dict[str, Any]()
+    data, values = contents(file, MAX_ARRAYS), dict[str, Any]()
     for name, stored in read_header(file).items():
         raw = data[stored.offset : stored.offset + stored.info.nbytes]
         if stored.info.dtype == "bfloat16":
@@ -370,8 +370,8 @@ def _read_arrays(file: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{file}: {name} is of {stored.info.dtype}", "Store it in float32."
             )
-        found[name] = array.reshape(stored.info.shape)
-    return found
+        values[name] = array.reshape(stored.info.shape)
+    return values
 
 
 def _prompts(folder: Path) -> dict[str, Any]:

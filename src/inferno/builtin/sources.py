@@ -80,8 +80,8 @@ def _fetched(wanted: _HubRef, options: FetchOptions) -> Path:
             raise _not_here(wanted, options)
         _LOG.warning("the hub does not answer: taking %s as it is on this machine", wanted.repo)
         return here
-    found = encoders_beside(wanted.file, answer) if wanted.file and options.encoder else []
-    encoders = [] if wanted.file and is_encoder_file(wanted.file) else found[:1]
+    matches = encoders_beside(wanted.file, answer) if wanted.file and options.encoder else []
+    encoders = [] if wanted.file and is_encoder_file(wanted.file) else matches[:1]
     return _download(wanted, options, offline=False, beside=encoders)
 
 
@@ -162,8 +162,8 @@ def cached() -> Collection[str]:
     """Return the model ids in the hub's cache on this machine."""
     from huggingface_hub import constants
 
-    found = Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots")
-    return sorted(path.parent.name.removeprefix("models--").replace("--", "/", 1) for path in found)
+    paths = Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots")
+    return sorted(path.parent.name.removeprefix("models--").replace("--", "/", 1) for path in paths)
 
 
 LOCAL = Source(

@@ -82,15 +82,15 @@ class SqliteTables:
     def transaction(self, work: Callable[[], T], *, deletes: bool = False) -> T:
         """On a full disk, what deletes has the room that is reserved for this."""
         try:
-            found = self._whole(work)
+            result = self._whole(work)
         except StoreError as error:
             if not (deletes and is_full(error.__cause__) and self._reserve.release()):
                 raise
-            found = self._whole(work)
+            result = self._whole(work)
         if deletes:
             self._forget()
             self._reserve.fill()
-        return found
+        return result
 
     def now(self) -> float:
         return time.time()

@@ -88,12 +88,12 @@ def groups_of(batch: Batch, device: torch.device) -> list[tuple[Tokens, int]]:
     starts = defaultdict[int, list[int]](list)
     for first, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False):
         starts[stop - first].append(first)
-    found: list[tuple[Tokens, int]] = []
+    groups: list[tuple[Tokens, int]] = []
     for length, firsts in starts.items():
         size = length * len(firsts)
         if firsts[-1] - firsts[0] == size - length:
-            found.append((slice(firsts[0], firsts[0] + size), length))
+            groups.append((slice(firsts[0], firsts[0] + size), length))
         else:
             firsts_S1 = torch.tensor(firsts, device=device)[:, None]
-            found.append(((firsts_S1 + torch.arange(length, device=device)).flatten(), length))
-    return found
+            groups.append(((firsts_S1 + torch.arange(length, device=device)).flatten(), length))
+    return groups

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def architecture_name(config: Mapping[str, Any]) -> str:
     """Return the class that a `config.json` names, else its model type. Raises CheckpointError if
     it has neither."""
-    found = class_name(config) or config.get("model_type")
-    if not isinstance(found, str) or not found:
+    label = class_name(config) or config.get("model_type")
+    if not isinstance(label, str) or not label:
         raise CheckpointError(
             'config.json has neither "architectures" nor "model_type"',
             "One must say what the model is: a list with the model class, or the name of its type.",
         )
-    return found
+    return label
 
 
 def class_name(config: Mapping[str, Any]) -> str:

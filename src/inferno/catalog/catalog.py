@@ -66,19 +66,19 @@ class Catalog:
         OptionError if there is none, PluginError if there are two."""
         [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
         noun, hinted = HOOKS[hook].noun, HOOKS[hook].hinted
-        found = [
+        offers = [
             o
             for o in self.of(hook)
             if o.item.name == name and distribution in (None, o.distribution)
         ]
-        if not found:
+        if not offers:
             names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
             hint = self.hint(hinted, name) if hinted else ""
             raise OptionError(
                 f"there is no {noun} {name!r}",
                 f"{hint} Installed: {names}. `inferno plugins` lists them.".lstrip(),
             )
-        return single(found, f"{noun} {name!r}")
+        return single(offers, f"{noun} {name!r}")
 
     @property
     def broken(self) -> tuple[Plugin, ...]:
@@ -95,11 +95,11 @@ class Catalog:
         knows."""
         if remedies := [h.remedy for h in self._hints(kind, name) if h.remedy]:
             return remedies[0]
-        found = self._hinted(kind, name)
-        off = [d for d in found if any(p.distribution == d and p.disabled for p in self.plugins)]
+        packages = self._hinted(kind, name)
+        off = [d for d in packages if any(p.distribution == d and p.disabled for p in self.plugins)]
         if off:
             return f"{off[0]} has it and is switched off: see --disable and --only."
-        return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
+        return f"Try {' or '.join(f'`pip install {d}`' for d in packages)}." if packages else ""
 
     def missing_hint(self, kind: MissingKind, name: str) -> str:
         """Return `hint` unless the distribution is installed and in use."""
@@ -122,8 +122,8 @@ class Catalog:
         one."""
         offers = self.of("inferno_architectures")
         what, hint = f"architecture {name!r}", self.hint("architecture", name)
-        if found := [o for o in offers if o.item.name == name]:
-            return choose(found, what)
+        if candidates := [o for o in offers if o.item.name == name]:
+            return choose(candidates, what)
         if lost := self.has_lost(name):
             switches = " ".join(f"--disable {plugin.name}" for plugin in lost)
             remedy = f"{lost[0].remedy_for(name)} Or run without it: {switches}."
@@ -150,8 +150,8 @@ class Catalog:
 
     def format_of(self, path: Path) -> Choice[CheckpointFormat]:
         offers = self.of("inferno_checkpoint_formats")
-        found = [o for o in offers if o.item.matches(path)]
-        if not found:
+        candidates = [o for o in offers if o.item.matches(path)]
+        if not candidates:
             hint = self.hint("format", path.suffix.removeprefix(".").lower())
             raise self._missing(
                 f"{path}: no installed format reads this",
@@ -160,7 +160,7 @@ class Catalog:
                 or "Name a folder with config.json and *.safetensors, or install a plugin "
                 "that reads the format.",
             )
-        return choose(found, f"{path}")
+        return choose(candidates, f"{path}")
 
     def open(
         self, path: Path, encoder: Path | None = None
@@ -168,13 +168,13 @@ class Catalog:
         """Open the checkpoint at `path`, reading its headers, and return it as the quantization
         schemes see it, with its format. `encoder` is the file with its encoder of images, if that
         is apart (`CheckpointFormat.join`)."""
-        found = self.format_of(path)
+        choice = self.format_of(path)
         architectures = [o.item for o in self.of("inferno_architectures")]
         try:
-            opened = found.item.open(path, architectures)
+            opened = choice.item.open(path, architectures)
             try:
-                if encoder is not None and found.item.join is not None:
-                    opened = found.item.join(opened, encoder, architectures)
+                if encoder is not None and choice.item.join is not None:
+                    opened = choice.item.join(opened, encoder, architectures)
                 seen = opened
                 for offer in self.of("inferno_quant_schemes"):
                     if offer.item.adapt is not None:
@@ -186,30 +186,30 @@ class Catalog:
             if error.missing and (hint := self.hint(error.missing.kind, error.missing.name)):
                 error.remedy = f"{hint} {error.remedy}".rstrip()
             raise
-        return found, seen
+        return choice, seen
 
     def scheme_of(self, stored: StoredMatrix) -> Choice[QuantScheme]:
         """Choose the scheme that loads a matrix. If none does, the error says what the installed
         schemes for its quantization method refuse, or which distribution to install."""
         offers = self.of("inferno_quant_schemes")
         reasons = {id(offer): offer.item.refuses(stored) for offer in offers}
-        found = [offer for offer in offers if reasons[id(offer)] is None]
-        if found:
-            return choose(found, f"the matrix {stored.path}")
+        candidates = [offer for offer in offers if reasons[id(offer)] is None]
+        if candidates:
+            return choose(candidates, f"the matrix {stored.path}")
         parts = sorted(stored.parts.items())
-        held = ", ".join(f"{part} ({info.dtype})" for part, info in parts)
-        said: dict[str, None] = {}
+        contents = ", ".join(f"{part} ({info.dtype})" for part, info in parts)
+        sentences: dict[str, None] = {}
         for key in ("checkpoint_format", "quant_method"):
             method = str(stored.quant_config.get(key, ""))
             known = self._hinted("scheme", method)
-            asked = [o for o in offers if o.item.name == method or o.distribution in known]
-            said |= dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
-            if not asked and (hint := self.hint("scheme", method)):
-                said[hint] = None
+            handlers = [o for o in offers if o.item.name == method or o.distribution in known]
+            sentences |= dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in handlers)
+            if not handlers and (hint := self.hint("scheme", method)):
+                sentences[hint] = None
         raise self._missing(
-            f"{stored.path}: no installed scheme reads a matrix stored as {held}",
+            f"{stored.path}: no installed scheme reads a matrix stored as {contents}",
             offers,
-            " ".join(said) or "Install a plugin that reads this layout.",
+            " ".join(sentences) or "Install a plugin that reads this layout.",
         )
 
     def kernel(
@@ -296,14 +296,14 @@ class Catalog:
         refusals are the others that match."""
         offers = self.of("inferno_chat_formats")
         reasons = {id(o): reason for o in offers if (reason := o.item.matches(need)) is not None}
-        found = [o for o in offers if id(o) in reasons]
-        if not found:
+        candidates = [o for o in offers if id(o) in reasons]
+        if not candidates:
             return None, "", ()
-        choice = choose(found, "this chat format")
+        choice = choose(candidates, "this chat format")
         refusals = [
             evolve(refusal, reason=f"{reasons[id(offer)]}; {refusal.reason}")
             for refusal in choice.refusals
-            for offer in found
+            for offer in candidates
             if (offer.item.name, offer.distribution) == (refusal.name, refusal.distribution)
         ]
         return choice.offer, reasons[id(choice.offer)], tuple(refusals)
@@ -311,7 +311,7 @@ class Catalog:
     def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
         """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""
         offers = self.of("inferno_grammars")
-        found: dict[str, Offer[GrammarProvider]] = {}
+        providers: dict[str, Offer[GrammarProvider]] = {}
         refusals: list[Refusal] = []
         for kind in get_args(contracts.GrammarKind):
             able = [o for o in offers if kind in o.item.kinds]
@@ -322,17 +322,17 @@ class Catalog:
             offer, refused = weigh(able, f"grammars of kind {kind}", refuses)
             refusals += refused
             if offer is not None:
-                found[kind] = offer
-        return found, tuple(dict.fromkeys(refusals))
+                providers[kind] = offer
+        return providers, tuple(dict.fromkeys(refusals))
 
     def source_of(self, ref: str) -> Choice[Source]:
         offers = self.of("inferno_sources")
-        found = [o for o in offers if o.item.matches(ref)]
-        if not found:
+        candidates = [o for o in offers if o.item.matches(ref)]
+        if not candidates:
             prefix = "".join(ref.partition(":")[:2])
             hint = self.hint("model", ref) or self.hint("model", prefix)
             raise no_model(ref, [offer.item for offer in offers], hint)
-        return choose(found, f"{ref!r}")
+        return choose(candidates, f"{ref!r}")
 
     def _missing(
         self,

@@ -31,7 +31,7 @@ def load_catalog(
 ) -> Catalog:
     """Load the plugins of this environment that are registered in those groups. `disable` and
     `only` name entry points or distributions, of any group; `only` keeps the built-in ones."""
-    disabled, kept = set(disable), set(only)
+    disabled, enabled = set(disable), set(only)
     plugins: list[Plugin] = []
     offers: dict[str, list[Offer[Any]]] = {
         name: [] for name, hook in HOOKS.items() if hook.group in groups
@@ -43,7 +43,7 @@ def load_catalog(
         seen |= names
         if entry.group not in groups:
             continue
-        if names & disabled or (kept and not names & kept and entry.name != "builtin"):
+        if names & disabled or (enabled and not names & enabled and entry.name != "builtin"):
             plugins.append(Plugin(entry.name, distribution, version, disabled=True))
             continue
         try:
@@ -57,16 +57,16 @@ def load_catalog(
         except Exception as error:  # a plugin's failure must not stop the others
             plugins.append(_broken(entry.name, distribution, version, error))
             continue
-        for hook, found in offered.items():
-            offers[hook] += found
+        for hook, batch in offered.items():
+            offers[hook] += batch
         named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
         plugins.append(Plugin(entry.name, distribution, version, named, set_aside=set_aside))
-    if unknown := (disabled | kept) - seen:
+    if unknown := (disabled | enabled) - seen:
         raise OptionError(
             f"no plugin is called {', '.join(sorted(unknown))}",
             f"Installed: {', '.join(sorted(seen))}.",
         )
-    return Catalog(tuple(plugins), {hook: tuple(found) for hook, found in offers.items()})
+    return Catalog(tuple(plugins), {hook: tuple(batch) for hook, batch in offers.items()})
 
 
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
@@ -91,14 +91,14 @@ def _entry_points_in(
 ) -> tuple[tuple[importlib.metadata.EntryPoint, str, str], ...]:
     """Read what is installed in `sys.path` as it is now. Every engine asks, and reading the
     metadata of fifty distributions takes as long as asking them."""
-    found: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
+    entries: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
     installed = read()
     for entry in (entry for group in GROUPS for entry in installed.select(group=group)):
         if entry.dist is not None:
             metadata = entry.dist.metadata  # parsed anew at each access
             name = metadata["Name"]
-            found.setdefault((name, entry.name, entry.group), (entry, name, metadata["Version"]))
-    return tuple(found[key] for key in sorted(found))
+            entries.setdefault((name, entry.name, entry.group), (entry, name, metadata["Version"]))
+    return tuple(entries[key] for key in sorted(entries))
 
 
 class _Manager(pluggy.PluginManager):
@@ -148,7 +148,7 @@ def _declared(
             continue
         kind = KINDS[hook]
         for items in call():
-            held = declared.setdefault(hook, [])
+            bucket = declared.setdefault(hook, [])
             for item in items:
                 if not isinstance(item, kind):
                     raise PluginError(
@@ -163,7 +163,7 @@ def _declared(
                     )
                 other = _of_another_version(hook, item)
                 if other is None:
-                    held.append(item)
+                    bucket.append(item)
                 else:
                     aside.append(other)
     return declared, tuple(aside)
@@ -172,8 +172,8 @@ def _declared(
 def _unknown(error: pluggy.PluginValidationError, group: str) -> PluginError:
     """Name a function that is marked as a hook and is none of this group, and the hook or group
     that was probably meant."""
-    found = re.search(r"'(\w+)'", str(error))
-    name = found[1] if found else str(error)
+    match = re.search(r"'(\w+)'", str(error))
+    name = match[1] if match else str(error)
     if name in HOOKS:
         return PluginError(
             f"{name} is no hook of the entry-point group {group!r}",

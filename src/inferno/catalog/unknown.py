@@ -64,5 +64,5 @@ def _meant(name: str, known: Sequence[str]) -> str:
         if len(name) > 3 and name.lower() in short and name.lower() != short
     ]
     close = difflib.get_close_matches(name.lower(), list(spelt), n=_SHOWN, cutoff=0.7)
-    found = list(dict.fromkeys([*(spelt[each] for each in close), *near]))[:_SHOWN]
-    return f"Did you mean {' or '.join(found)}?" if found else ""
+    guesses = list(dict.fromkeys([*(spelt[each] for each in close), *near]))[:_SHOWN]
+    return f"Did you mean {' or '.join(guesses)}?" if guesses else ""

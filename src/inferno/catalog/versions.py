@@ -93,8 +93,8 @@ def _scheme(old: QuantScheme) -> QuantScheme:
         return contracts.HeldMatrix(layout=layout, shape=None, nbytes=nbytes(stored.parts, dtype))
 
     def load_parts(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
-        found: Weight = load(tensors, quant_config=stored.quant_config, dtype=dtype)
-        return found
+        weight: Weight = load(tensors, quant_config=stored.quant_config, dtype=dtype)
+        return weight
 
     return evolve(
         old, refuses=refuses, holds=holds, load=load_parts, owns=None, nbytes=None, api_version=2

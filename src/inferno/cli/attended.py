@@ -33,8 +33,8 @@ def attention_rows(
         from inferno.plan.cache_groups import nbytes_of
 
         index = nbytes_of({"index_k": keys})
-        other, own = (format_bytes(n / block_size) for n in (nbytes_of(use.cache) - index, index))
-        tensors += f": {other} per token, and {own} of the index"
+        other, extra = (format_bytes(n / block_size) for n in (nbytes_of(use.cache) - index, index))
+        tensors += f": {other} per token, and {extra} of the index"
     yield "KV layout", f"per layer and {block_size} tokens: {tensors}", ""
 
 

@@ -102,20 +102,20 @@ def _uniform(
         click.echo(
             f"{'concurrent':>10}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'per stream':>10}"
         )
-    found = []
+    speeds = []
     for count in concurrency:
         first = median(_round(run, count, input_len, 1) for _ in range(rounds))
         total = median(_round(run, count, input_len, output_len) for _ in range(rounds))
         decode = count * (output_len - 1) / max(total - first, 1e-9)
         speed = Speed(count, count * input_len / first, decode)
-        found.append(asdict(speed))
+        speeds.append(asdict(speed))
         if not as_json:
             click.echo(
                 f"{count:>10}  {speed.prefill:>13.1f}  {decode:>12.1f}  {decode / count:>10.1f}"
             )
     if as_json:
         about = {"model": run.model_id, "input_len": input_len, "output_len": output_len}
-        click.echo(json.dumps({**about, "tokens_per_second": found}, indent=2))
+        click.echo(json.dumps({**about, "tokens_per_second": speeds}, indent=2))
 
 
 def _ragged(run: Run, count: int, as_json: bool) -> None:

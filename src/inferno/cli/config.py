@@ -69,13 +69,13 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise OptionError("models in the file is not a table", "Write [models.NAME] tables.")
     known = _settable(ctx.command.params)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, setting in content.items():
         option = known.get(key.replace("-", "_"))
         if option is None:
             raise _unknown(key, value, [*known, "models"])
-        found[option.name or ""] = _checked(key, setting, option, ctx)
-    ctx.default_map = {**(ctx.default_map or {}), **found}
+        settings[option.name or ""] = _checked(key, setting, option, ctx)
+    ctx.default_map = {**(ctx.default_map or {}), **settings}
     ctx.meta[MODELS] = [_model(ctx, name, table) for name, table in tables.items()]
 
 
@@ -91,8 +91,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def from_file(ctx: click.Context) -> list[ModelConfig]:
     """The models of the configuration file."""
-    found: list[ModelConfig] = ctx.meta.get(MODELS, [])
-    return found
+    configs: list[ModelConfig] = ctx.meta.get(MODELS, [])
+    return configs
 
 
 def given(ctx: click.Context, name: str) -> bool:
@@ -146,7 +146,7 @@ def _model(ctx: click.Context, name: str, table: Mapping[str, Any]) -> ModelConf
         for key, option in _settable(ctx.command.params).items()
         if option.name in engine_names(ctx.command.params)
     }
-    own: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     engine: dict[str, Any] = {}
     for key, value in table.items():
         key = key.replace("-", "_")
@@ -154,19 +154,19 @@ def _model(ctx: click.Context, name: str, table: Mapping[str, Any]) -> ModelConf
         if key in fields:
             if problem := _problem(key, value):
                 raise OptionError(f"{where} {problem}", "Correct the file.")
-            own[key] = tuple(value) if isinstance(value, list) else value
+            values[key] = tuple(value) if isinstance(value, list) else value
         elif key in options:
             option = options[key]
             engine[option.name or ""] = _checked(where, value, option, ctx)
         else:
             raise _unknown(where, None, [*fields, *options])
-    if "ref" not in own:
+    if "ref" not in values:
         raise OptionError(
             f"models.{name} has no `ref`", "Add one: a directory, a file or a hub id."
         )
-    if "idle" in own:
-        seconds(own["idle"], f"models.{name}.idle")
-    return ModelConfig(name=name, table=ModelTable(**own), options=engine)
+    if "idle" in values:
+        seconds(values["idle"], f"models.{name}.idle")
+    return ModelConfig(name=name, table=ModelTable(**values), options=engine)
 
 
 def engine_names(params: Iterable[click.Parameter]) -> frozenset[str]:
@@ -179,12 +179,12 @@ def engine_names(params: Iterable[click.Parameter]) -> frozenset[str]:
 
 def _settable(params: Iterable[click.Parameter]) -> dict[str, click.Option]:
     """The options that a file may set, by the flag's name."""
-    found = {}
+    by_flag = {}
     for param in params:
         if isinstance(param, click.Option) and param.expose_value and param.name not in _OWN:
             flag = next(o for o in param.opts if o.startswith("--"))
-            found[flag[2:].replace("-", "_")] = param
-    return found
+            by_flag[flag[2:].replace("-", "_")] = param
+    return by_flag
 
 
 def _checked(key: str, value: Any, option: click.Option, ctx: click.Context) -> Any:

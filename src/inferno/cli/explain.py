@@ -37,11 +37,11 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
     machine = Machine(elsewhere=not locked)
     with open_model(chosen(ref), plan_options(values), machine=machine) as opened:
         plan = opened.plan
-        found = _survey(opened)
+        report = _survey(opened)
         if as_json:
-            click.echo(_as_json(plan, found))
+            click.echo(_as_json(plan, report))
         else:
-            click.echo(render.explained(plan, opened.text(), found))
+            click.echo(render.explained(plan, opened.text(), report))
         if checked:
             from inferno.weights.loading import check
 

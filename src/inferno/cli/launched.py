@@ -45,10 +45,10 @@ class Launched:
         if self.machines == 1:
             return self.host
         try:
-            found = str(socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)[0][4][0])
+            ip = str(socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError:
             return self.host  # an error that names it follows
-        return None if ip_address(found).is_loopback else self.host
+        return None if ip_address(ip).is_loopback else self.host
 
 
 def environ() -> MutableMapping[str, str]:
@@ -92,8 +92,8 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def _host(environ: Mapping[str, str], *, alone: bool) -> str:
-    if found := environ.get("MASTER_ADDR"):
-        return found
+    if address := environ.get("MASTER_ADDR"):
+        return address
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return first_node(nodes)
     if alone:
@@ -106,10 +106,10 @@ def _host(environ: Mapping[str, str], *, alone: bool) -> str:
 
 def first_node(nodes: str) -> str:
     """Return the first of Slurm's nodes: of `gpu[03-05,9],login`, gpu03."""
-    found = re.match(r"([^,\[\]]+)(?:\[(\w+))?([^,\[\]]*)", nodes.strip())
-    if found is None:
+    parts = re.match(r"([^,\[\]]+)(?:\[(\w+))?([^,\[\]]*)", nodes.strip())
+    if parts is None:
         raise OptionError(f"{nodes!r} is not a list of nodes", "Set MASTER_ADDR.")
-    first, number = found[1], found[2] or ""
+    first, number = parts[1], parts[2] or ""
     rest = nodes.partition("]")[2] if number else ""
     return first + number + re.split(r"[,\[]", rest)[0]
 

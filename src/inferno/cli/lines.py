@@ -27,12 +27,12 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> str:
         return text
     lines = []
     for line in text.split("\n"):
-        own = len(line) - len(line.lstrip(" "))
+        margin = len(line) - len(line.lstrip(" "))
         lines += textwrap.wrap(
-            line[own:],
+            line[margin:],
             max(width, indent + 20),
-            initial_indent=" " * own,
-            subsequent_indent=" " * (indent or own),
+            initial_indent=" " * margin,
+            subsequent_indent=" " * (indent or margin),
             break_long_words=False,
             break_on_hyphens=False,
         ) or [""]

@@ -28,8 +28,8 @@ def document(plan: Plan) -> dict[str, Any]:
     """Return the same for JSON."""
     from inferno.plan import machines_of
 
-    found = [_machine(each) for each in machines_of(plan)]
-    return {"machines": found} if found else {}
+    entries = [_machine(each) for each in machines_of(plan)]
+    return {"machines": entries} if entries else {}
 
 
 def _machine(machine: MachineBytes) -> dict[str, Any]:

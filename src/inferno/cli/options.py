@@ -46,10 +46,10 @@ class FiniteRange(click.FloatRange):
     """A range of numbers, of which infinity and `nan` are none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        result = super().convert(value, param, ctx)
+        if not math.isfinite(result):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+        return result
 
 
 def declare(function: Callable[..., Any]) -> click.Command:
@@ -62,8 +62,8 @@ def declare(function: Callable[..., Any]) -> click.Command:
     for option in command.params:
         if isinstance(option, click.Option) and option.expose_value:
             flag = next(o for o in option.opts if o.startswith("--"))
-            own, other = "INFERNO_" + flag[2:].replace("-", "_").upper(), option.envvar
-            option.envvar = own if other is None else [own, str(other)]
+            variable, other = "INFERNO_" + flag[2:].replace("-", "_").upper(), option.envvar
+            option.envvar = variable if other is None else [variable, str(other)]
     return command
 
 

@@ -120,18 +120,18 @@ def follow(
 def follows(ref: str | None, values: Mapping[str, Any]) -> bool:
     """If a launcher has started this process as a rank but the first, be that rank. Returns whether
     it was: else this process is the engine's, or there is no launcher."""
-    if values.get("executor") not in LAUNCHERS or (found := launched(environ())).rank == 0:
+    if values.get("executor") not in LAUNCHERS or (world := launched(environ())).rank == 0:
         return False
     if (early := get_current_context().obj) is not None:
         early.discard()
     follow(
-        found.host,
-        values.get("rank_port") or found.port,
+        world.host,
+        values.get("rank_port") or world.port,
         values.get("rank_token_file"),
         model=ref,
         wait=_LAUNCHED_WAIT,
         stays=False,
-        rank=found.rank,
+        rank=world.rank,
         own_host=values.get("rank_host"),
         threads=values.get("threads"),
         offline=bool(values.get("offline")),

@@ -103,23 +103,23 @@ RANK_OPTIONS = [
 def fold_ranks(given: dict[str, Any]) -> None:
     """Replace launchers' names, and what the environment says, by options. Raises OptionError."""
     if given.get("executor") in LAUNCHERS:
-        found = launched(environ())
-        if found.rank:  # `follows` has it in the commands that can
+        world = launched(environ())
+        if world.rank:  # `follows` has it in the commands that can
             raise OptionError(
-                f"this command cannot be rank {found.rank} of a launcher", "Use serve or generate."
+                f"this command cannot be rank {world.rank} of a launcher", "Use serve or generate."
             )
         given["executor"] = "environment"
         stages = given.get("pp") or 1
-        if found.ranks % stages:
+        if world.ranks % stages:
             raise OptionError(
-                f"the launcher's {found.ranks} ranks cannot be dealt out evenly to {stages} stages",
+                f"the launcher's {world.ranks} ranks cannot be dealt out evenly to {stages} stages",
                 f"Start a multiple of {stages} processes, or use another --pp.",
             )
-        given.setdefault("tp", found.ranks // stages)
-        given.setdefault("nodes", found.machines)
-        if (host := found.listens) is not None:
+        given.setdefault("tp", world.ranks // stages)
+        given.setdefault("nodes", world.machines)
+        if (host := world.listens) is not None:
             given.setdefault("rank_host", host)
-        given.setdefault("rank_port", found.port)
+        given.setdefault("rank_port", world.port)
     if ("executor" in given or given.get("nodes", 1) > 1) and "rank_token_file" not in given:
         if (file := token_file(environ())) is not None:
             given["rank_token_file"] = file

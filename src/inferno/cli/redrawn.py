@@ -62,14 +62,14 @@ class Trimmed:
 
 def trimmed(line: Sequence[Segment]) -> list[Segment]:
     """Return the line without blanks at its end that nothing shows."""
-    kept = list(line)
-    while kept and not (kept[-1].style and kept[-1].style.bgcolor):
-        text = kept[-1].text.rstrip(" ")
+    segments = list(line)
+    while segments and not (segments[-1].style and segments[-1].style.bgcolor):
+        text = segments[-1].text.rstrip(" ")
         if text:
-            kept[-1] = Segment(text, kept[-1].style)
+            segments[-1] = Segment(text, segments[-1].style)
             break
-        kept.pop()
-    return kept
+        segments.pop()
+    return segments
 
 
 @define

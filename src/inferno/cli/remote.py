@@ -72,10 +72,10 @@ class RemoteModel:
             card: Mapping[str, Any] = {}
             with suppress(RemoteError):  # a server need not list its models
                 card = next((card for card in self._cards() if card["id"] == self.name), {})
-            found = card.get("interactive_sampling")
-            if found is None and card.get("owned_by") == "inferno":
+            sampling = card.get("interactive_sampling")
+            if sampling is None and card.get("owned_by") == "inferno":
                 return {}  # not loaded yet
-            self._sampling[self.name] = found or {}
+            self._sampling[self.name] = sampling or {}
         return self._sampling[self.name]
 
     def choose(self, name: str) -> None:
@@ -204,10 +204,10 @@ def _refusal(status: int, content: bytes) -> RemoteError:
         429: "The server is busy: /retry in a moment.",
         503: "The server is not ready: /retry in a moment.",
     }
-    found = RemoteError(f"the server answered {status}: {message}", remedies.get(status, ""))
+    refusal = RemoteError(f"the server answered {status}: {message}", remedies.get(status, ""))
     if isinstance(code, str):
-        found.code = code
-    return found
+        refusal.code = code
+    return refusal
 
 
 def _use_one_of(names: Sequence[str]) -> str:

@@ -173,8 +173,8 @@ def _linked(link: Link, name: str, plan: Plan) -> str:
 
 def _session_rows(plan: Plan) -> Iterable[Row]:
     if (use := plan.sessions) is not None:
-        kept = f"{use.name}: up to {use.quota} tokens of each, {use.ttl:g} s after its last use"
-        yield "sessions", kept, _origin(plan, "session keeper")
+        text = f"{use.name}: up to {use.quota} tokens of each, {use.ttl:g} s after its last use"
+        yield "sessions", text, _origin(plan, "session keeper")
 
 
 def _source(plan: Plan) -> str:
@@ -188,9 +188,9 @@ def _sampling_rows(assets: TextAssets) -> Iterable[Row]:
     interactive = defaults.named_values(defaults.interactive_params(assets))
     api = defaults.named_values(defaults.default_params(assets))
     text = f"{_values(interactive)}, as the checkpoint says"
-    if apart := {name: value for name, value in interactive.items() if value != api[name]}:
-        text = f"{_values(apart)} in the terminal and on the page: the checkpoint names none; "
-        text += f"the API's are {_values({name: api[name] for name in apart})}"
+    if difference := {name: value for name, value in interactive.items() if value != api[name]}:
+        text = f"{_values(difference)} in the terminal and on the page: the checkpoint names none; "
+        text += f"the API's are {_values({name: api[name] for name in difference})}"
     yield "sampling", text, ""
 
 
@@ -228,8 +228,8 @@ def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     name = use.name if plain or use.layout == use.name else f"{use.name} in {use.layout}"
     how = ", quantized while loading" if use.in_situ else ""
     count = f"{use.count} {'matrix' if use.count == 1 else 'matrices'}"
-    held = f"{name}: {count} of {', '.join(use.stored)}{how}, {size}"
-    return f"{held} ({', '.join(use.classes)})" if classes else held
+    text = f"{name}: {count} of {', '.join(use.stored)}{how}, {size}"
+    return f"{text} ({', '.join(use.classes)})" if classes else text
 
 
 def _in_situ_rows(plan: Plan) -> Iterable[Row]:
@@ -245,8 +245,8 @@ def _override_rows(plan: Plan) -> Iterable[Row]:
         by_scheme: dict[str, dict[str, None]] = {}
         for path, scheme in use.schemes.items():
             by_scheme.setdefault(scheme, {})[path.rpartition(".")[2]] = None
-        held = "; ".join(f"{scheme} ({', '.join(each)})" for scheme, each in by_scheme.items())
-        taken = f"{use.count} modules{f': {held}' if held else ''}"
+        listing = "; ".join(f"{scheme} ({', '.join(each)})" for scheme, each in by_scheme.items())
+        taken = f"{use.count} modules{f': {listing}' if listing else ''}"
         yield (
             "override",
             f"{use.pattern} from {use.path}, {taken}",

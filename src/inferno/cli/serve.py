@@ -181,8 +181,8 @@ class Serving:
         """Take the options out of the command's values. Those that choose plugins are the engine's
         too."""
         shared = {name: values[name] for name in ("disable", "only")}
-        own = [each.name for each in fields(cls) if each.name not in shared]
-        return cls(**{name: values.pop(name) for name in own}, **shared)
+        names = [each.name for each in fields(cls) if each.name not in shared]
+        return cls(**{name: values.pop(name) for name in names}, **shared)
 
 
 @frozen(kw_only=True)
@@ -238,7 +238,7 @@ def _several(
         raise OptionError(
             f"{flag} is for one model", "Leave it out; name models by --model NAME=REF."
         )
-    found = several(
+    group = several(
         ctx,
         models,
         {**engine, "chat_template": serving.chat_template},
@@ -246,8 +246,8 @@ def _several(
         max_loaded=serving.max_loaded,
         engine_timeout=network.engine_timeout,
     )
-    options = {"budgets": found.budgets, "max_loaded": serving.max_loaded}
-    return _Served(llm=found.specs, name=found.specs[0].name, options=options)
+    options = {"budgets": group.budgets, "max_loaded": serving.max_loaded}
+    return _Served(llm=group.specs, name=group.specs[0].name, options=options)
 
 
 def _prefill(served: _Served) -> None:

@@ -171,12 +171,12 @@ class Run:
             return messages
         encode = self.preprocessor.tokenizer.encode
         sizes = [len(encode(str(each["content"]), add_special_tokens=False)) for each in messages]
-        kept = messages
+        subset = messages
         for indices in windows([str(each["role"]) for each in messages], sizes, limit):
-            kept = [messages[i] for i in indices]
-            if self._fits(kept, thinking, limit):
+            subset = [messages[i] for i in indices]
+            if self._fits(subset, thinking, limit):
                 break
-        return kept
+        return subset
 
     def _fits(
         self, messages: Sequence[Mapping[str, Any]], thinking: bool | None, limit: int

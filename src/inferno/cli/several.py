@@ -38,8 +38,8 @@ def configured(ctx: click.Context, refs: Sequence[str], named: Sequence[str]) ->
     """The models of the command line, then those of the file. Raises OptionError."""
     models = [_of_ref(ref, model_name(ref)) for ref in refs]
     for pair in named:
-        name, found, ref = pair.partition("=")
-        if not (name and found and ref):
+        name, equals, ref = pair.partition("=")
+        if not (name and equals and ref):
             raise OptionError(f"--model {pair} is not NAME=REF", "Write --model small=demo.")
         models.append(_of_ref(ref, name))
     return models + from_file(ctx)
@@ -65,14 +65,14 @@ def several(
     budgets: dict[str, int] = {}
     specs, chosen = [], []
     for i, model in enumerate(models):
-        own = {k: v for k, v in model.options.items() if not _beaten(ctx, k)}
-        merged = {**values, **own}
+        overrides = {k: v for k, v in model.options.items() if not _beaten(ctx, k)}
+        merged = {**values, **overrides}
         template = merged.pop("chat_template", None)
         whole = plan_options(merged | {name: values.get(name) for name in _SHARED})
         device = find_device(whole.device)
         if device.torch_name not in budgets:
             budgets[device.torch_name] = memory_limit(whole, device).value
-        options = plan_options({**merged, **{name: own.get(name) for name in _SHARED}})
+        options = plan_options({**merged, **{name: overrides.get(name) for name in _SHARED}})
         if options.memory is None and options.gpu_memory_utilization is None:
             share = budgets[device.torch_name] // (max_loaded or len(models))
             options = evolve(options, memory=str(share))

@@ -35,7 +35,7 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
     yield "each has", shared, ""
     if ranks.cores and plan.engines is None:
-        bound = "; ".join(f"rank {i}: {_spans(own)}" for i, own in enumerate(ranks.cores))
+        bound = "; ".join(f"rank {i}: {_spans(numbers)}" for i, numbers in enumerate(ranks.cores))
         yield "cores", bound, ""
     for whole in ranks.whole:
         size = host.format_bytes(whole.nbytes)
@@ -89,8 +89,8 @@ def _stage_rows(plan: Plan, ranks: RankUse) -> Iterable[tuple[str, str, str]]:
         yield f"stage {stage + 1}", f"{', '.join(parts)} on {on}: {sizes}", ""
     passed = host.format_bytes(ranks.passed_bytes)
     over = " over TCP" if ranks.join is not None else ""
-    said = f"{passed} per token from stage to stage, through gloo{over}"
-    yield "pipeline", f"{ranks.stages} steps in flight, one in each stage; {said}", ""
+    traffic = f"{passed} per token from stage to stage, through gloo{over}"
+    yield "pipeline", f"{ranks.stages} steps in flight, one in each stage; {traffic}", ""
 
 
 def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, str]]:
@@ -100,17 +100,17 @@ def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, st
     memory = host.format_bytes(each * plan.memory_limit)
     yield "engines", f"{engines.count}, each with {has} and {memory}; sizes below are of one", ""
     if engines.cores:
-        parts = ["; ".join(_spans(own) for own in ranks) for ranks in engines.cores]
+        parts = ["; ".join(_spans(numbers) for numbers in ranks) for ranks in engines.cores]
         yield "cores", " | ".join(f"engine {i}: {part}" for i, part in enumerate(parts)), ""
 
 
 def _machines(ranks: RankUse, join: JoinUse) -> str:
     """Say which machine has which ranks."""
     per = ranks.here
-    own = [_spans(range(n * per, (n + 1) * per)) for n in range(join.nodes)]
+    runs = [_spans(range(n * per, (n + 1) * per)) for n in range(join.nodes)]
     word = "ranks" if per > 1 else "rank"
-    others = "".join(f", machine {n} {word} {own[n]}" for n in range(1, join.nodes))
-    return f"{join.nodes}: this one has {word} {own[0]}{others}; joined at {join.host}:{join.port}"
+    others = "".join(f", machine {n} {word} {runs[n]}" for n in range(1, join.nodes))
+    return f"{join.nodes}: this one has {word} {runs[0]}{others}; joined at {join.host}:{join.port}"
 
 
 def _starter(join: JoinUse) -> str:
@@ -149,10 +149,10 @@ def _heads(plan: Plan) -> Iterable[str]:
 
 def _spans(cores: Sequence[int]) -> str:
     """Return numbers as ranges: `0-3 8`."""
-    found = list[list[int]]()
+    spans = list[list[int]]()
     for core in cores:
-        if found and found[-1][-1] == core - 1:
-            found[-1][1:] = [core]
+        if spans and spans[-1][-1] == core - 1:
+            spans[-1][1:] = [core]
         else:
-            found.append([core])
-    return " ".join("-".join(map(str, each)) for each in found)
+            spans.append([core])
+    return " ".join("-".join(map(str, each)) for each in spans)

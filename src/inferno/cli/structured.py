@@ -43,8 +43,8 @@ def take_structured(values: dict[str, Any]) -> dict[str, Any]:
         "choice": list(values.pop("choice")) or None,
         "grammar": grammar and _read(grammar),
     }
-    found = {name: value for name, value in given.items() if value is not None}
-    return {"structured_outputs": found} if found else {}
+    settings = {name: value for name, value in given.items() if value is not None}
+    return {"structured_outputs": settings} if settings else {}
 
 
 def _read(path: Path) -> str:

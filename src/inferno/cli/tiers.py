@@ -45,19 +45,19 @@ def tiers(plan: Plan) -> list[Tier]:
     store, token = plan.store, plan.kv_bytes_per_token
     if store is None or store.link is not None:
         return []
-    found = [Tier("memory", plan.kv_bytes, token)]
+    levels = [Tier("memory", plan.kv_bytes, token)]
     if store.host_fold:
-        found.append(Tier("host", store.host_bytes(plan.groups), token))
+        levels.append(Tier("host", store.host_bytes(plan.groups), token))
     if store.folder is not None:
         shared = ", which all engines read" if store.engines > 1 else ""
-        found.append(Tier("disk", store.folder_limit, token, _folder(plan, store) + shared))
-    return found
+        levels.append(Tier("disk", store.folder_limit, token, _folder(plan, store) + shared))
+    return levels
 
 
 def sections(plan: Plan, survey: Survey | None) -> Iterator[tuple[str, list[Row]]]:
     """Return titles and rows."""
-    if found := tiers(plan):
-        yield f"Tiers of the cache{_of_one(plan)}", [_row(tier) for tier in found]
+    if levels := tiers(plan):
+        yield f"Tiers of the cache{_of_one(plan)}", [_row(tier) for tier in levels]
     if survey is not None and plan.store is not None:
         yield (
             f"Blocks in {_folder(plan, plan.store)}",
@@ -82,11 +82,11 @@ def _folder(plan: Plan, store: StoreUse) -> str:
 
 def document(plan: Plan, survey: Survey | None) -> dict[str, Any]:
     """Return the same for JSON."""
-    if not (found := tiers(plan)):
+    if not (levels := tiers(plan)):
         return {}
-    said = [asdict(tier) | {"tokens": tier.tokens} for tier in found]
+    rows = [asdict(tier) | {"tokens": tier.tokens} for tier in levels]
     if survey is None:
-        return {"tiers": said}
+        return {"tiers": rows}
     layouts = [
         {
             "path": str(each.stored.path),
@@ -96,7 +96,7 @@ def document(plan: Plan, survey: Survey | None) -> dict[str, Any]:
         }
         for each in survey.layouts
     ]
-    return {"tiers": said, "stored": {"files_compared": survey.knows_files, "layouts": layouts}}
+    return {"tiers": rows, "stored": {"files_compared": survey.knows_files, "layouts": layouts}}
 
 
 def _row(tier: Tier) -> Row:

@@ -73,7 +73,7 @@ def _check_kind(file: Path, kind: int) -> None:
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
-    said = getattr(error, "strerror", None) or error
+    reason = getattr(error, "strerror", None) or error
     return CheckpointError(
-        f"{file} cannot be read: {said}", "Check the path, its links and its permissions."
+        f"{file} cannot be read: {reason}", "Check the path, its links and its permissions."
     )

@@ -140,7 +140,7 @@ class MelProcessor:
             raise ValueError(f"it hears {most / RATE:g} s")
         if not self.chunks:  # a frame reads two before and behind it: further silence is alike
             length = min(length, (math.ceil(len(samples_N) / HOP) + self.beyond + 4) * HOP)
-        found = self.made(
+        features = self.made(
             samples_N,
             sampling_rate=RATE,
             padding="max_length",
@@ -149,8 +149,8 @@ class MelProcessor:
             return_attention_mask=True,
             return_tensors="np",
         )
-        heard = int(found["attention_mask"].sum())
-        values_PW = found["input_features"][0].T
+        heard = int(features["attention_mask"].sum())
+        values_PW = features["input_features"][0].T
         if self.chunks:
             return Pixels(values_PW, (count, frames, heard))
         sent = min(heard + self.beyond, frames)

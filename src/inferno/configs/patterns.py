@@ -77,10 +77,10 @@ _ENDLESS = _Ways(factor=math.inf)
 
 
 def _sequence(parts: Iterable[tuple[Any, Any]], characters: int) -> _Ways:
-    found = _Ways()
+    ways = _Ways()
     for kind, value in parts:
-        found = found.then(_ways(str(kind), value, characters))
-    return found
+        ways = ways.then(_ways(str(kind), value, characters))
+    return ways
 
 
 def _ways(kind: str, value: Any, characters: int) -> _Ways:

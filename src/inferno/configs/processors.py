@@ -66,6 +66,6 @@ class _GridProcessor:
     made: Any
 
     def __call__(self, image: Image) -> Pixels:
-        found = self.made(images=[image], return_tensors="np")
-        frames, rows, columns = map(int, found["image_grid_thw"][0])
-        return Pixels(found["pixel_values"], (frames, rows, columns))
+        features = self.made(images=[image], return_tensors="np")
+        frames, rows, columns = map(int, features["image_grid_thw"][0])
+        return Pixels(features["pixel_values"], (frames, rows, columns))

@@ -234,5 +234,5 @@ def with_vision(read: T, config: Mapping[str, Any], vision: VisionConfig) -> T:
             "Check deepstack_visual_indexes.",
         )
     changed: Any = read  # whose fields the subclass has
-    found: T = attrs.evolve(changed, mrope_section=sections, vision=vision)
-    return found
+    result: T = attrs.evolve(changed, mrope_section=sections, vision=vision)
+    return result

@@ -271,8 +271,8 @@ class ReasoningTokens:
                 continue
             for known in range(len(close)):
                 rest = close[known:]
-                found = token.startswith(rest) if known else rest in token
-                if found and token.partition(rest)[2].strip():
+                has_rest = token.startswith(rest) if known else rest in token
+                if has_rest and token.partition(rest)[2].strip():
                     straddling.setdefault(known, []).append(token_id)
         for marker in markers.calls:
             if len(ids := vocabulary.encode(marker)) == 1:
@@ -324,8 +324,8 @@ def has_bit(mask_W: Mask, token_id: int) -> bool:
 def have_bits(mask_W: Mask, token_ids: Any) -> Any:
     """Return whether a mask allows each of these tokens, a numpy array."""
     words, bits = token_ids >> 5, token_ids & 31
-    found = mask_W[np.minimum(words, len(mask_W) - 1)] >> bits & 1
-    return (words < len(mask_W)) & (found == 1)
+    flags = mask_W[np.minimum(words, len(mask_W) - 1)] >> bits & 1
+    return (words < len(mask_W)) & (flags == 1)
 
 
 def set_bit(mask_W: Mask, token_id: int) -> None:

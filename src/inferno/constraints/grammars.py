@@ -100,16 +100,16 @@ class Grammars:
         """Return the constraint of a request's grammar and its budget of reasoning, or None if it
         has neither. Its time is the tenant's. Raises GrammarError."""
         spec, markers = params.structured_outputs, params.reasoning
-        found = self.compile(spec) if spec is not None else None
-        if found is not None and found.time is not None:
-            found.time.tenant = tenant
+        inner = self.compile(spec) if spec is not None else None
+        if inner is not None and inner.time is not None:
+            inner.time.tenant = tenant
         if params.thinking_token_budget is None or markers is None:
-            return found
+            return inner
         marks = self._marks_of(markers)
         close = tuple(self._known().encode(markers.close))
         budget = params.thinking_token_budget
         ends = tuple(marker.encode() for marker in markers.calls if markers.calls_end)
-        return BudgetConstraint(found, marks, close, budget, markers.is_open, ends)
+        return BudgetConstraint(inner, marks, close, budget, markers.is_open, ends)
 
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""

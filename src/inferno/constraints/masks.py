@@ -68,12 +68,12 @@ class Masks:
     def allow(self, places: Sequence[tuple[int, int]], token_ids: Sequence[int]) -> list[bool]:
         """Return whether each token is allowed in its place, a row and the number of drafts before
         it. Computes the masks without which that is not known."""
-        asked = list(zip(places, token_ids, strict=True))
-        answers = [self.allows(row, token_id, at) for (row, at), token_id in asked]
+        queries = list(zip(places, token_ids, strict=True))
+        answers = [self.allows(row, token_id, at) for (row, at), token_id in queries]
         self.fill({row for (row, _), each in zip(places, answers, strict=True) if each is None})
         return [
             bool(self.allows(row, token_id, at) if answer is None else answer)
-            for ((row, at), token_id), answer in zip(asked, answers, strict=True)
+            for ((row, at), token_id), answer in zip(queries, answers, strict=True)
         ]
 
     def of(self, row: int, at: int = 0) -> Mask | None:
@@ -95,17 +95,17 @@ class Masks:
         for row, count in zip(missing, counts, strict=True):
             constraint = self.constraints[row]
             self.known[row] = mask_NW = masks_MW[first : first + count]
-            asked = constraint.fill(self.drafts.get(row, ()), mask_NW)
-            if asked is not None:
+            request = constraint.fill(self.drafts.get(row, ()), mask_NW)
+            if request is not None:
                 compiler = constraint.compiler
                 assert compiler is not None, "a constraint that asks for masks has a compiler"
-                _, own = requests.setdefault(id(compiler), (compiler, {}))
-                own[row] = asked._replace(index=first)
+                _, by_row = requests.setdefault(id(compiler), (compiler, {}))
+                by_row[row] = request._replace(index=first)
             first += count
-        for compiler, own in requests.values():
-            alone = [row for row in own if is_watched(self.constraints[row])]
-            for rows in [[row] for row in alone] + [[row for row in own if row not in alone]]:
-                self._compute(compiler, {row: own[row] for row in rows}, masks_MW)
+        for compiler, by_row in requests.values():
+            alone = [row for row in by_row if is_watched(self.constraints[row])]
+            for rows in [[row] for row in alone] + [[row for row in by_row if row not in alone]]:
+                self._compute(compiler, {row: by_row[row] for row in rows}, masks_MW)
         for row in missing:
             self.constraints[row].finish_fill(self.known[row])
 
@@ -151,14 +151,14 @@ class MaskJob:
     def begin(self, drafts: Drafts) -> Drafts:
         """Return the step's drafts without those that a constraint forbids, and begin the masks if
         they are computed beside the step."""
-        found = {}
+        prefixes = {}
         for row, ids in drafts.items():
             constraint = self.rows.get(row)
             if constraint is None:
-                found[row] = ids
+                prefixes[row] = ids
             elif not is_watched(constraint):
-                found[row] = ids[: constraint.count_valid(ids)]
-        drafts = {row: ids for row, ids in found.items() if ids}
+                prefixes[row] = ids[: constraint.count_valid(ids)]
+        drafts = {row: ids for row, ids in prefixes.items() if ids}
         self._masks = Masks(self.rows, self.words, drafts, asking=self.asking)
         if self.pool is not None and (wanted := self._wanted()):
             self._begun = self.pool.submit(self._masks.fill, wanted)

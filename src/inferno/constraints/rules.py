@@ -98,18 +98,18 @@ class LogitsRules:
             if not before or self.output[-len(before) :] == before:
                 x_V[last] = -math.inf
         if self.allowed is not None:
-            kept = x_V[self.allowed]
+            values = x_V[self.allowed]
             x_V.fill_(-math.inf)
-            x_V[self.allowed] = kept
+            x_V[self.allowed] = values
 
 
 def processed(logits_SV: Tensor, rules: Sequence[LogitsRules | None]) -> Tensor:
     """Apply the logits processors of each row, on a float32 copy if a row has any."""
-    found = {i: each for i, each in enumerate(rules) if each is not None and each.processors}
-    if not found:
+    by_row = {i: each for i, each in enumerate(rules) if each is not None and each.processors}
+    if not by_row:
         return logits_SV
     copy_SV = logits_SV.to(torch.float32, copy=True)
-    for i, each in found.items():
+    for i, each in by_row.items():
         copy_SV[i] = each.process(logits_SV[i])
     return copy_SV
 
@@ -152,9 +152,9 @@ def masked(x_BV: Tensor, masks: Sequence[Any]) -> Tensor:
     for y_V, mask_W in zip(y_BV.unbind(), masks, strict=True):
         if mask_W is None:
             continue
-        held = penalties.setdefault(len(mask_W), np.empty((4 * len(mask_W), 8), np.float32))
-        np.take(_PENALTIES, mask_W.view(np.uint8), axis=0, out=held, mode="clip")
-        penalty_V = torch.from_numpy(held.reshape(-1)[:size])
+        buffer = penalties.setdefault(len(mask_W), np.empty((4 * len(mask_W), 8), np.float32))
+        np.take(_PENALTIES, mask_W.view(np.uint8), axis=0, out=buffer, mode="clip")
+        penalty_V = torch.from_numpy(buffer.reshape(-1)[:size])
         y_V[: len(penalty_V)] += penalty_V.to(y_V.device)
         y_V[len(penalty_V) :] = -math.inf
     return y_BV

@@ -43,8 +43,8 @@ class ChatNeed:
     def is_special(self, text: str) -> bool:
         """Whether a marker is a special token, which the output's text has only if special tokens
         are kept."""
-        found = self.token(text)
-        return found is not None and found.special
+        entry = self.token(text)
+        return entry is not None and entry.special
 
 
 class Delta(NamedTuple):

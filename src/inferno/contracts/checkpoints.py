@@ -206,18 +206,18 @@ class _Fewer(CheckpointView):
 def without(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
     """View a checkpoint without the tensors whose names have one of these ends; one without such
     tensors as it is. For a `QuantScheme.adapt`."""
-    kept = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
-    return _Fewer(checkpoint, kept) if len(kept) < len(checkpoint.tensors) else checkpoint
+    infos = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
+    return _Fewer(checkpoint, infos) if len(infos) < len(checkpoint.tensors) else checkpoint
 
 
 def left_out(checkpoint: Checkpoint) -> set[str]:
     """Return the names of the stored tensors that `without` has left out."""
-    found, view = set[str](), cast(object, checkpoint)
+    omissions, view = set[str](), cast(object, checkpoint)
     while isinstance(view, CheckpointView):
         if isinstance(view, _Fewer):
-            found |= view.checkpoint.tensors.keys() - view.tensors.keys()
+            omissions |= view.checkpoint.tensors.keys() - view.tensors.keys()
         view = view.checkpoint
-    return found
+    return omissions
 
 
 class Refused(ValueError):

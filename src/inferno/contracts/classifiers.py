@@ -56,10 +56,10 @@ def classifier_of(architecture: Architecture) -> Architecture:
 def _adapted(
     adapt: Callable[[Checkpoint], Checkpoint] | None, checkpoint: Checkpoint
 ) -> Checkpoint:
-    found = checkpoint if adapt is None else adapt(checkpoint)
-    if len(found.tensors[_HEAD].shape if _HEAD in found.tensors else ()) != 2:
+    view = checkpoint if adapt is None else adapt(checkpoint)
+    if len(view.tensors[_HEAD].shape if _HEAD in view.tensors else ()) != 2:
         raise CheckpointError(
             f"the checkpoint stores no head for labels: {_HEAD}",
             "Its config.json names a classifier; check that it belongs to these weights.",
         )
-    return Classifier(found)
+    return Classifier(view)

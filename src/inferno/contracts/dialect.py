@@ -150,8 +150,8 @@ class Dialect:
 
     def of(self, config: Mapping[str, Any]) -> Dialect:
         """Return the one that writes a model of this `config.json`."""
-        found = (d for d in self.variants if d.writes is not None and d.writes(config))
-        return next(found, self)
+        matches = (d for d in self.variants if d.writes is not None and d.writes(config))
+        return next(matches, self)
 
     def over(self, defaults: Self) -> Self:
         """Return this dialect, completed with a format's defaults."""

@@ -83,9 +83,9 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
 def _matched(stored: str, ours: str, name: str, part: int) -> StoredPlace | None:
     if (match := _pattern(ours).fullmatch(name)) is None:
         return None
-    found = match.groupdict()
-    member = int(found["e"]) if "e" in found else None
-    return StoredPlace(stored.replace("{n}", found.get("n") or ""), member, part)
+    groups = match.groupdict()
+    member = int(groups["e"]) if "e" in groups else None
+    return StoredPlace(stored.replace("{n}", groups.get("n") or ""), member, part)
 
 
 @cache

@@ -31,7 +31,7 @@ class Lazy:
         """Import and return the function. Raises PluginError if that fails."""
         module, _, name = self.target.partition(":")
         try:
-            found: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
+            member: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
         except InfernoError:
             raise
         except Exception as error:  # a module of a plugin may fail in any way
@@ -40,7 +40,7 @@ class Lazy:
                 f"{type(error).__name__}: {error}",
                 "Repair or upgrade that plugin, or run without it: --disable NAME.",
             ) from error
-        return found
+        return member
 
     def __repr__(self) -> str:
         return self.target
@@ -81,9 +81,9 @@ def owned(item: T, distribution: str) -> T:
             changed[declared.name] = attrs.evolve(value, owner=where)
         elif isinstance(value, Mapping):
             changed[declared.name] = {
-                key: attrs.evolve(held, owner=f"{where}[{key!r}]")
-                if isinstance(held, Lazy)
-                else held
-                for key, held in value.items()
+                key: attrs.evolve(entry, owner=f"{where}[{key!r}]")
+                if isinstance(entry, Lazy)
+                else entry
+                for key, entry in value.items()
             }
     return attrs.evolve(item, **changed) if changed else item  # type: ignore[misc]

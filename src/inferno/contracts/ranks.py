@@ -62,8 +62,8 @@ MAMBA2: Mapping[str, Divided] = {"in_proj": "state inputs", "out_proj": "from st
 def expert_of(path: str) -> tuple[str, int] | None:
     """Return the experts' path and the number of the routed expert that a matrix belongs to, by its
     module's path: `model.layers.0.mlp.experts` and 3. None if it belongs to none."""
-    found = _EXPERT.match(path)
-    return None if found is None else (found[1], int(found[2]))
+    parts = _EXPERT.match(path)
+    return None if parts is None else (parts[1], int(parts[2]))
 
 
 @frozen(kw_only=True)

@@ -69,11 +69,11 @@ def encoders_beside(model: str, paths: Iterable[str]) -> list[str]:
     words = _words(file)
 
     def rank(path: str) -> tuple[bool, int, str]:
-        own = _words(path.rpartition("/")[2])
-        kind = next((i for i, each in enumerate(_KINDS) if each in own), len(_KINDS))
-        return not own - {*_KINDS, _ENCODER, "model"} <= words, kind, path
+        name_words = _words(path.rpartition("/")[2])
+        kind = next((i for i, each in enumerate(_KINDS) if each in name_words), len(_KINDS))
+        return not name_words - {*_KINDS, _ENCODER, "model"} <= words, kind, path
 
-    return sorted(next((found for found in by_place if found), []), key=rank)
+    return sorted(next((group for group in by_place if group), []), key=rank)
 
 
 def _words(file: str) -> set[str]:

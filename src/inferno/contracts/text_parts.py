@@ -77,8 +77,8 @@ def media_of(config: Mapping[str, Any]) -> list[str]:
 
 def encoder_of(config: Mapping[str, Any]) -> str:
     """Return what a model has beside its text part: "an image encoder"."""
-    found = media_of(config)
-    return f"an {' and an '.join(found)} encoder" if found else "parts beside its text part"
+    media = media_of(config)
+    return f"an {' and an '.join(media)} encoder" if media else "parts beside its text part"
 
 
 @frozen(eq=False)
@@ -139,7 +139,7 @@ class SeeingPart(TextPart):
 
     @names.default
     def _with_encoder(self) -> dict[str, str]:
-        stored, found = self.checkpoint.tensors, TextPart._find(self)
+        stored, pairs = self.checkpoint.tensors, TextPart._find(self)
         for path, places in self.modules.items():
             # `inferno convert` writes a quantized text model beside it under the model's own paths.
             place = next((each for each in (*places, path) if _holds(stored, each)), None)
@@ -149,10 +149,10 @@ class SeeingPart(TextPart):
                     "Check that all files of the model are here.",
                 )
             # What follows counts: the decoder itself may be kept under the first part of a path.
-            found = {name: theirs for name, theirs in found.items() if not _in(theirs, place)}
+            pairs = {name: theirs for name, theirs in pairs.items() if not _in(theirs, place)}
             inside = (name for name in stored if _in(name, place))
-            found |= {f"{path}{self._renamed(name.removeprefix(place))}": name for name in inside}
-        return found
+            pairs |= {f"{path}{self._renamed(name.removeprefix(place))}": name for name in inside}
+        return pairs
 
     def _renamed(self, name: str) -> str:
         return ".".join(self.renamed.get(part, part) for part in name.split("."))

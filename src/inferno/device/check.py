@@ -28,15 +28,15 @@ def check_device(device: Device) -> None:
         )
     if device.kind != "cuda":
         return
-    found = torch.cuda.get_device_properties(device.index)
+    properties = torch.cuda.get_device_properties(device.index)
     # The driver and torch may name a part of a GPU differently.
-    same_name = found.name == device.name or "MIG" in f"{found.name} {device.name}"
-    if not same_name or (found.major, found.minor) != device.capability:
+    same_name = properties.name == device.name or "MIG" in f"{properties.name} {device.name}"
+    if not same_name or (properties.major, properties.minor) != device.capability:
         raise DeviceError(
-            f"the plan is for {device}, but torch finds a {found.name} under that number",
+            f"the plan is for {device}, but torch finds a {properties.name} under that number",
             "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that all programs count alike.",
         )
-    if not runs_on((found.major, found.minor), torch.cuda.get_arch_list()):
+    if not runs_on((properties.major, properties.minor), torch.cuda.get_arch_list()):
         raise DeviceError(*no_kernels(device))
     with device_errors(device):
         # Kernels that are not torch's, and the allocator, work on the current device.
@@ -47,8 +47,8 @@ def runs_on(capability: tuple[int, int], built: Iterable[str]) -> bool:
     """Whether code for one of `built` ("sm_80", "sm_90a", "compute_120") runs on a chip. Machine
     code runs on later chips of the same major version; `compute` code is compiled for any later
     chip. True if no entry is known."""
-    found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name) for name in built]
-    known = [m for m in found if m is not None]
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name) for name in built]
+    known = [m for m in matches if m is not None]
     if not known:
         return True
     for match in known:

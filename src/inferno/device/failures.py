@@ -39,9 +39,9 @@ def device_errors(device: Device, purpose: str = "") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError, MemoryError, OSError) as error:
-        if (found := told(error, device, purpose)) is None:
+        if (failure := told(error, device, purpose)) is None:
             raise
-        raise found from error
+        raise failure from error
 
 
 def told(error: BaseException, device: Device, purpose: str = "") -> InfernoError | None:

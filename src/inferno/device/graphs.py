@@ -87,8 +87,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _caller(trace: TracebackType | None) -> str:
-    found = list(_methods(trace))
-    return found[-1] if found else "no module"
+    methods = list(_methods(trace))
+    return methods[-1] if methods else "no module"
 
 
 def _methods(trace: TracebackType | None) -> Iterator[str]:

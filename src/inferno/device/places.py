@@ -32,8 +32,8 @@ class Places:
     def copy(self, pairs: Sequence[tuple[int | None, int]]) -> None:
         """Copy a source to a target in every tensor, or clear the target, in order."""
         if self._arrays is None:
-            for apart in _apart(pairs):
-                self.copy_at_once(apart)
+            for group in _apart(pairs):
+                self.copy_at_once(group)
             return
         for source, target in pairs:
             for array in self._arrays:
@@ -57,11 +57,11 @@ def _apart(
     pairs: Sequence[tuple[int | None, int]],
 ) -> Iterator[list[tuple[int | None, int]]]:
     """Divide pairs, in order, into lists that can be copied at once."""
-    found, written = list[tuple[int | None, int]](), set[int | None]()
+    group, written = list[tuple[int | None, int]](), set[int | None]()
     for pair in pairs:
         if not written.isdisjoint(pair):
-            yield found
-            found, written = [], set()
-        found.append(pair)
+            yield group
+            group, written = [], set()
+        group.append(pair)
         written.add(pair[1])
-    yield found
+    yield group

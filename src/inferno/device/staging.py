@@ -92,8 +92,8 @@ class Arriving:
     def values(self) -> list[int]:
         """Wait for the copy, and return the integers."""
         [host] = self._wait()
-        found: list[int] = host.tolist()
-        return found
+        numbers: list[int] = host.tolist()
+        return numbers
 
 
 @define(eq=False)

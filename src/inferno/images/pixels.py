@@ -166,8 +166,8 @@ def folder_of(pid: int) -> Path:
 def made_folder(folder: Path) -> None:
     """Make a folder that nobody else reads. Raises InfernoError if it is someone else's."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise InfernoError(
             f"{folder} is another user's, or others may read it", "Remove it, and start again."
         )

@@ -69,10 +69,10 @@ class Preparer:
 
     def digest(self, image: Image) -> bytes:
         """Return the identity of an image in RGB as this model sees it."""
-        found = blake2b(self.identity, digest_size=16)
-        found.update(repr(image.size).encode())
-        found.update(image.tobytes())
-        return found.digest()
+        hasher = blake2b(self.identity, digest_size=16)
+        hasher.update(repr(image.size).encode())
+        hasher.update(image.tobytes())
+        return hasher.digest()
 
     def prepare(self, image: Image, folder: Path, param: str = "image") -> Prepared:
         """Write an image's pixels to a file of its digest's name, if it is not there. Raises
@@ -123,9 +123,9 @@ class AudioPreparer:
 
     def digest(self, samples_N: Samples) -> bytes:
         """Return the identity of samples as this model hears them."""
-        found = blake2b(self.identity, digest_size=16)
-        found.update(samples_N.tobytes())
-        return found.digest()
+        hasher = blake2b(self.identity, digest_size=16)
+        hasher.update(samples_N.tobytes())
+        return hasher.digest()
 
     def prepare(self, samples_N: Samples, folder: Path, param: str = "audio") -> Prepared:
         """Write the frames of a spectrogram to a file of their digest's name, if it is not there.
@@ -144,12 +144,12 @@ class AudioPreparer:
 
 def preparers(opened: Opened) -> dict[str, Prepares]:
     """Return what prepares each medium that an opened model reads, by its name."""
-    found: dict[str, Prepares] = {}
+    by_medium: dict[str, Prepares] = {}
     if opened.plan.images is not None:
-        found[IMAGE.name] = Preparer.of(opened)
+        by_medium[IMAGE.name] = Preparer.of(opened)
     if opened.plan.audio is not None:
-        found[AUDIO.name] = AudioPreparer.of(opened)
-    return found
+        by_medium[AUDIO.name] = AudioPreparer.of(opened)
+    return by_medium
 
 
 def _identity(opened: Opened, use: ImageUse | AudioUse, fields: Mapping[str, Any]) -> bytes:
@@ -159,8 +159,8 @@ def _identity(opened: Opened, use: ImageUse | AudioUse, fields: Mapping[str, Any
         for each in opened.plan.chosen
         if each.kind == "architecture"
     ]
-    said = json.dumps([versions, asdict(use), dict(fields)], sort_keys=True, default=str)
-    return blake2b(said.encode(), digest_size=16).digest()
+    text = json.dumps([versions, asdict(use), dict(fields)], sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def _written(pixels: Pixels, digest: bytes, count: int, folder: Path, medium: Medium) -> Prepared:

@@ -63,9 +63,9 @@ class Embeddings:
     _held: OrderedDict[bytes, Tensor] = field(factory=OrderedDict)
 
     def get(self, digest: bytes) -> Tensor | None:
-        if (found := self._held.get(digest)) is not None:
+        if (entry := self._held.get(digest)) is not None:
             self._held.move_to_end(digest)
-        return found
+        return entry
 
     def keep(self, digest: bytes, embeddings_MD: Tensor) -> None:
         self._held[digest] = embeddings_MD
@@ -110,8 +110,8 @@ class Seeing:
     @classmethod
     def of(cls, model: nn.Module, plan: Plan) -> list[Seeing]:
         """Return the part of a model that sees images or hears audio; none for others."""
-        found = (module for module in model.modules() if isinstance(module, MediaEncoder))
-        encoders = {module.medium: module for module in found}
+        towers = (module for module in model.modules() if isinstance(module, MediaEncoder))
+        encoders = {module.medium: module for module in towers}
         if not plan.media:
             return []
         inputs = next((each for each in model.modules() if isinstance(each, ImageInputs)), None)
@@ -119,9 +119,9 @@ class Seeing:
             return []
         captured = max(plan.capture.sizes, default=0) if plan.capture is not None else 0
         most = max(plan.max_num_batched_tokens, captured)
-        kept = Embeddings(sum(use.cache_bytes for use in plan.media))
+        cache = Embeddings(sum(use.cache_bytes for use in plan.media))
         sizes, device = (plan.max_num_seqs, most, inputs.width), plan.device.torch_name
-        return [cls(encoders, inputs, *sizes, device, kept)]
+        return [cls(encoders, inputs, *sizes, device, cache)]
 
     def admit(self, new: Admitted) -> None:
         row, images = new.row, new.request.images
@@ -141,18 +141,18 @@ class Seeing:
     def before(self, arrays: Arrays) -> None:
         rows_T = np.repeat(arrays.rows, np.diff(arrays.query_starts))
         count = len(rows_T)
-        own = [row for row in self.images if row in arrays.rows] if self.images else []
+        image_rows = [row for row in self.images if row in arrays.rows] if self.images else []
         if self.inputs.positions is not None:
             found_3T = np.empty((3, count), np.int64)
             found_3T[:] = arrays.positions + self._delta_R[rows_T]
-            for row in own:
+            for row in image_rows:
                 known_3T = self._positions[row]
                 at_N = np.flatnonzero((rows_T == row) & (arrays.positions < known_3T.shape[1]))
                 found_3T[:, at_N] = known_3T[:, arrays.positions[at_N]]
             self.inputs.positions_3T[:, :count].copy_(torch.from_numpy(found_3T))
         self.inputs.given = self.inputs.spans = None
-        if own:
-            self._give(arrays.positions, rows_T, own)
+        if image_rows:
+            self._give(arrays.positions, rows_T, image_rows)
         self._is_given = self.inputs.spans is not None
 
     def _give(self, positions_T: Array, rows_T: Array, own: list[int]) -> None:
@@ -179,8 +179,8 @@ class Seeing:
 
     def _embeddings_of(self, image: ImagePart) -> Tensor:
         """Return an image's embeddings, (M, D), which are computed unless they are kept."""
-        if (kept := self.embeddings.get(image.digest)) is not None:
-            return kept
+        if (entry := self.embeddings.get(image.digest)) is not None:
+            return entry
         encoder = self.encoders[image.medium]
         if (pixels_PW := self._pixels_of(image, encoder.patches(image.grid))) is None:
             # The request fails, if anybody still wants it, and what it has cached is forgotten: its

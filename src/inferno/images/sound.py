@@ -79,17 +79,17 @@ def given_samples(source: Any, rate: int, most_seconds: float, param: str) -> Sa
     """Return samples of the caller's own as one channel: an array, (samples) or (samples,
     channels), of `rate` a second, or a pair of it and its rate. Raises RequestError."""
     values, given = source if isinstance(source, tuple | list) else (source, rate)
-    found = np.asarray(values)
-    if found.dtype.kind != "f" or found.ndim not in (1, 2) or not found.size:
-        cause = f"{param} is an array of {found.dtype}, of the shape {found.shape}"
+    array = np.asarray(values)
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or not array.size:
+        cause = f"{param} is an array of {array.dtype}, of the shape {array.shape}"
         raise _unread(cause, param, "Give floats between -1 and 1: (samples), (samples, channels).")
     if not isinstance(given, int | float | np.number) or given != int(given):
         raise _unread(f"{param} has the rate {given!r}", param, "Give samples a second.")
     if int(given) not in _RATES:
         raise _unread(f"{param} has {int(given)} samples a second", param)
-    if len(found) > (most := int(most_seconds * given)):
-        raise _too_long(len(found), most, int(given), param)
-    mixed = found if found.ndim == 1 else found.mean(axis=1)
+    if len(array) > (most := int(most_seconds * given)):
+        raise _too_long(len(array), most, int(given), param)
+    mixed = array if array.ndim == 1 else array.mean(axis=1)
     return resampled(mixed.astype(np.float32, copy=False), int(given), rate, param)
 
 

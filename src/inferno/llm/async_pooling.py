@@ -71,8 +71,8 @@ async def _gathered(
     count: int,
 ) -> list[Sequence[float]]:
     """Return what was computed of each of `count` prompts."""
-    found: dict[int, Sequence[float]] = {}
+    vectors: dict[int, Sequence[float]] = {}
     async with aclosing(stream) as deltas:
         async for some in deltas:
-            found |= {delta.index: each for delta in some if (each := numbers(delta))}
-    return [found[i] for i in range(count)]
+            vectors |= {delta.index: each for delta in some if (each := numbers(delta))}
+    return [vectors[i] for i in range(count)]

@@ -45,12 +45,12 @@ class Dense:
         if (source, target) != ("sentence_embedding", "sentence_embedding"):
             return f"its {name} turns {source} into {target}"
         activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-        found = str(activation).rpartition(".")[2]
-        if not str(activation).startswith("torch.") or found not in _ACTIVATIONS:
+        kind = str(activation).rpartition(".")[2]
+        if not str(activation).startswith("torch.") or kind not in _ACTIVATIONS:
             return f"its {name} has the activation {activation}"
         if "read" not in module:
             return f"its {name} has no model.safetensors"
-        return cls._read(module["read"](), settings, name, found)
+        return cls._read(module["read"](), settings, name, kind)
 
     @classmethod
     def _read(
@@ -68,13 +68,13 @@ class Dense:
         stored = {key: tuple(value.shape) for key, value in tensors.items()}
         if stored != wanted:
             return f"its {name} has the tensors {stored} instead of {wanted}"
-        own = {key: value.astype(np.float64) for key, value in tensors.items()}
+        arrays = {key: value.astype(np.float64) for key, value in tensors.items()}
         return cls(
-            weight_OI=own["linear.weight"],
-            bias_O=own.get("linear.bias"),
+            weight_OI=arrays["linear.weight"],
+            bias_O=arrays.get("linear.bias"),
             activation=activation,
             adds_input=residual,
-            residual_OI=own.get("residual.weight"),
+            residual_OI=arrays.get("residual.weight"),
         )
 
     def __call__(self, x_NI: Array) -> Array:

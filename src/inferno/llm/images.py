@@ -50,16 +50,16 @@ class SeeingTokens(tuple[int, ...]):
         left = {name: [each for each in pictures if each.medium == name] for name in MEDIUMS}
         for token, name in tokens.items():
             _check_places(list(ids).count(token), len(left[name]), MEDIUMS[name], param)
-        found, parts = list[int](), list[ImagePart]()
+        token_ids, parts = list[int](), list[ImagePart]()
         for id in ids:
             if id not in tokens:
-                found.append(id)
+                token_ids.append(id)
                 continue
             picture = left[tokens[id]].pop(0)
             layout = _layout(config, picture)
-            parts += picture.at(len(found), layout)
-            found += (id if each is None else each for each in layout or [None] * picture.count)
-        made = cls(found)
+            parts += picture.at(len(token_ids), layout)
+            token_ids += (id if each is None else each for each in layout or [None] * picture.count)
+        made = cls(token_ids)
         made.pictures, made.images = tuple(pictures), tuple(parts)
         return made
 
@@ -73,8 +73,8 @@ def seeing(
     """Return the token ids of a prompt with these images, in order. Raises RequestError."""
     if not pictures or images is None:
         return tuple(ids)
-    found: tuple[int, ...] = SeeingTokens.of(ids, images.opened.config, pictures, param)
-    return found
+    token_ids: tuple[int, ...] = SeeingTokens.of(ids, images.opened.config, pictures, param)
+    return token_ids
 
 
 def written(text: str, images: PromptImages | None) -> str:
@@ -150,7 +150,7 @@ def separated(
 ) -> tuple[Sequence[Mapping[str, Any]], list[Source]]:
     """Return the messages with nothing but the type in their parts of images and audio, and what
     these are. Messages without any are returned as they are. Raises RequestError."""
-    found, plain = list[Source](), list[Mapping[str, Any]]()
+    sources, plain = list[Source](), list[Mapping[str, Any]]()
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, str) or not isinstance(content, Sequence):
@@ -162,17 +162,17 @@ def separated(
             if isinstance(kind, str) and (medium := MEDIUM_OF.get(kind)) is not None:
                 param = str(part.get("param", f"messages[{i}].content[{j}]"))[:200]
                 value = (source_of if medium is IMAGE else audio_of)(part, param)
-                found.append(Source(value, param, medium))
+                sources.append(Source(value, param, medium))
                 part = {"type": medium.name}
             parts.append(part)
         plain.append({**message, "content": parts})
-    if len(found) > MOST_IMAGES:
+    if len(sources) > MOST_IMAGES:
         raise RequestError(
-            f"there are {len(found)} images, the limit is {MOST_IMAGES}",
+            f"there are {len(sources)} images, the limit is {MOST_IMAGES}",
             "Send fewer.",
             param="messages",
         )
-    return (plain if found else messages), found
+    return (plain if sources else messages), sources
 
 
 def source_of(part: Mapping[str, Any], param: str) -> Any:

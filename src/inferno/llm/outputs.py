@@ -317,4 +317,4 @@ def _by_token(
         i: entry(i, logprob, rank if ranked else None)
         for rank, (i, logprob) in enumerate(position.top, start=1)
     }
-    return drawn | {i: found for i, found in top.items() if i not in drawn}
+    return drawn | {i: value for i, value in top.items() if i not in drawn}

@@ -161,13 +161,13 @@ class Preprocessor:
 
     def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
-        kept = params.truncate_prompt_tokens
-        if kept is None:
+        count = params.truncate_prompt_tokens
+        if count is None:
             return token_ids
         check_whole(token_ids)
-        if kept < 0:
-            kept = max(1, self.max_model_len - (params.max_tokens or 1))
-        return token_ids[-kept:]
+        if count < 0:
+            count = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-count:]
 
     def render_chat(
         self,
@@ -219,8 +219,8 @@ class Preprocessor:
         self, params: SamplingParams | None, token_ids: Sequence[int]
     ) -> SamplingParams | None:
         """Return `reasoned` parameters for an encoded conversation."""
-        asked = params and (params.structured_outputs or params.thinking_token_budget is not None)
-        if params is None or not asked or self.tokenizer is None:
+        ruled = params and (params.structured_outputs or params.thinking_token_budget is not None)
+        if params is None or not ruled or self.tokenizer is None:
             return params
         ending = self.tokenizer.decode(token_ids[-32:], skip_special_tokens=False)
         return self.reasoned(params, self.chat_format(), ending)
@@ -361,7 +361,7 @@ class Preprocessor:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of `bad_words`, at the begin of a string and after a space, as in
         vLLM."""
-        found: dict[tuple[int, ...], None] = {}
+        spellings: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             encode = self.needed_tokenizer("bad_words").encode
             plain = tuple(encode(word.lstrip(), add_special_tokens=False))
@@ -370,8 +370,8 @@ class Preprocessor:
             for ids in (plain, spaced if len(spaced) == len(plain) else plain):
                 if ids:
                     self.check_ids("bad_words", ids)
-                    found[ids] = None
-        return tuple(found)
+                    spellings[ids] = None
+        return tuple(spellings)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

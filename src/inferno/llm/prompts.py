@@ -32,14 +32,14 @@ def unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
     an error."""
     unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids", SECOND, MEDIA})
-    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if unknown or found is None:
+    content: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if unknown or content is None:
         raise RequestError(
             f"invalid prompt object: it has {', '.join(unknown or prompt) or 'no fields'}",
             'Give {"prompt": string} or {"prompt_token_ids": ids}.',
             param="prompt",
         )
-    return found
+    return content
 
 
 def media_beside(prompt: Prompt) -> dict[str, list[Any]]:
@@ -58,8 +58,8 @@ def media_beside(prompt: Prompt) -> dict[str, list[Any]]:
         )
     lists = {"image": list | tuple, "audio": list}
     return {
-        name: list(found) if isinstance(found, lists[name]) else [found]
-        for name, found in given.items()
+        name: list(media) if isinstance(media, lists[name]) else [media]
+        for name, media in given.items()
     }
 
 

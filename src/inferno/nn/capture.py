@@ -143,13 +143,13 @@ class _Watch(TorchDispatchMode):
         writes = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
         if not fresh and not writes and _tensors(result):
             return result  # views
-        kept = {id(t): self._arena.like(t).copy_(t) for t in fresh}
-        outputs = [kept.get(id(leaf)) for leaf in tree_leaves(result)]
+        copies = {id(t): self._arena.like(t).copy_(t) for t in fresh}
+        outputs = [copies.get(id(leaf)) for leaf in tree_leaves(result)]
         call = partial(func, *self._held(args), **self._held(kwargs))
-        if kept:
+        if copies:
             call = _into(func, call, self._held(outputs))
         self._notes.add(call)
-        return tree_map(lambda leaf: kept.get(id(leaf), leaf), result)
+        return tree_map(lambda leaf: copies.get(id(leaf), leaf), result)
 
     def _held(self, values: Any) -> Any:
         """Return the same values, with tensors that do not keep the arena's memory in use."""
@@ -184,10 +184,10 @@ def _out_variant(func: Any) -> Any:
     None."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
     for name in func.overloadpacket.overloads():
-        found = getattr(func.overloadpacket, name)
-        given = [(a.name, str(a.type)) for a in found._schema.arguments if not a.is_out]
-        if given == wanted and len(given) < len(found._schema.arguments):
-            return found
+        overload = getattr(func.overloadpacket, name)
+        given = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+        if given == wanted and len(given) < len(overload._schema.arguments):
+            return overload
     return None
 
 

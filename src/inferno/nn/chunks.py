@@ -28,8 +28,8 @@ def in_chunks(batch: Batch, chunk: int) -> Batch:
     if key not in batch.scratch:
         assert chunk % batch.block_size == 0, "the plan has chosen the block size"
         batch.scratch[key] = (_captured if batch.captured else _cut)(batch, chunk)
-    found: Batch = batch.scratch[key]
-    return found
+    chunked: Batch = batch.scratch[key]
+    return chunked
 
 
 def _cut(batch: Batch, chunk: int) -> Batch:

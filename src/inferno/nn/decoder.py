@@ -221,9 +221,9 @@ class Decoder(Layer):
             norm: Any = getattr(layer, "input_layernorm", None)
             if norm is not None:
                 inputs_D *= norm.weight.float() + norm.offset
-            found = attention.fit_keys(pairs, inputs_D, integers=need.cache_dtype == "int8")
+            adds_biases = attention.fit_keys(pairs, inputs_D, integers=need.cache_dtype == "int8")
             if isinstance(rope, Rope):
-                rope.wants_lines |= found
+                rope.wants_lines |= adds_biases
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, the input of the first layer."""

@@ -78,7 +78,7 @@ class Separate(Weight):
         y_NO = x_NI.new_empty(len(x_NI), self.shape[0] // num_experts)
         for expert, (start, stop) in enumerate(itertools.pairwise(starts_E1.tolist())):
             if stop > start:
-                own = self.weights[expert * each : (expert + 1) * each]
-                parts = [weight.matmul(x_NI[start:stop]) for weight in own]  # type: ignore[operator]
+                matrices = self.weights[expert * each : (expert + 1) * each]
+                parts = [weight.matmul(x_NI[start:stop]) for weight in matrices]  # type: ignore[operator]
                 y_NO[start:stop] = torch.cat(parts, -1)
         return with_biases(y_NO, starts_E1, bias_O)

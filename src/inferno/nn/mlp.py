@@ -50,8 +50,8 @@ class GatedMLP(Layer):
     @property
     def down(self) -> Linear:
         """The matrix that is multiplied last."""
-        found: Linear = getattr(self, self.down_name)
-        return found
+        linear: Linear = getattr(self, self.down_name)
+        return linear
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops
@@ -90,14 +90,14 @@ class FusedGatedMLP(Layer):
 
     @property
     def gate_up(self) -> Linear:
-        found: Linear = getattr(self, self.names[0])
-        return found
+        linear: Linear = getattr(self, self.names[0])
+        return linear
 
     @property
     def down(self) -> Linear:
         """The matrix that is multiplied last."""
-        found: Linear = getattr(self, self.names[1])
-        return found
+        linear: Linear = getattr(self, self.names[1])
+        return linear
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops

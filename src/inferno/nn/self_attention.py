@@ -96,9 +96,9 @@ class SelfAttention(nn.Module):
         else:
             self.qkv.keep_rows(**{n: [q] if n == "q_proj" else [k] for n in self.qkv.names})
         getattr(self, self.output).keep_columns(q, shard)
-        for norm, kept in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
+        for norm, span in ((self.q_layernorm, heads), (self.k_layernorm, kv_heads)):
             if callable(keep := getattr(norm, "keep_heads", None)):
-                keep(*kept)
+                keep(*span)
         for norm, part in ((self.q_norm, q), (self.k_norm, k)):
             if isinstance(norm, ProjectionNorm):
                 norm.keep(part, shard)
@@ -141,7 +141,7 @@ class SelfAttention(nn.Module):
         spec, bias_O = self.attention.spec, linear.bias.detach().clone()
         bias_KC = bias_O[first : first + self.sizes[1]].view(-1, self.head_dim)
         large_KE = large_pairs(bias_KC, usual_KC, pairs)
-        if found := bool(large_KE.any()):
+        if any_large := bool(large_KE.any()):
             self.constant_keys = ConstantKeys.of(bias_KC, large_KE, pairs, spec.num_heads)
             for channels_KE in pairs.split(bias_KC):
                 channels_KE.masked_fill_(large_KE, 0.0)
@@ -149,7 +149,7 @@ class SelfAttention(nn.Module):
             # Where nothing is rotated, a constant adds the same to all scores of a query.
             bias_KC[:, 2 * pairs.count :] = 0.0
         linear.bias = nn.Parameter(bias_O, requires_grad=False)
-        return found
+        return any_large
 
     def forward(
         self,

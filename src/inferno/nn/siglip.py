@@ -36,8 +36,8 @@ class SiglipTower(nn.Module):
     def forward(self, pixels_PW: Tensor, *more: Any) -> Tensor:
         """Return the states of the patches, (P, D)."""
         x_PD = self.embeddings(pixels_PW, *more)
-        found: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
-        for layer in found:
+        modules: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
+        for layer in modules:
             x_PD = layer(x_PD)
         y_PD: Tensor = self.post_layernorm(x_PD)
         return y_PD

@@ -141,10 +141,10 @@ class GatedGroupNorm(Layer):
             y_TGX = y_TI.view(len(y_TI), self.groups, -1)
             y_TI = F.rms_norm(y_TGX, y_TGX.shape[-1:], None, self.eps).flatten(1)
         else:
-            groups, own = self.shared
+            groups, columns = self.shared
             squares_TG = y_TI.new_zeros(len(y_TI), groups)
-            squares_TG[:, own] = y_TI.square().sum(-1)
-            squares_T1 = self.ops.all_reduce(squares_TG)[:, own, None]
+            squares_TG[:, columns] = y_TI.square().sum(-1)
+            squares_T1 = self.ops.all_reduce(squares_TG)[:, columns, None]
             y_TI = y_TI * torch.rsqrt(squares_T1 / self.width + self.eps)
         y_TI = y_TI * self.weight
         return (y_TI * gate if self.gate_last else y_TI).to(gate_TI.dtype)
@@ -200,38 +200,38 @@ class Mamba2Mixer(Layer):
             return
         heads, groups = shard.heads(self.state.spec)
         inner, shared, _ = self.inner_sizes
-        own, kept = (
+        inner_span, shared_span = (
             (first * width, stop * width)
             for (first, stop), width in ((heads, self.width), (groups, self.state_size))
         )
         starts = (0, inner, 2 * inner, 2 * inner + shared, 2 * (inner + shared))
-        parts = (own, own, kept, kept, heads)
+        parts = (inner_span, inner_span, shared_span, shared_span, heads)
         rows = [(at + i, at + j) for at, (i, j) in zip(starts, parts, strict=True)]
         self.in_proj.keep_rows(*rows)
         self.conv1d.keep(*((i - inner, j - inner) for i, j in rows[1:4]))
         self.cuts = dict.fromkeys(self.keep_fp32, Cut.rows(heads))
         if isinstance(self.norm, GatedGroupNorm):
-            self.norm.keep(own, groups)
-        self.out_proj.keep_columns(own, shard)
+            self.norm.keep(inner_span, groups)
+        self.out_proj.keep_columns(inner_span, shard)
         self.state.spec = shard.local(self.state.spec)
         inner, *shared_sizes = self.inner_sizes = [j - i for i, j in rows[1:4]]
         self.sizes = [inner, inner + sum(shared_sizes), heads[1] - heads[0]]
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """As a decoder layer calls its attention. Nothing is rotated."""
-        held = self.state.load(batch)
+        past = self.state.load(batch)
         projected_TX = self.in_proj(x_TD)
         if self.scales:
             parts = projected_TX.split([self.sizes[0], *self.inner_sizes, self.sizes[2]], -1)
             scaled = [part * scale for part, scale in zip(parts, self.scales, strict=True)]
             projected_TX = torch.cat(scaled, -1)
         gate_TI, xbc_TX, dt_TH = torch.split(projected_TX, self.sizes, -1)
-        xbc_TX, conv_SPX = self.conv1d(xbc_TX, held["conv"], batch)
+        xbc_TX, conv_SPX = self.conv1d(xbc_TX, past["conv"], batch)
         x_TI, b_TX, c_TX = torch.split(F.silu(xbc_TX), self.inner_sizes, -1)
         x_THP = x_TI.reshape(len(x_TI), -1, self.width)
         b_TGN, c_TGN = (x.reshape(len(x), -1, self.state_size) for x in (b_TX, c_TX))
         dt_TH = F.softplus(dt_TH.float() + self.dt_bias).clamp(*self.limit)
-        y_THP, state_SHPN = ssd(x_THP, dt_TH, -self.A_log.exp(), b_TGN, c_TGN, held["state"], batch)
+        y_THP, state_SHPN = ssd(x_THP, dt_TH, -self.A_log.exp(), b_TGN, c_TGN, past["state"], batch)
         self.state.store(batch, conv=conv_SPX, state=state_SHPN)
         y_THP = torch.addcmul(y_THP, x_THP.float(), self.D[:, None])
         y_TD: Tensor = self.out_proj(self.norm(y_THP.flatten(1), gate_TI))

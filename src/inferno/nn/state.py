@@ -40,8 +40,8 @@ class State(nn.Module):
         )
         slots_S = self._slots(batch)
         for name, new_S in new.items():
-            kept = self.cache[name]
-            kept.index_copy_(0, slots_S, new_S.to(kept.dtype))
+            tensor = self.cache[name]
+            tensor.index_copy_(0, slots_S, new_S.to(tensor.dtype))
 
     def _slots(self, batch: Batch) -> Tensor:
         assert self.cache, "a runner binds every state before the first step"

@@ -68,12 +68,12 @@ class VisionAttention(nn.Module):
     def forward(self, x_PD: Tensor, turn: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
         q_PHC, k_PHC, v_PHC = self.heads(x_PD)
         q_PHC, k_PHC = turned(q_PHC, turn), turned(k_PHC, turn)
-        found = [
+        outputs = [
             # Each part is a separate sequence: no mask is needed, and no score is wasted.
             F.scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in part))
             for part in zip(*(x.split(lengths) for x in (q_PHC, k_PHC, v_PHC)), strict=True)
         ]
-        y_PD: Tensor = self.proj(torch.cat([y[0].transpose(0, 1).flatten(1) for y in found]))
+        y_PD: Tensor = self.proj(torch.cat([y[0].transpose(0, 1).flatten(1) for y in outputs]))
         return y_PD
 
 

@@ -71,8 +71,8 @@ class W8A8(Packed):
         step = max(1, CHUNK // max(1, in_features))
         for start in range(0, out_features, step):
             chunk = slice(start, start + step)
-            found = self._product(q_TI, scales_T1, chunk)
-            y_TO[..., chunk] = found if bias_O is None else found + bias_O[chunk]
+            product = self._product(q_TI, scales_T1, chunk)
+            y_TO[..., chunk] = product if bias_O is None else product + bias_O[chunk]
         return y_TO
 
     def _product(self, q_TI: Tensor, scales_T1: Tensor, rows: slice) -> Tensor:
@@ -88,9 +88,9 @@ class W8A8(Packed):
         rows = self.shape[0] // (len(starts) - 1)
         y_NO = q_NI.new_empty(len(q_NI), rows)
         for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
-            of, own = slice(expert * rows, (expert + 1) * rows), slice(start, stop)
+            of, span = slice(expert * rows, (expert + 1) * rows), slice(start, stop)
             if stop > start:
-                y_NO[own] = self._product(q_NI[own], scales_N1[own], of)
+                y_NO[span] = self._product(q_NI[span], scales_N1[span], of)
         return y_NO
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
@@ -112,8 +112,8 @@ class W8A8(Packed):
 
     def cut(self, cut: Cut) -> Weight:
         assert not cut.axis, "the plan does not divide columns whose activations share a scale"
-        kept = [None if t is None else cut.of(t).contiguous() for t in (self.scales, self.zeros)]
-        scales_O1, zeros_O1 = kept
+        parts = [None if t is None else cut.of(t).contiguous() for t in (self.scales, self.zeros)]
+        scales_O1, zeros_O1 = parts
         assert scales_O1 is not None, "there are always scales"
         return W8A8(cut.of(self.data).contiguous(), scales_O1, zeros_O1, self.dtype)
 

@@ -160,7 +160,7 @@ def shrink(x_TI: Tensor, down_SRI: Tensor, slots_T: Tensor) -> Tensor:
     if slots > _MASKED:
         size = _looked_up(rank * inputs)
         chunks = zip(x_TI.split(size), own_T.split(size), strict=True)
-        h_TR = torch.cat([torch.bmm(down_SRI[own], x[..., None])[..., 0] for x, own in chunks])
+        h_TR = torch.cat([torch.bmm(down_SRI[ids], x[..., None])[..., 0] for x, ids in chunks])
     else:
         h_TSR = F.linear(x_TI, down_SRI.view(-1, inputs)).view(-1, slots, rank)
         h_TR = h_TSR.gather(1, own_T[:, None, None].expand(-1, 1, rank))[:, 0]
@@ -190,7 +190,7 @@ def expand(y_TO: Tensor, h_TR: Tensor, ups: Sequence[Tensor], slots_T: Tensor) -
         if slots > _MASKED:
             size = _looked_up(rank * outputs)
             chunks = zip(h_T1N.split(size), own_T.split(size), strict=True)
-            deltas.append(torch.cat([torch.bmm(h, up_SNO[own])[:, 0] for h, own in chunks]))
+            deltas.append(torch.cat([torch.bmm(h, up_SNO[ids])[:, 0] for h, ids in chunks]))
             continue
         spread_TSN = h_T1N.new_zeros(len(h_TR), slots, rank)
         spread_TSN.scatter_(1, own_T[:, None, None].expand(-1, 1, rank), h_T1N)

@@ -59,13 +59,13 @@ def find_adapter(
 
 def _targets(pairs: Mapping[str, LowRank], vocab_size: int) -> tuple[AdapterTarget, ...]:
     """Return what is changed besides linear layers."""
-    found: set[AdapterTarget] = set()
+    targets: set[AdapterTarget] = set()
     for path, pair in pairs.items():
         if ".experts." in path:
-            found.add("experts")
+            targets.add("experts")
         elif pair.outputs == vocab_size:
-            found.add("vocabulary")
-    return tuple(sorted(found))
+            targets.add("vocabulary")
+    return tuple(sorted(targets))
 
 
 def choose_adapters(
@@ -81,11 +81,11 @@ def choose_adapters(
     propose drafts share the model's embedding and head. Raises OptionError."""
     if not options.loras and options.max_loras is None:
         return Decided(None)
-    found = [
+    choices = [
         find_adapter(catalog, name, ref, fetch, base, vocab_size)
         for name, ref in named(options.loras).items()
     ]
-    uses = tuple(each.value for each in found)
+    uses = tuple(each.value for each in choices)
     most = max((use.rank for use in uses), default=DEFAULT_RANK)
     rank = options.max_lora_rank or most
     if uses and most > rank:
@@ -95,7 +95,7 @@ def choose_adapters(
             f"Give --max-lora-rank {most}.",
         )
     slots = options.max_loras or max(1, len({use.adapter.digest for use in uses}))
-    offers = dict.fromkeys(offer for each in found for offer in each.offers)
+    offers = dict.fromkeys(offer for each in choices for offer in each.offers)
     beside = tuple(sorted({target for use in uses for target in use.beside}))
     if options.lora_targets == "all":
         beside = get_args(AdapterTarget)
@@ -111,15 +111,15 @@ def choose_adapters(
 
 def named(loras: Iterable[str]) -> Mapping[str, str]:
     """Return the references of `NAME=REF`, by name. Raises OptionError."""
-    found: dict[str, str] = {}
+    refs: dict[str, str] = {}
     for each in loras:
         name, equals, ref = each.partition("=")
         if not (name and equals and ref):
             raise OptionError(f"--lora {each!r} is not NAME=REF", "Write --lora NAME=REF.")
-        if name in found:
+        if name in refs:
             raise OptionError(f"two adapters are called {name!r}", "Give each its own name.")
-        found[name] = ref
-    return found
+        refs[name] = ref
+    return refs
 
 
 def adapter_memory(
@@ -135,15 +135,15 @@ def adapter_memory(
     all; `largest` returns what one rank has of bytes by path."""
     if room is None:
         return ()
-    found, size = dict[str, int](), DTYPE_BYTES[dtype]
+    sizes, size = dict[str, int](), DTYPE_BYTES[dtype]
     for path, (_, shape) in matrices.held.items():
         if shape is None or (".experts." in path and "experts" not in room.beside):
             continue
         vocabulary = (full := whole.held[path][1]) is not None and full[0] == vocab_size
         if not vocabulary or "vocabulary" in room.beside:
             rows = shape[0] * (4 if vocabulary else size)
-            found[path] = room.slots * room.rank * (rows + shape[1] * size)
-    nbytes = largest(found)
+            sizes[path] = room.slots * room.rank * (rows + shape[1] * size)
+    nbytes = largest(sizes)
     each = host.format_bytes(nbytes // room.slots)
     why = f"{room.slots} of rank {room.rank}, {each} each"
     return (MemoryItem("adapters", nbytes, why),)

@@ -55,5 +55,5 @@ def audio_memory(use: AudioUse | None, config: Any, dtype: str) -> tuple[MemoryI
         return ()
     inside = config.audio_widths * DTYPE_BYTES[dtype]
     why = f"{use.chunk[0]:g} s, which it hears at once"
-    kept = "embeddings of audio that comes again"
-    return (MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, kept))
+    reason = "embeddings of audio that comes again"
+    return (MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, reason))

@@ -43,10 +43,10 @@ def choose_encoder(
             )
         alone = attrs.evolve(fetch, revision=None, encoder=False)
         return EncoderChoice(path=catalog.source_of(wanted).item.fetch(wanted, alone))
-    found = format.encoders(model, [offer.item for offer in catalog.of("inferno_architectures")])
-    if chosen := next((each.path for each in found if not each.refusal), None):
+    files = format.encoders(model, [offer.item for offer in catalog.of("inferno_architectures")])
+    if chosen := next((each.path for each in files if not each.refusal), None):
         return EncoderChoice(path=chosen)
-    return EncoderChoice(notes=tuple(f"images are off: {each.refusal}" for each in found[:1]))
+    return EncoderChoice(notes=tuple(f"images are off: {each.refusal}" for each in files[:1]))
 
 
 def open_stored(plan: Plan, catalog: Catalog) -> Checkpoint:

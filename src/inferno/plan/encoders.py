@@ -31,26 +31,26 @@ NOTE = (
 def is_encoder(model: ModelConfig) -> bool:
     """Return whether a model's layers are bidirectional. Raises CheckpointError if only some
     are."""
-    found = {isinstance(s, AttentionSpec) and s.bidirectional for s in model.cache_specs()}
-    if len(found) > 1:
+    flags = {isinstance(s, AttentionSpec) and s.bidirectional for s in model.cache_specs()}
+    if len(flags) > 1:
         raise CheckpointError(
             "some of the model's layers are bidirectional, and others are not",
             "inferno cannot run it: choose another model.",
         )
-    return found == {True}
+    return flags == {True}
 
 
 def check_options(options: Options) -> None:
     """Refuse options that an encoder has no use for. Raises OptionError."""
     usual = {each.name: each.default for each in fields(Options)}
-    asked = [name for name in _NO_CACHE if getattr(options, name) != usual[name]]
+    names = [name for name in _NO_CACHE if getattr(options, name) != usual[name]]
     if options.cache_policy not in ("auto", "none"):
-        asked.append("cache_policy")
-    if asked:
+        names.append("cache_policy")
+    if names:
         raise OptionError(
             f"this model is an encoder, which caches nothing and generates nothing: "
-            f"{', '.join(asked)} would do nothing",
-            "Leave it out." if len(asked) == 1 else "Leave them out.",
+            f"{', '.join(names)} would do nothing",
+            "Leave it out." if len(names) == 1 else "Leave them out.",
         )
 
 

@@ -21,10 +21,10 @@ def choose_engines(
     may have more cores. Raises OptionError, UnsupportedError."""
     if options.dp == 1:
         return Decided(None)
-    asked = f"--dp {options.dp}"
+    flag = f"--dp {options.dp}"
     if device.kind != "cpu":
         raise UnsupportedError(
-            f"{asked}: several engines compute on CPUs only, not on {device}",
+            f"{flag}: several engines compute on CPUs only, not on {device}",
             "Start a server for each device (--device), or add --device cpu.",
         )
     given = {
@@ -36,21 +36,21 @@ def choose_engines(
     }
     if names := [name for name, value in given.items() if value]:
         raise UnsupportedError(
-            f"{asked} cannot be combined with {', '.join(names)}: engines share no port or "
+            f"{flag} cannot be combined with {', '.join(names)}: engines share no port or "
             "other machine",
             "Leave one of them out, or start a server for each engine behind a router.",
         )
     cores, count = host.usable_cores(), options.processes_here
     notes = tuple[str, ...]()
     if options.dp > cores:
-        cause = f"{asked} needs a core for each engine, and this machine has {cores}"
+        cause = f"{flag} needs a core for each engine, and this machine has {cores}"
         if not elsewhere:
             raise OptionError(cause, f"Use --dp {cores}." if cores > 1 else "Leave --dp out.")
         notes = (f"{cause}: the plan is for another machine",)
     elif count > cores:  # slow, as more ranks of one engine than cores are
         notes = (f"{count} processes take turns on {cores} cores: fewer would be faster",)
-    own, each = process_cores(options), options.ranks
-    dealt = tuple(own[i : i + each] for i in range(0, len(own), each))
+    shares, each = process_cores(options), options.ranks
+    dealt = tuple(shares[i : i + each] for i in range(0, len(shares), each))
     return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)
 
 
@@ -58,9 +58,9 @@ def plan_of_engine(plan: Plan, index: int) -> Plan:
     """Return the plan of one engine by itself; the plan, if there is only one."""
     if plan.engines is None:
         return plan
-    own = plan.engines.cores[index] if plan.engines.cores else ()
+    by_rank = plan.engines.cores[index] if plan.engines.cores else ()
     if plan.store is not None:
         plan = evolve(plan, store=evolve(plan.store, engine=index))
     if plan.ranks is not None:
-        return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=own))
-    return evolve(plan, engines=None, cores=own[0] if own else ())
+        return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=by_rank))
+    return evolve(plan, engines=None, cores=by_rank[0] if by_rank else ())

@@ -53,8 +53,8 @@ def choose_host_experts(
     _check(device, adapters)
     numbers = defaultdict[str, set[int]](set)
     for path in held:
-        if (found := expert_of(path)) is not None:
-            numbers[found[0]].add(found[1])
+        if (expert := expert_of(path)) is not None:
+            numbers[expert[0]].add(expert[1])
     if not numbers:
         raise UnsupportedError(
             "--experts-on-host: this model stores no routed experts one by one",
@@ -65,11 +65,11 @@ def choose_host_experts(
             f"--experts-on-host {count}: a process has {most} routed experts of a layer",
             f"Use at most {most}: then the host has all of them.",
         )
-    own = {parent: {*sorted(each)[:count]} for parent, each in numbers.items()}
+    hosted = {parent: {*sorted(each)[:count]} for parent, each in numbers.items()}
     chosen = {
         path: matrix
         for path, matrix in held.items()
-        if (found := expert_of(path)) is not None and found[1] in own[found[0]]
+        if (expert := expert_of(path)) is not None and expert[1] in hosted[expert[0]]
     }
     nbytes = largest({path: matrix.nbytes for path, matrix in chosen.items()})
     layers = largest(dict.fromkeys(numbers, 1))

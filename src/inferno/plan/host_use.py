@@ -33,5 +33,5 @@ class HostExpertsUse:
 
     def holds(self, path: str) -> bool:
         """Whether a module of a model without ranks is one of these experts or in one."""
-        found = expert_of(path)
-        return found is not None and found[1] < self.count
+        expert = expert_of(path)
+        return expert is not None and expert[1] < self.count

@@ -71,5 +71,5 @@ def image_memory(use: ImageUse | None, config: Any, dtype: str) -> tuple[MemoryI
     size, pixels = DTYPE_BYTES[dtype], config.image_patch[1]
     inside = use.most_tokens * (config.image_widths * size + pixels * (4 + size))
     why = f"an image of {use.most_tokens} tokens"
-    kept = "embeddings of images that come again"
-    return (MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, kept))
+    reason = "embeddings of images that come again"
+    return (MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, reason))

@@ -55,12 +55,12 @@ def machines_of(plan: Plan) -> tuple[MachineBytes, ...]:
     if (ranks := plan.ranks) is None:
         if engines == 1:
             return ()
-        own = RankBytes(rank=0, weights=weights, cache=cache, other=other)
-        return (MachineBytes(number=0, engines=engines, ranks=(own,)),)
+        share = RankBytes(rank=0, weights=weights, cache=cache, other=other)
+        return (MachineBytes(number=0, engines=engines, ranks=(share,)),)
     caches = [plan_of_stage(plan, stage).kv_bytes for stage in range(ranks.stages)]
     each = tuple(
-        RankBytes(rank=rank, weights=own, cache=caches[ranks.stage_of(rank)], other=other)
-        for rank, own in enumerate(ranks.weights)
+        RankBytes(rank=rank, weights=share, cache=caches[ranks.stage_of(rank)], other=other)
+        for rank, share in enumerate(ranks.weights)
     )
     return tuple(
         MachineBytes(number=number, engines=engines, ranks=each[first : first + ranks.here])

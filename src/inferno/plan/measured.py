@@ -70,6 +70,6 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
             f"{reason}room for {tokens} tokens, and max_model_len is {plan.max_model_len}",
             f"Lower {lower}--max-num-batched-tokens or --max-num-seqs, or raise --memory.",
         )
-    said = plan.memory[-1].why if plan.whole_prompts else describe(groups)
-    cache = MemoryItem("KV cache", sum(group.nbytes for group in groups), said)
+    summary = plan.memory[-1].why if plan.whole_prompts else describe(groups)
+    cache = MemoryItem("KV cache", sum(group.nbytes for group in groups), summary)
     return evolve(plan, groups=groups, memory=(*plan.memory[:-1], cache), measured=measured)

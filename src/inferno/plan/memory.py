@@ -168,6 +168,6 @@ def size_cache(
     notes = prompt.notes
     if tokens < wanted:
         notes += (f"context lowered from {wanted} to {tokens} tokens to fit into memory",)
-    said = "none: prompts are computed whole" if encoder else describe(groups)
-    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), said)
+    summary = "none: prompts are computed whole" if encoder else describe(groups)
+    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), summary)
     return Decided(CacheSize(min(wanted, tokens), groups, memory), notes=notes)

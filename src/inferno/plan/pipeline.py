@@ -58,9 +58,9 @@ def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) ->
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if cut(middle) is None else (low, middle)
-    found = cut(low)
-    assert found is not None, "all layers fit into a stage of the whole size"
-    return list(zip(found, found[1:], strict=False))
+    bounds = cut(low)
+    assert bounds is not None, "all layers fit into a stage of the whole size"
+    return list(zip(bounds, bounds[1:], strict=False))
 
 
 @frozen(kw_only=True)
@@ -94,8 +94,8 @@ class StagedLayers:
 
     def count(self, caches: Iterable[int]) -> int:
         """Return how many of these layers' caches a stage has, at most."""
-        found = {*caches}
-        return max(len(found.intersection(stage.caches)) for stage in self.stages)
+        indices = {*caches}
+        return max(len(indices.intersection(stage.caches)) for stage in self.stages)
 
 
 @frozen
@@ -217,7 +217,7 @@ def _pipeline(
     parts = [sum(sizes[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
     divided = divide_layers(parts, embedding + beside, after, stages)
     spans = [(bounds[first], bounds[stop]) for first, stop in divided]
-    found = [(within.of_stage(largest, span), within.of_stage(others, span)) for span in spans]
+    by_stage = [(within.of_stage(largest, span), within.of_stage(others, span)) for span in spans]
     uses = [
         StageUse(
             span=LayerSpan(
@@ -226,9 +226,9 @@ def _pipeline(
             caches=tuple(i for i, layer in enumerate(caches) if first <= layer < stop),
             weight_bytes=sum(nbytes),
         )
-        for (first, stop), nbytes in zip(spans, found, strict=True)
+        for (first, stop), nbytes in zip(spans, by_stage, strict=True)
     ]
-    matrix_bytes, plain_bytes = max(found, key=sum)
+    matrix_bytes, plain_bytes = max(by_stage, key=sum)
     width: int = getattr(config, "passed_size", getattr(config, "hidden_size", 0))
     single = getattr(config, "residual_in_fp32", False)
     return StagedLayers(
@@ -236,9 +236,9 @@ def _pipeline(
         matrix_bytes=matrix_bytes,
         num_plain=plain_bytes // size,
         ranks=tuple(
-            within.of_stage(within.bytes_of(own), span) + nbytes
-            for span, (_, nbytes) in reversed([*zip(spans, found, strict=True)])
-            for own in each
+            within.of_stage(within.bytes_of(by_path), span) + nbytes
+            for span, (_, nbytes) in reversed([*zip(spans, by_stage, strict=True)])
+            for by_path in each
         ),
         passed_bytes=width * (4 if single else size),
         inside=inside,
@@ -331,16 +331,16 @@ def _layers_in(paths: Iterable[str], layers: int) -> str | None:
     """Return the path whose children are the model's layers, by their numbers."""
     numbers = defaultdict[str, set[int]](set)
     for path in paths:
-        if (found := _LAYER.match(path)) is not None:
-            numbers[found[1]].add(int(found[2]))
+        if (parts := _LAYER.match(path)) is not None:
+            numbers[parts[1]].add(int(parts[2]))
     wanted = {*range(layers)}
-    return next((prefix for prefix, own in numbers.items() if own == wanted and own), None)
+    return next((prefix for prefix, each in numbers.items() if each == wanted and each), None)
 
 
 def _layer_in(inside: str, path: str) -> int | None:
     """Return the number of the layer that a module is in, if it is in one."""
-    found = _LAYER.match(path)
-    return int(found[2]) if found is not None and found[1] == inside else None
+    parts = _LAYER.match(path)
+    return int(parts[2]) if parts is not None and parts[1] == inside else None
 
 
 def _layers_of_caches(config: ModelConfig, layers: int) -> Sequence[int] | None:
@@ -368,8 +368,8 @@ def plan_of_stage(plan: Plan, stage: int) -> Plan:
     sizes = {layer: nbytes_of(use.cache) for use in attention for layer in use.layers}
     sizes |= {layer: nbytes_of(use.cache) for use in states for layer in use.layers}
     groups = [
-        evolve(group, layers=own, unit_bytes=sum(sizes[layer] for layer in own))
-        for group, own in ((group, kept(group.layers)) for group in plan.groups)
+        evolve(group, layers=numbers, unit_bytes=sum(sizes[layer] for layer in numbers))
+        for group, numbers in ((group, kept(group.layers)) for group in plan.groups)
     ]
     return evolve(
         plan,

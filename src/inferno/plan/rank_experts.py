@@ -31,9 +31,9 @@ class Dealt:
         UnsupportedError."""
         if not shard.experts:
             return cls(shard)
-        found = {path: each for path in held if (each := shard.expert_of(path)) is not None}
+        by_path = {path: each for path in held if (each := shard.expert_of(path)) is not None}
         last = defaultdict[str, int](int)
-        for parent, number in found.values():
+        for parent, number in by_path.values():
             last[parent] = max(last[parent], number)
         if not last:
             raise UnsupportedError(
@@ -49,7 +49,7 @@ class Dealt:
         shares = {parent: shard.shares(number + 1, 1) for parent, number in last.items()}
         ranks = {
             path: next(rank for rank, share in enumerate(shares[parent]) if number < share[1])
-            for path, (parent, number) in found.items()
+            for path, (parent, number) in by_path.items()
         }
         sizes = Counter[int]()
         for path, rank in ranks.items():
@@ -63,7 +63,7 @@ class Dealt:
         """Return what the plan says of them."""
         sizes = Counter[tuple[str, tuple[int, ...]]]()
         for path, rank in self.ranks.items():
-            if rank == self.largest and (found := self.shard.expert_of(path)) is not None:
-                parent, _ = found
+            if rank == self.largest and (expert := self.shard.expert_of(path)) is not None:
+                parent, _ = expert
                 sizes[pattern_of(parent), self.counts[parent]] += held[path].nbytes
         return tuple(ExpertUse(*key, nbytes) for key, nbytes in sizes.items())

@@ -81,7 +81,7 @@ def whole_states(specs: Sequence[StateSpec], stored: Sequence[Stored], ranks: in
             if kind not in STATE or unit == 1:
                 continue
             # How the rows of one head lie in a block of rows, only the model knows.
-            own = of_state(kind, size, spec, Shard(ranks=ranks))
-            if kind not in COLUMNS or own % unit:
+            count = of_state(kind, size, spec, Shard(ranks=ranks))
+            if kind not in COLUMNS or count % unit:
                 return f"heads of states do not fill the blocks of {unit} in which they are stored"
     return ""

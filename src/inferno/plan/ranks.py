@@ -64,7 +64,7 @@ def check_ranks(
             f"{name} cannot be divided among ranks yet",
             f"Leave {options.shared_by} out: one process computes it with all cores.",
         )
-    asked: dict[str, object] = {
+    flags: dict[str, object] = {
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
@@ -76,8 +76,8 @@ def check_ranks(
         )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
-        asked["--sandbox"] = options.sandbox
-    if names := [name for name, given in asked.items() if given]:
+        flags["--sandbox"] = options.sandbox
+    if names := [name for name, given in flags.items() if given]:
         raise UnsupportedError(
             f"{options.shared_by} cannot be combined with {', '.join(names)} yet",
             "Leave out one of them.",
@@ -325,8 +325,8 @@ def kind_of(divides: Mapping[str, Divided], path: str) -> Divided | None:
 
 def divides_of(architecture: Architecture, config: object) -> Mapping[str, Divided]:
     """Return what a model's matrices are divided by (`Architecture.divides`)."""
-    own: Mapping[str, Divided] = getattr(config, "divides", {})
-    return {**architecture.divides, **own}
+    extra: Mapping[str, Divided] = getattr(config, "divides", {})
+    return {**architecture.divides, **extra}
 
 
 def with_shapes(
@@ -353,5 +353,5 @@ def _axis(kind: Divided) -> int:
 
 def _layer_of(path: str) -> str:
     """Return the path of the layer that a module is in."""
-    found = _LAYER.match(path)
-    return found[1] if found else path
+    parts = _LAYER.match(path)
+    return parts[1] if parts else path

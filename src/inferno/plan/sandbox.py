@@ -65,12 +65,12 @@ def check_reachable(options: Options) -> None:
     """Raise UnsupportedError for what a confined engine would reach others by."""
     if not options.sandbox:
         return
-    asked = {
+    flags = {
         "--prefill-for": options.prefill_for,
         "--decode-with": options.decode_with,
         "--kv-events": options.kv_events,
     }
-    if names := [name for name, given in asked.items() if given]:
+    if names := [name for name, given in flags.items() if given]:
         raise UnsupportedError(
             f"--sandbox: the engine has no network, which {' and '.join(names)} would need",
             f"Leave out {' and '.join(names)}, or --sandbox.",

@@ -17,10 +17,10 @@ def choose_sessions(
     catalog: Catalog, options: Options, policy: str, max_model_len: int
 ) -> Decided[SessionUse | None] | None:
     """Return what keeps sessions; None if nothing can. Raises OptionError if it was asked for."""
-    asked = options.session_ttl is not None or options.session_quota is not None
+    required = options.session_ttl is not None or options.session_quota is not None
     offers = catalog.of("inferno_session_keepers")
     if policy == "none" or not offers:
-        if asked:
+        if required:
             cause = "there is no prefix cache" if policy == "none" else "no plugin keeps sessions"
             remedy = (
                 "Leave out --cache-policy none."

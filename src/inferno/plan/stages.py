@@ -213,8 +213,8 @@ def choose_weights(
     )
     held = shared.held(schemes.value.held(packed))
     room = adapters.value
-    own = held, model.config, dtype, room, shared.largest
-    hosted = choose_host_experts(catalog, options, device, machine, *own)
+    rest = held, model.config, dtype, room, shared.largest
+    hosted = choose_host_experts(catalog, options, device, machine, *rest)
     return Weights(
         schemes=schemes,
         isq=isq,
@@ -239,8 +239,8 @@ def _threads(weights: int, config: ModelConfig, options: Options) -> int:
     layer. Ranks and engines share the cores."""
     if weights < (ENCODERS_SHARED_FROM if is_encoder(config) else SHARED_FROM):
         return 1
-    own = process_cores(options)
-    return min(map(len, own), default=max(1, host.usable_cores() // options.processes_here))
+    shares = process_cores(options)
+    return min(map(len, shares), default=max(1, host.usable_cores() // options.processes_here))
 
 
 @frozen(kw_only=True)
@@ -343,9 +343,9 @@ def choose_cache(
     away = 0 if hosted is None else hosted.nbytes
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, away)
     fixed += drafting.memory if drafting is not None else ()
-    room, held, whole = weights.adapters.value, weights.matrices, weights.whole
+    room, part, whole = weights.adapters.value, weights.matrices, weights.whole
     largest, vocab_size = weights.shared.largest, model.config.vocab_size
-    fixed += beside + adapter_memory(room, held, whole, vocab_size, dtype, largest)
+    fixed += beside + adapter_memory(room, part, whole, vocab_size, dtype, largest)
     size = size_cache(
         options,
         model.config,

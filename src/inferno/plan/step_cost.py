@@ -99,12 +99,12 @@ class StepCost:
             xx, xy, xz, yy, yz, zz, *means = self._sums
             sums = (xx, xy, xz), (xy, yy, yz), (xz, yz, zz)
             for parts in _PARTS:
-                found = _solve(sums, means, parts)
-                if found is None or min(found) < 0:
+                costs = _solve(sums, means, parts)
+                if costs is None or min(costs) < 0:
                     continue
-                error = self._error(sums, means, found)
+                error = self._error(sums, means, costs)
                 if error < least - _BETTER:
-                    best, least = found, error
+                    best, least = costs, error
             once, token, pair = (c / s for c, s in zip(best, _SCALES, strict=True))
             self._fitted = fitted = once, token, pair
         return fitted
@@ -137,7 +137,7 @@ def _solve(
             if i != k:
                 factor = rows[i][k] / rows[k][k]
                 rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
-    found = [0.0] * 3
+    solution = [0.0] * 3
     for k, part in enumerate(parts):
-        found[part] = rows[k][size] / rows[k][k]
-    return found
+        solution[part] = rows[k][size] / rows[k][k]
+    return solution

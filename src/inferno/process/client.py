@@ -115,8 +115,8 @@ class EngineClient:
         self._images: ImageReader | None = None
         if sees and plan.media:
             # Now: a confined engine process may read no folder that is made after its start.
-            kept = sum(use.cache_bytes for use in plan.media)
-            self._images = ImageReader(plan, PixelFiles(kept))
+            nbytes = sum(use.cache_bytes for use in plan.media)
+            self._images = ImageReader(plan, PixelFiles(nbytes))
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
@@ -343,9 +343,9 @@ class EngineClient:
         elif kind == protocol.CONTROLLED:
             self._controlled(protocol.decode_controlled(body))
         elif kind == protocol.SESSIONS:
-            found: protocol.SessionsFound = protocol.decode_found(body)
-            if (call := self._calls.get(found.call)) is not None and not call.done():
-                call.set_result(found.views)
+            reply: protocol.SessionsFound = protocol.decode_found(body)
+            if (call := self._calls.get(reply.call)) is not None and not call.done():
+                call.set_result(reply.views)
 
     def _hand_out(self, token: EngineOutput) -> None:
         stream = self._streams.get(token.request_id)

@@ -24,9 +24,9 @@ def environment(folder: str | None = None) -> dict[str, str]:
     nothing from the folder that the user is in."""
     if folder is None:
         return {k: v for k, v in os.environ.items() if not (_OURS.match(k) and _SECRET.search(k))}
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if _KEPT.fullmatch(name) and not _SECRET.search(name)
     }
-    return kept | {"TMPDIR": folder, "PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+    return variables | {"TMPDIR": folder, "PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}

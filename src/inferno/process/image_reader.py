@@ -74,13 +74,13 @@ class ImageReader(BoundedProcess):
         ImagesBusyError if that cannot be told now."""
         key = blake2b(data, digest_size=16, person=medium.name.encode()).digest()
         for _ in range(3):
-            if key in self._known and (found := self._files.find(self._known[key])) is not None:
+            if key in self._known and (cached := self._files.find(self._known[key])) is not None:
                 self._known.move_to_end(key)
-                return found
+                return cached
             async with self._turn():
                 self._medium = medium
-                asked = _encode(Asked(data, param, medium.name))
-                answer = _decode_answer(await self._ask(asked))
+                request = _encode(Asked(data, param, medium.name))
+                answer = _decode_answer(await self._ask(request))
             if answer.prepared is None:
                 raise refused(answer.cause, param, answer.remedy, medium)
             if (picture := self._files.adopt(answer.prepared)) is not None:
@@ -117,14 +117,14 @@ def main() -> None:
         prepares = preparers(opened)
 
     def answer(body: bytes) -> bytes:
-        asked: Asked = _decode_asked(body)
+        request: Asked = _decode_asked(body)
         try:
-            preparer = prepares[asked.medium]
-            decoded = preparer.read(asked.data, asked.param)
-            return _encode(Answer(preparer.prepare(decoded, folder, asked.param)))
+            preparer = prepares[request.medium]
+            decoded = preparer.read(request.data, request.param)
+            return _encode(Answer(preparer.prepare(decoded, folder, request.param)))
         except MemoryError:
             remedy = "Send a smaller file."
-            return _encode(Answer(None, f"{asked.param} takes too much memory", remedy))
+            return _encode(Answer(None, f"{request.param} takes too much memory", remedy))
         except InfernoError as error:
             return _encode(Answer(None, error.cause, error.remedy))
 

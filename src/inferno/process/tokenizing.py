@@ -233,18 +233,18 @@ def main() -> None:
     assert tokenizer is not None, "the parent has it"
 
     def answer(body: bytes) -> bytes:
-        asked: Asked = _decode_asked(body)
+        request: Asked = _decode_asked(body)
         try:
-            found = tokenizer._encoded(
-                asked.text, asked.special, spans=asked.spans, pair=asked.pair
+            encoding = tokenizer._encoded(
+                request.text, request.special, spans=request.spans, pair=request.pair
             )
         except MemoryError:
             return _encode(Answer(cause="the text takes too much memory", remedy="Shorten it."))
         except InfernoError as error:
             return _encode(Answer(cause=error.cause, remedy=error.remedy))
-        offsets = found.offsets if asked.spans else []
-        types = found.type_ids if asked.pair is not None else []
-        return _encode(Answer(found.ids, offsets, types))
+        offsets = encoding.offsets if request.spans else []
+        types = encoding.type_ids if request.pair is not None else []
+        return _encode(Answer(encoding.ids, offsets, types))
 
     serve(answer, _encode(Answer()), float(sys.argv[2]), MEMORY, SECONDS_PER_BYTE)
 

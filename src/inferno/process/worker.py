@@ -153,11 +153,11 @@ class Worker:
             self._send(protocol.ABORTED, protocol.encode(aborted))
         elif kind == protocol.SESSIONS:
             wanted: protocol.SessionsWanted = protocol.decode_wanted(body)
-            kept, owner, name = self._engine.sessions, wanted.owner, wanted.name
+            store, owner, name = self._engine.sessions, wanted.owner, wanted.name
             ends = wanted.ends and name is not None
-            views = kept.end(owner, name or "") if ends else kept.views(owner, name, wanted.limit)
-            found = protocol.SessionsFound(wanted.call, views)
-            self._send(protocol.SESSIONS, protocol.encode(found))
+            views = store.end(owner, name or "") if ends else store.views(owner, name, wanted.limit)
+            reply = protocol.SessionsFound(wanted.call, views)
+            self._send(protocol.SESSIONS, protocol.encode(reply))
         elif kind == protocol.ASK:
             self._send(protocol.STATS, protocol.encode(self._engine.stats()))
         elif kind == protocol.STOP:
@@ -169,9 +169,9 @@ class Worker:
         """Do something between two steps, once running requests have ended if it is to wait, and
         report it. Returns False to end the process."""
         engine, failure = self._engine, None
-        held: list[tuple[bytes, bytes]] = []
+        messages: list[tuple[bytes, bytes]] = []
         if control.action in _STOPS:
-            if control.mode == "wait" and not self._paused and not self._drain(held):
+            if control.mode == "wait" and not self._paused and not self._drain(messages):
                 return False
             if control.mode == "abort":
                 self._abort_all()
@@ -184,7 +184,7 @@ class Worker:
         done = protocol.Controlled(control.number, *now, failure, self._paused)
         self._send(protocol.CONTROLLED, protocol.encode(done))
         self._send(protocol.STATS, protocol.encode(engine.stats()))
-        return all(self._take(*message) for message in held)
+        return all(self._take(*message) for message in messages)
 
     def _do(self, control: protocol.Control) -> None:
         engine = self._engine
@@ -226,10 +226,10 @@ class Worker:
 
     def _forget_held(self, request_id: str) -> None:
         """Drop a request that waits until others have ended."""
-        held = self._held or []
-        held[:] = [
+        waiting = self._held or []
+        waiting[:] = [
             (kind, body)
-            for kind, body in held
+            for kind, body in waiting
             if kind != protocol.ADD or protocol.decode_request(body).id != request_id
         ]
 

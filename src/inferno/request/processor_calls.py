@@ -20,8 +20,8 @@ class ProcessorCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.args)
-        return found
+        arguments: dict[str, Any] = json.loads(self.args)
+        return arguments
 
 
 def processor_calls(value: Iterable[Any] | None) -> tuple[ProcessorCall, ...]:

@@ -109,8 +109,8 @@ def images_within(images: tuple[ImagePart, ...], begin: int, end: int) -> bytes:
 def digests_within(images: tuple[ImagePart, ...], begin: int, end: int) -> str:
     """Return the digests of the images at these positions, in hexadecimal, each once, joined
     by commas."""
-    found = (each.digest.hex() for each in overlapping(images, begin, end))
-    return ",".join(dict.fromkeys(found))
+    digests = (each.digest.hex() for each in overlapping(images, begin, end))
+    return ",".join(dict.fromkeys(digests))
 
 
 @frozen(kw_only=True)

@@ -85,17 +85,17 @@ def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 def _biases(value: Mapping[Any, Any] | None) -> dict[int, float]:
     """Convert the keys, which are strings of digits in JSON, to token ids. Raises RequestError."""
-    found = {}
+    biases = {}
     for key, bias in (value or {}).items():
         try:
-            found[operator.index(int(key) if isinstance(key, str) else key)] = float(bias)
+            biases[operator.index(int(key) if isinstance(key, str) else key)] = float(bias)
         except (TypeError, ValueError):
             raise RequestError(
                 f"logit_bias has {key!r}: {bias!r}",
                 "Give numbers by token ids: integers, or strings of digits.",
                 param="logit_bias",
             ) from None
-    return found
+    return biases
 
 
 def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
@@ -396,5 +396,5 @@ def _bounds(validator: Any) -> tuple[float, float] | None:
 
 
 def _without_none(kind: Any) -> Any:
-    found = [each for each in get_args(kind) if each is not type(None)]
-    return found[0] if type(None) in get_args(kind) else kind
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    return kinds[0] if type(None) in get_args(kind) else kind

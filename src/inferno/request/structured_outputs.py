@@ -41,15 +41,15 @@ def _levels(part: object, root: object, known: dict[str, int], depth: int) -> in
         return 0
     if not isinstance(part, Mapping) or depth > MAX_DEPTH:
         return UNNAMED_LEVELS
-    found = [0]
+    levels = [0]
     if isinstance(name := part.get("$ref"), str):
         if name not in known:
             known[name] = UNNAMED_LEVELS  # of a reference to itself
             known[name] = _levels(_at(root, name), root, known, depth + 1)
-        found.append(known[name])
+        levels.append(known[name])
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := part.get(key), list):
-            found += [_levels(option, root, known, depth + 1) for option in options]
+            levels += [_levels(option, root, known, depth + 1) for option in options]
     inner = [part[key] for key in ("items", "additionalProperties") if key in part]
     for key in ("properties", "patternProperties"):
         if isinstance(named := part.get(key), Mapping):
@@ -57,10 +57,10 @@ def _levels(part: object, root: object, known: dict[str, int], depth: int) -> in
     if isinstance(items := part.get("prefixItems"), list):
         inner += items
     if inner:
-        found.append(1 + max(_levels(each, root, known, depth + 1) for each in inner))
+        levels.append(1 + max(_levels(each, root, known, depth + 1) for each in inner))
     elif part.get("type") in ("object", "array") or not part.keys() - _NOTES:
-        found.append(UNNAMED_LEVELS)
-    return max(found)
+        levels.append(UNNAMED_LEVELS)
+    return max(levels)
 
 
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
@@ -186,16 +186,16 @@ def grammar_spec(given: object, param: str = PARAM) -> GrammarSpec | None:
     if not isinstance(given, Mapping):
         raise _wrong(param, "an object")
     known = {each.name for each in attrs.fields(StructuredOutputsParams)}
-    found = {name: value for name, value in given.items() if value is not None}
-    if unknown := sorted(map(str, found.keys() - known - _NO_EFFECT)):
+    entries = {name: value for name, value in given.items() if value is not None}
+    if unknown := sorted(map(str, entries.keys() - known - _NO_EFFECT)):
         raise RequestError(
             f"{param} has the unknown field {unknown[0][:80]!r}",
             f"Known: {', '.join(sorted(known))}.",
             param=f"{param}.{unknown[0][:80]}",
         )
-    if not found.keys() & known:
+    if not entries.keys() & known:
         return None
-    return StructuredOutputsParams(**{k: v for k, v in found.items() if k in known}).spec(param)
+    return StructuredOutputsParams(**{k: v for k, v in entries.items() if k in known}).spec(param)
 
 
 def spec_of(name: str, value: object, param: str) -> GrammarSpec:

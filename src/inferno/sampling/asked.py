@@ -78,11 +78,11 @@ class AskedDraws:
     def _drawn(self) -> list[int]:
         ids, best = self.ids_BK.cpu().numpy(), self.best_BK.float().cpu().numpy()
         complete = self.best_BK.shape[1] == self.x_BV.shape[1]
-        asked = [self._allows(*each) for each in zip(self.places, ids, strict=True)]
-        drawn = [UNDECIDED] * len(asked)
+        checks = [self._allows(*each) for each in zip(self.places, ids, strict=True)]
+        drawn = [UNDECIDED] * len(checks)
         firsts = {
             i: first
-            for i, first in enumerate(_first_allowed(*each) for each in asked)
+            for i, first in enumerate(_first_allowed(*each) for each in checks)
             # Minus infinity has no share, and none is a share of it.
             if first is not None and math.isfinite(best[i, first])
         }
@@ -90,7 +90,7 @@ class AskedDraws:
             return drawn
         some = self if len(firsts) == len(drawn) else self._of([*firsts])
         for i, candidates in zip(firsts, some._candidates([*firsts.values()]), strict=True):
-            index = candidates.draw(*asked[i])
+            index = candidates.draw(*checks[i])
             # Which of the tokens with the last value are among the candidates is not defined.
             if index is not None and (complete or best[i, index] > best[i, -1]):
                 drawn[i] = int(ids[i, index])
@@ -164,27 +164,27 @@ class _Candidates:
     def draw(self, allows: Allows, most: int) -> int | None:
         """Return the index of the token that the uniform number means, or None."""
         sums, size = self.sums, len(self.sums)
-        allowed, held = [self.first], [int(sums[self.first])]  # `held`: cumulative masses
-        for asked in range(self.first + 1, most + 1):
-            before = int(sums[asked - 1])
-            end = asked + self.top_k - len(allowed)  # of what `top_k` may keep
+        allowed, masses = [self.first], [int(sums[self.first])]  # `held`: cumulative masses
+        for candidate in range(self.first + 1, most + 1):
+            before = int(sums[candidate - 1])
+            end = candidate + self.top_k - len(allowed)  # of what `top_k` may keep
             if self.total is None and end > size:
                 return None
             more = (int(sums[end - 1]) if self.total is None else self.total) - before
             likely_more = more
             if self.likely < size:
                 likely_more = max(0, int(sums[min(self.likely, end) - 1]) - before)
-            likely = held[bisect_left(allowed, self.likely) - 1]
-            least = min(likely, self._kept(held, held[-1]))
-            greatest = min(likely + likely_more, self._kept(held, held[-1] + more))
-            index = bisect_right(held, _share(self.uniform, least))
-            if _share(self.uniform, greatest) < held[index]:
+            likely = masses[bisect_left(allowed, self.likely) - 1]
+            least = min(likely, self._kept(masses, masses[-1]))
+            greatest = min(likely + likely_more, self._kept(masses, masses[-1] + more))
+            index = bisect_right(masses, _share(self.uniform, least))
+            if _share(self.uniform, greatest) < masses[index]:
                 return allowed[index]
-            if asked == most or (answer := allows(asked)) is None:
+            if candidate == most or (answer := allows(candidate)) is None:
                 return None
             if answer:
-                allowed.append(asked)
-                held.append(held[-1] + int(sums[asked]) - before)
+                allowed.append(candidate)
+                masses.append(masses[-1] + int(sums[candidate]) - before)
         return None
 
     def _kept(self, held: Sequence[int], total: int) -> int:

@@ -36,9 +36,9 @@ def best_allowed(
     for i, (best, place) in enumerate(zip(ids_B.tolist(), places, strict=True)):
         if best == UNDECIDED or (allowed := masks.allows(place[0], best, place[1])):
             continue
-        found = UNDECIDED if allowed is None else _next_best(argmax, x_BV[i], best, place, masks)
-        ids_B[i] = found
-        if found == UNDECIDED:
+        token_id = UNDECIDED if allowed is None else _next_best(argmax, x_BV[i], best, place, masks)
+        ids_B[i] = token_id
+        if token_id == UNDECIDED:
             refused.append(i)
     masks.fill({places[i][0] for i in refused})  # together
     for i in refused:

@@ -62,7 +62,7 @@ class DeviceDraws:
     def __attrs_post_init__(self) -> None:
         count = 4 * len(self.resident.top_k_R)
         self._buffers = HostBuffers(8 * count, str(self.device))
-        self._numbers = [held.view(torch.int64).numpy() for held in self._buffers.buffers]
+        self._numbers = [buffer.view(torch.int64).numpy() for buffer in self._buffers.buffers]
         self._sent = torch.empty(count, dtype=torch.int64, device=self.device)
 
     def draw(
@@ -124,8 +124,8 @@ class DeviceDraws:
     def _send(self, *numbers: Sequence[int]) -> list[Tensor]:
         """Copy sequences of equal length to the device."""
         turn, size = self._buffers.next(), len(numbers[0])
-        held, total = self._numbers[turn], size * len(numbers)
-        held[:total] = np.array(numbers, np.int64).reshape(-1)
+        buffer, total = self._numbers[turn], size * len(numbers)
+        buffer[:total] = np.array(numbers, np.int64).reshape(-1)
         host = self._buffers.current.view(torch.int64)
         # Earlier draws may still read the last ones, but on the same stream: before this copy.
         self._buffers.send(self._sent[:total], host[:total])
@@ -136,9 +136,9 @@ class DeviceDraws:
         words = max(mask_W.size for mask_W in masks.values())
         host = host_buffer(4 * words * len(rows), str(self.device))
         words_SW = host.view(torch.int32).view(len(rows), words)
-        held = words_SW.numpy()
+        array = words_SW.numpy()
         for i, row in enumerate(rows):
-            held[i] = masks.get(row, -1)
+            array[i] = masks.get(row, -1)
         return words_SW.to(self.device, non_blocking=True)
 
     def _draw(
@@ -194,12 +194,12 @@ class DeviceDraws:
         return self.ops.adjust(logits_BV, penalties, self._biases(states), words_BW)
 
     def _biases(self, states: Sequence[RowState]) -> Biases | None:
-        found = {i: state.bias for i, state in enumerate(states) if state.bias is not None}
-        if not found:
+        by_row = {i: state.bias for i, state in enumerate(states) if state.bias is not None}
+        if not by_row:
             return None
-        ids, values = zip(*found.values(), strict=True)
+        ids, values = zip(*by_row.values(), strict=True)
         counts = sent([len(each) for each in ids], self.device)
-        at_N = sent(list(found), self.device).repeat_interleave(
+        at_N = sent(list(by_row), self.device).repeat_interleave(
             counts, output_size=sum(map(len, ids))
         )
         return Biases(at_N, torch.cat(ids), torch.cat(values))

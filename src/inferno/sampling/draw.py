@@ -33,7 +33,7 @@ class Cut:
     def of(self, rows: list[int]) -> Cut:
         """Return that of some rows."""
         each = self.top_k_B, self.top_p_B, self.temperature_B1, self.min_p_B1
-        return Cut(*(held[rows] for held in each))
+        return Cut(*(tensor[rows] for tensor in each))
 
 
 def index_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -91,11 +91,11 @@ def draw_truncated(
 def confirmed(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return what each row has drawn: its first token, and while a draft is the one drawn, the one
     after it. `token_ids` has one for each row and draft."""
-    found, first = list[list[int]](), 0
+    tokens, first = list[list[int]](), 0
     for ids in drafts:
         count = 1
         while count <= len(ids) and ids[count - 1] == token_ids[first + count - 1]:
             count += 1
-        found.append([*token_ids[first : first + count]])
+        tokens.append([*token_ids[first : first + count]])
         first += 1 + len(ids)
-    return found
+    return tokens

@@ -55,13 +55,13 @@ def draws_of(
 ) -> list[Draw]:
     """Return the draws of the rows of logits, whose tokens are `offset` positions ahead: those of
     the `first` attempt, or of one that looks at more candidates."""
-    found = []
+    draws = []
     for i, (place, state) in enumerate(zip(places, states, strict=True)):
         greedy, full = state.strategy is Strategy.GREEDY, state.strategy is Strategy.FULL
         asks = place[0] in masks.asking and not greedy and (full or first)
         draw = Draw(i, place, state, state.uniform(offset), asks)
-        found.append(draw if greedy or asks else draw.under(masks.of(*place), vocab_size))
-    return found
+        draws.append(draw if greedy or asks else draw.under(masks.of(*place), vocab_size))
+    return draws
 
 
 def drawn_again(
@@ -81,10 +81,10 @@ def drawn_again(
     that without a grammar, and A the sum of p over the allowed tokens: as if it were drawn from
     these at once."""
     undecided = [draw for draw in draws if draw.asks and token_ids[draw.index] == UNDECIDED]
-    asked = [draw for draw in draws if draw.asks and draw.is_full]
-    asked = [draw for draw in asked if token_ids[draw.index] != UNDECIDED]
-    allowed = masks.allow([draw.place for draw in asked], [token_ids[d.index] for d in asked])
-    again = [draw for draw, ok in zip(asked, allowed, strict=True) if not ok]
+    asking = [draw for draw in draws if draw.asks and draw.is_full]
+    asking = [draw for draw in asking if token_ids[draw.index] != UNDECIDED]
+    allowed = masks.allow([draw.place for draw in asking], [token_ids[d.index] for d in asking])
+    again = [draw for draw, ok in zip(asking, allowed, strict=True) if not ok]
     again += [draw for draw in undecided if last or not draw.is_full]
     masks.fill({draw.place[0] for draw in again})  # together
     return [

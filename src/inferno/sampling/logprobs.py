@@ -24,7 +24,7 @@ def logprobs_of(
     """Score each row's token under the row's own distribution, with the `top` most likely ones, or
     with `others` instead. NaN counts as -inf. A row's values are the same, bit for bit, whatever
     other rows there are."""
-    found: list[Logprobs] = []
+    scores: list[Logprobs] = []
     for start in range(0, len(token_ids), 16):  # float32 copies of all would not fit
         part = token_ids[start : start + 16]
         x_SV = replace_nonfinite(logits_SV[start : start + 16])
@@ -37,7 +37,7 @@ def logprobs_of(
             best_SK = x_SV.gather(-1, ids_SK)
         else:
             best_SK, ids_SK = sort_best(x_SV, min(top, x_SV.shape[1]))
-        found += map(
+        scores += map(
             _logprobs,
             part,
             _log(x_S1.double() - max_S1.double() - rest_S1),
@@ -45,7 +45,7 @@ def logprobs_of(
             ids_SK.tolist(),
             _log(best_SK.double() - max_S1.double() - rest_S1),
         )
-    return found
+    return scores
 
 
 _BLOCK = 128
@@ -76,15 +76,15 @@ def _logprobs(
 def wanted_logprobs(
     logits_SV: Tensor, states: Sequence[RowState], token_ids: Sequence[int]
 ) -> dict[int, Logprobs]:
-    asked = sorted(
+    entries = sorted(
         (state.logprobs, state.logprob_ids, i)
         for i, state in enumerate(states)
         if state.logprobs is not None
     )
     wanted: dict[int, Logprobs] = {}
-    for (top, others), rows in groupby(asked, key=lambda row: row[:2]):
+    for (top, others), rows in groupby(entries, key=lambda row: row[:2]):
         part = [i for *_, i in rows]
         logits_BV = logits_SV[index_of(part, logits_SV.device)]
-        found = logprobs_of(logits_BV, [token_ids[i] for i in part], top, others)
-        wanted.update(zip(part, found, strict=True))
+        scores = logprobs_of(logits_BV, [token_ids[i] for i in part], top, others)
+        wanted.update(zip(part, scores, strict=True))
     return wanted

@@ -165,8 +165,8 @@ class Sampler:
             if not again:
                 break
             if num_candidates == _SECOND_LOOK:
-                found = are_broken(own_SV[again]).tolist()
-                self.broken |= {rows[i] for i, broken in zip(again, found, strict=True) if broken}
+                flags = are_broken(own_SV[again]).tolist()
+                self.broken |= {rows[i] for i, broken in zip(again, flags, strict=True) if broken}
             x_BV = replace_nonfinite(logits_SV[again])
             some = [places[i] for i in again]
             ids_B = self._draw(x_BV, some, [states[i] for i in again], num_candidates, masks=masks)
@@ -244,7 +244,7 @@ class Sampler:
             members = [i for i in going if drafts[i][offset] == token_ids[i][-1]]
             offset += 1
         begins = [0, *accumulate(map(len, token_ids))]
-        return token_ids, {begins[i] + j: found for (i, j), found in logprobs.items()}
+        return token_ids, {begins[i] + j: score for (i, j), score in logprobs.items()}
 
     def peek(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
         """Draw from a draft model's logits what `sample` would draw from them, `offset` positions
@@ -306,9 +306,9 @@ class Sampler:
             else:
                 if any(draw.mask_W is not None for draw in part):
                     x_BV = masked(x_BV, [draw.mask_W for draw in part])
-                asked = [draw.place for draw in part] if part[0].asks else ()
+                places = [draw.place for draw in part] if part[0].asks else ()
                 ids_S[at] = self._draw_group(
-                    x_BV, rows_B, uniform_B, states, num_candidates, asked, masks
+                    x_BV, rows_B, uniform_B, states, num_candidates, places, masks
                 )
 
     def _draw_group(

@@ -68,8 +68,8 @@ def survey(opened: Opened) -> Survey | None:
         return None
     engine = known_layout(opened, Path(use.folder))
     folder = use.folder_of(None if opened.plan.ranks is None else opened.rank)
-    found = sorted(store.survey(folder), key=lambda each: -each.used)
-    layouts = (Compared(each, differences(each.layout, engine)) for each in found)
+    entries = sorted(store.survey(folder), key=lambda each: -each.used)
+    layouts = (Compared(each, differences(each.layout, engine)) for each in entries)
     return Survey(tuple(layouts), "files" in engine)
 
 

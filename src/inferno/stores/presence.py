@@ -234,12 +234,12 @@ _Change = tuple[Tier, bytes, int]
 
 def _by_place(changes: Iterable[_Change]) -> dict[tuple[Tier, int], list[bytes]]:
     """Return the keys of changes, by tier and group."""
-    found = dict[tuple[Tier, int], list[bytes]]()
+    keys = dict[tuple[Tier, int], list[bytes]]()
     for tier, key, groups in changes:
         for group in range(groups.bit_length()):
             if groups >> group & 1:
-                found.setdefault((tier, group), []).append(key)
-    return found
+                keys.setdefault((tier, group), []).append(key)
+    return keys
 
 
 def _removed(changes: Iterable[_Change]) -> Iterator[BlocksRemoved]:

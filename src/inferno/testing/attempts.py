@@ -105,17 +105,17 @@ def trace_another(at: Targets) -> None:
 
 
 def read_anothers_memory(at: Targets) -> None:
-    held = ctypes.create_string_buffer(8)
+    buffer = ctypes.create_string_buffer(8)
     address = int(Path(f"/proc/{at['victim']}/stat").read_text().split()[27])  # of its stack
-    both = (ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(8))
+    both = (ctypes.c_void_p(ctypes.addressof(buffer)), ctypes.c_size_t(8))
     local = (ctypes.c_void_p * 2)(both[0].value, both[1].value)
     remote = (ctypes.c_void_p * 2)(address, 8)
     _called("process_vm_readv", at["victim"], local, 1, remote, 1, 0)
 
 
 def _called(name: str, *arguments: object) -> None:
-    held = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*held) < 0:
+    values = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*values) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -191,16 +191,16 @@ WORK: tuple[Callable[[Targets], None], ...] = (
 
 def results(at: Targets) -> dict[str, str]:
     """Try everything. Returns the name of each attempt with its error; empty if there is none."""
-    found = {}
+    errors = {}
     for attempt in (*ATTEMPTS, *WORK):
         try:
             attempt(at)
-            found[attempt.__name__] = ""
+            errors[attempt.__name__] = ""
         except OSError as error:
-            found[attempt.__name__] = errno.errorcode.get(error.errno or 0, repr(error))
+            errors[attempt.__name__] = errno.errorcode.get(error.errno or 0, repr(error))
         except Exception as error:
-            found[attempt.__name__] = repr(error)
-    return found
+            errors[attempt.__name__] = repr(error)
+    return errors
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ def sound(seed: int, seconds: float, rate: int = 16_000) -> Samples:
     for tone in rng.uniform(100, 3000, 4):
         swell_N = np.sin(2 * np.pi * rng.uniform(1, 5) * time_N + rng.uniform(0, 6)) ** 2
         samples_N += 0.2 * swell_N * np.sin(2 * np.pi * tone * time_N)
-    found: Samples = samples_N.astype(np.float32)
-    return found
+    samples: Samples = samples_N.astype(np.float32)
+    return samples
 
 
 class AudioTests(ImageTests):

@@ -255,8 +255,8 @@ class StoreTests(Installed):
             filled.settle()
         assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 1000
         assert filled.index.usage.folder_bytes <= 1000
-        kept = [key for key in keys if filled.index.groups_of(key)]
-        assert keys[5] in kept and len(kept) < len(keys)
+        present = [key for key in keys if filled.index.groups_of(key)]
+        assert keys[5] in present and len(present) < len(keys)
         filled.mover.close()
 
     def test_files_keep_to_their_limit_at_the_end(self, item: BlockStore, tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ class StoreTests(Installed):
             filled.save(KEYS[0], 3, 5)
             filled.mover.close()
         filled = Filled(item.build(needs[0]))
-        found = {each.layout: each for each in item.survey(tmp_path)}
+        by_layout = {each.layout: each for each in item.survey(tmp_path)}
         filled.mover.close()
-        assert found.keys() == {need.layout for need in needs}, "the one in use too"
-        for each in found.values():
+        assert by_layout.keys() == {need.layout for need in needs}, "the one in use too"
+        for each in by_layout.values():
             files = [path for path in each.path.rglob("*") if path.is_file()]
             assert each.nbytes == sum(path.stat().st_size for path in files) > sum(SIZES)
             assert 0 < each.used < time.time() + 1

@@ -94,14 +94,14 @@ class ChatFormatTests:
         """Parse the text in pieces; neighbours of one kind become one."""
         parser = self.format().parser(prompt, TOOLS)
         at = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-        found: list[Delta] = []
+        deltas: list[Delta] = []
         pieces = (text[a:b] for a, b in zip(at, at[1:], strict=False))
         for delta in [d for piece in pieces for d in parser.feed(piece)] + parser.finish():
-            if found and found[-1].kind == delta.kind != "tool":
-                found[-1] = found[-1]._replace(text=found[-1].text + delta.text)
+            if deltas and deltas[-1].kind == delta.kind != "tool":
+                deltas[-1] = deltas[-1]._replace(text=deltas[-1].text + delta.text)
             else:
-                found.append(delta._replace(id=""))
-        return found
+                deltas.append(delta._replace(id=""))
+        return deltas
 
     def test_the_template_shows_the_format(self) -> None:
         choice, why, _ = _catalog().chat_format(ChatNeed(template=self.template))
@@ -116,8 +116,8 @@ class ChatFormatTests:
     def test_reasoning_that_the_template_writes_is_read(self) -> None:
         if self.reasons:
             prompt, text = self.turn(1, reasoning_content="I look it up.")
-            found = [d.text for d in self.read(prompt, text) if d.kind == "reasoning"]
-            assert "".join(found).strip() == "I look it up."
+            pieces = [d.text for d in self.read(prompt, text) if d.kind == "reasoning"]
+            assert "".join(pieces).strip() == "I look it up."
 
     def test_every_call_has_an_id_of_its_own(self) -> None:
         prompt, text = self.turn(1)

@@ -108,8 +108,8 @@ class CommunicatorTests:
         wanted = summed(parts)
         with self.meeting(3) as run:
             for rows, columns in ((slice(2, 3), slice(None)), (slice(None), slice(3, 700))):
-                own = [part[rows, columns] for part in parts]
-                for total in sums(run, own):
+                pieces = [part[rows, columns] for part in parts]
+                for total in sums(run, pieces):
                     assert torch.equal(total, wanted[rows, columns])
 
     @pytest.mark.parametrize("widths", [(4, 5, 1), (1, 1, 1), (70_001, 70_000, 69_999)], ids=str)
@@ -140,20 +140,20 @@ class CommunicatorTests:
         rounds = 2000 if ranks == 2 else 6000
 
         def compute(peer: Communicator, rank: int) -> list[float]:
-            chosen, pauses, found = random.Random(1), random.Random(rank), []
+            chosen, pauses, totals = random.Random(1), random.Random(rank), []
             for i in range(rounds):
                 count = chosen.choice([1, 5, 64, 1000, 5000, 40_000 if i % 50 == 0 else 300])
                 if chosen.random() < 0.2:
                     widths = [chosen.randrange(1, 40) for _ in range(ranks)]
                     whole = peer.all_gather(torch.full((2, widths[rank]), i + rank / 8), widths)
-                    found.append(float(whole.sum()))
+                    totals.append(float(whole.sum()))
                 else:
                     total = peer.all_reduce(torch.full((count,), float(i + rank)))
                     assert bool((total == total[0]).all()), "parts of several rounds"
-                    found.append(float(total[-1]))
+                    totals.append(float(total[-1]))
                 if pauses.random() < 0.01:
                     time.sleep(pauses.random() / 500)
-            return found
+            return totals
 
         with self.meeting(ranks) as run:
             first, *others = run(compute)
@@ -166,12 +166,12 @@ class CommunicatorTests:
             x = torch.ones(2, 5)
             capture = CallCapture()
             step = capture(lambda: peer.all_gather(peer.all_reduce(x * 2) + 1, (5, 5)))
-            found = []
+            outputs = []
             for value in (3, 7):
                 x.fill_(value + rank)
                 step.replay()
-                found.append(step.output.clone())
-            return found
+                outputs.append(step.output.clone())
+            return outputs
 
         with self.meeting(2) as run:
             for three, seven in run(compute):

@@ -38,19 +38,19 @@ class CutMatrixTests:
                 if not unit[axis]:
                     continue  # the plan divides it by rows only
                 for cut in _cuts(axis, size, unit[axis]):
-                    own = weight.cut(cut)
-                    assert own.shape == cut.shape((rows, columns)) and own.layout == weight.layout
-                    assert torch.equal(values(own), cut.of(whole_OI))
+                    part = weight.cut(cut)
+                    assert part.shape == cut.shape((rows, columns)) and part.layout == weight.layout
+                    assert torch.equal(values(part), cut.of(whole_OI))
                     matrix, shape = self._stored(parts), (rows, columns)
                     small, read, was_cut = cut_before(
                         cut, matrix, parts, shape, lambda each: item.holds(each, dtype)
                     )
                     if was_cut:  # of what is stored, no more is read
                         loaded: Weight = item.load(small, read, dtype=dtype)
-                        assert torch.equal(values(loaded), values(own))
-                        assert loaded.layout == own.layout
-                    kept = _held(own) - _whole(own, weight)
-                    assert kept <= _held(weight) * (cut.size / size) + 256
+                        assert torch.equal(values(loaded), values(part))
+                        assert loaded.layout == part.layout
+                    nbytes = _held(part) - _whole(part, weight)
+                    assert nbytes <= _held(weight) * (cut.size / size) + 256
 
 
 def values(weight: Weight) -> Tensor:

@@ -57,11 +57,11 @@ def _places(config: Any) -> Iterator[tuple[Any, Any]]:
 @st.composite
 def changed(draw: st.DrawFn, config: Mapping[str, Any]) -> dict[str, Any]:
     """Draw a JSON object with some of its values replaced, removed or exchanged, at any depth."""
-    found: dict[str, Any] = json.loads(json.dumps(config))
+    document: dict[str, Any] = json.loads(json.dumps(config))
     for _ in range(draw(st.integers(1, 3))):
-        places = list(_places(found))
+        places = list(_places(document))
         if not places:
-            return found
+            return document
         holder, key = draw(st.sampled_from(places))
         change = draw(st.sampled_from(["replace", "replace", "replace", "remove", "exchange"]))
         if change == "remove":
@@ -71,4 +71,4 @@ def changed(draw: st.DrawFn, config: Mapping[str, Any]) -> dict[str, Any]:
             holder[key] = json.loads(json.dumps(other[its]))
         else:
             holder[key] = draw(_VALUES)
-    return found
+    return document

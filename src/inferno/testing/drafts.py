@@ -70,8 +70,8 @@ class DraftTests(Installed):
         replayed = _noting(runner, monkeypatch)
         for _ in range(2):  # the second time, prompts are cached
             for request in requests[-2:]:
-                found = answers_of(engine, [request])
-                assert found[request.id] == expected[request.id]
+                answers = answers_of(engine, [request])
+                assert answers[request.id] == expected[request.id]
         stats = engine.stats()
         assert 0 < stats.accepted_tokens < stats.draft_tokens
         if runner.replays is not None and runner.replays.refusal is None:
@@ -148,12 +148,12 @@ def _noting(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def answers_of(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, list[int]] = {request.id: [] for request in requests}
+    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
         engine.submit(request)
     while engine.busy:
         for output in engine.step():
             assert output.token_id is not None, "these requests end with a token"
-            found[output.request_id].append(output.token_id)
+            tokens[output.request_id].append(output.token_id)
         engine.check()
-    return {id: tuple(token_ids) for id, token_ids in found.items()}
+    return {id: tuple(token_ids) for id, token_ids in tokens.items()}

@@ -119,7 +119,7 @@ class EncoderTests(EncoderGguf):
         path = _saved(model, tmp_path_factory.mktemp("trained"), self.config)
         prompts = ragged_prompts(toy.plan.vocab_size, _TRAINED_LENGTHS)
         exact = _means(deepcopy(model).double(), prompts)
-        found = []
+        problems = []
         for dtype, most in _RUNS:
             theirs = _means(deepcopy(model).to(getattr(torch, dtype)), prompts).float()
             ours = embedded(load_toy(path, catalog, dtype=dtype), prompts, "mean")
@@ -127,8 +127,8 @@ class EncoderTests(EncoderGguf):
                 float((x_PD.double() - exact).norm(dim=1).median()) for x_PD in (ours, theirs)
             )
             if not far <= most * usual + 1e-9:
-                found.append(f"{dtype}: {far:.2g} from float64, transformers {usual:.2g}")
-        assert not found, found
+                problems.append(f"{dtype}: {far:.2g} from float64, transformers {usual:.2g}")
+        assert not problems, problems
 
     def test_the_config_as_transformers_writes_it_means_the_same(
         self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
@@ -237,9 +237,9 @@ def _states(model: nn.Module, prompt: Sequence[int], types: Sequence[int] | None
     if types is not None:
         given["token_type_ids"] = torch.tensor([types])
     with torch.inference_mode():
-        found = model(**given, output_hidden_states=True)
-    last = getattr(found, "last_hidden_state", None)
-    states_LD: Tensor = (found.hidden_states[-1] if last is None else last)[0]
+        outputs = model(**given, output_hidden_states=True)
+    last = getattr(outputs, "last_hidden_state", None)
+    states_LD: Tensor = (outputs.hidden_states[-1] if last is None else last)[0]
     return states_LD
 
 

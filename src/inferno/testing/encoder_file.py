@@ -94,7 +94,7 @@ class EncoderFileTests(SeeingToy):
         [architecture] = [
             offer.item
             for offer in catalog.of("inferno_architectures")
-            if (own := offer.item.dialects.get("gguf")) is not None and own.named(self.text)
+            if (family := offer.item.dialects.get("gguf")) is not None and family.named(self.text)
         ]
         named = architecture.dialects["gguf"].named(self.text)
         assert named is not None, "it was found by that name"
@@ -106,11 +106,11 @@ class EncoderFileTests(SeeingToy):
         seen = text_part(catalog.open(checkpoint)[1])
         seen = seen if architecture.adapt is None else architecture.adapt(seen)
         config = {**reference.config.text_config.to_dict(), **seen.config, **self.gguf_fields}
-        held = {name: seen.read(name) for name in seen.tensors}
+        weights = {name: seen.read(name) for name in seen.tensors}
         rows = config["vocab_size"]
         vocabulary = [self.tokens.get(i, f"<{i}>") for i in range(rows)]
         dialect = named.over(defaults)
-        write_gguf(path, dialect, config, held, kind, vocabulary=vocabulary)
+        write_gguf(path, dialect, config, weights, kind, vocabulary=vocabulary)
 
     def write_encoder(
         self,
@@ -135,8 +135,8 @@ class EncoderFileTests(SeeingToy):
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 9)  # projectors have numbers, too
         written = []
         for name, tensor in tensors.items():
-            for found, values in self.stored(name.removeprefix("model."), tensor.float()):
-                stored = names.get_name(found, try_suffixes=(".weight", ".bias")) or found
+            for part, values in self.stored(name.removeprefix("model."), tensor.float()):
+                stored = names.get_name(part, try_suffixes=(".weight", ".bias")) or part
                 if stored not in without:
                     data, number = encoded(values, kind)
                     writer.add_tensor(stored, data, raw_dtype=number)
@@ -160,10 +160,10 @@ class EncoderFileTests(SeeingToy):
     ) -> None:
         """In float32, which changes no value."""
         with self.opened(pair) as opened:
-            found = opened.text().image_processor
-            assert {n: value for n, value in found.items() if n not in self.looks} == self.processor
+            ours = opened.text().image_processor
+            assert {n: value for n, value in ours.items() if n not in self.looks} == self.processor
             for name, value in self.looks.items():  # files have them in float32
-                torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(value))
+                torch.testing.assert_close(torch.tensor(ours[name]), torch.tensor(value))
             engine = Engine.load(opened)
         assert generated(engine, asked)[0] == [each.wanted for each in asked]
 
@@ -186,10 +186,10 @@ class EncoderFileTests(SeeingToy):
             assert attrs.evolve(one, file="") == other
             assert one.file == str(pair.with_name("mmproj-toy-f32.gguf"))
             assert not any("images are off" in note for note in files.plan.notes)
-            said = [
+            texts = [
                 note for note in files.plan.notes if note.startswith("mmproj-toy-f32.gguf lacks")
             ]
-            assert len(said) == bool(self.lacking) and all(self.lacking in note for note in said)
+            assert len(texts) == bool(self.lacking) and all(self.lacking in note for note in texts)
 
     @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
     def test_rounded_encoders_are_near(
@@ -256,7 +256,7 @@ class EncoderFileTests(SeeingToy):
         alone = tmp_path / pair.name
         alone.write_bytes(pair.read_bytes())
         other = tmp_path / "mmproj-other.gguf"
-        for keys, said in (
+        for keys, reason in (
             ({"vision.projection_dim": 80}, "makes embeddings of 80 numbers"),
             ({"vision.projector_type": "elsewhere"}, "encoders of the kind 'elsewhere'"),
         ):
@@ -264,8 +264,8 @@ class EncoderFileTests(SeeingToy):
             with self.opened(alone) as opened:
                 assert opened.plan.images is None
                 [note] = [each for each in opened.plan.notes if "images are off" in each]
-                assert said in note
-            with pytest.raises(CheckpointError, match=said) as caught:
+                assert reason in note
+            with pytest.raises(CheckpointError, match=reason) as caught:
                 self.opened(alone, mmproj=str(other))
             assert "--no-mmproj" in caught.value.remedy
         with pytest.raises(CheckpointError, match="an encoder of images, not a model") as caught:

@@ -55,10 +55,10 @@ class EncoderGguf(Installed):
     ) -> None:
         """The same numbers from both formats, those that the file's types can hold, by torch; with
         the kernels that are installed, which may round activations, nearly."""
-        held = self.written(tmp_path / "toy.gguf", kind, toy, reference, catalog)
+        tensors = self.written(tmp_path / "toy.gguf", kind, toy, reference, catalog)
         twin = tmp_path / "twin"
         twin.mkdir()
-        save_file({n: t.contiguous() for n, t in held.items()}, twin / "model.safetensors")
+        save_file({n: t.contiguous() for n, t in tensors.items()}, twin / "model.safetensors")
         (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
         exact, how = torch_only(), self.reduction()
         fast, ours, theirs = (
@@ -75,7 +75,7 @@ class EncoderGguf(Installed):
     ) -> None:
         """Field by field; rotary embeddings, of which files store other numbers, by the vectors."""
         self.written(tmp_path / "toy.gguf", "F16", toy, reference, catalog)
-        found, read = (
+        converted, read = (
             attrs.asdict(_config(plan, catalog), recurse=False)
             for plan in (plan_of(tmp_path / "toy.gguf", catalog), toy.plan)
         )
@@ -85,7 +85,7 @@ class EncoderGguf(Installed):
                 for name, value in fields.items()
                 if name not in self.gguf_unsaid and not isinstance(value, RopeConfig)
             }
-            for fields in (found, read)
+            for fields in (converted, read)
         )
         assert ours == theirs
 
@@ -106,7 +106,7 @@ class EncoderGguf(Installed):
         convert(str(folder), "f32", path, catalog=catalog)
         how, exact = self.reduction(), torch_only()
         ours, theirs = (
-            embedded(load_toy(found, exact), prompts, how) for found in (path, checkpoint)
+            embedded(load_toy(source, exact), prompts, how) for source in (path, checkpoint)
         )
         assert_close(ours, theirs)
 
@@ -115,8 +115,8 @@ class EncoderGguf(Installed):
         if "gguf" not in dialects:
             pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        own = dialects["gguf"]
-        assert [name for each in (own, *own.variants) for name in check_names(each)] == []
+        dialect = dialects["gguf"]
+        assert [name for each in (dialect, *dialect.variants) for name in check_names(each)] == []
 
     def written(
         self, path: Path, kind: str, toy: Toy, reference: Any, catalog: Catalog
@@ -127,9 +127,9 @@ class EncoderGguf(Installed):
         if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = {**reference.config.to_dict(), **self.config}
-        own = dialect.inverse(known) if dialect.inverse is not None else {}
+        inverted = dialect.inverse(known) if dialect.inverse is not None else {}
         _, tensors = recast(dialect, toy.plan.config, checkpoint_tensors(toy, catalog))
-        fields = {**known, **own, **self.gguf_fields}
+        fields = {**known, **inverted, **self.gguf_fields}
         return write_gguf(path, dialect, fields, tensors, kind)
 
 

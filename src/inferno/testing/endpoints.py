@@ -46,8 +46,8 @@ class EndpointsTests:
     def api(cls, item: Endpoints) -> Api:
         from inferno.contracts.lazy import resolved
 
-        found: Any = resolved(item.api)
-        return found  # type: ignore[no-any-return]
+        value: Any = resolved(item.api)
+        return value  # type: ignore[no-any-return]
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -61,10 +61,10 @@ class EventSinkTests(Installed):
         batches = [numbered(i) for i in range(50)]
         with self.receiving(need) as received:
             assert all(publisher.publish(batch) for batch in batches)
-            found = received(len(batches))
+            messages = received(len(batches))
         publisher.close()
-        assert [number for number, _ in found] == list(range(50))
-        assert [len(events) for _, (_, events, *_) in found] == [len(batch) for batch in batches]
+        assert [number for number, _ in messages] == list(range(50))
+        assert [len(events) for _, (_, events, *_) in messages] == [len(batch) for batch in batches]
         assert (publisher.published, publisher.dropped) == (50, 0)
 
     def test_nobody_listens_and_nothing_waits(self, item: EventSink, need: EventNeed) -> None:

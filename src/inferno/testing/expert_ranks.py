@@ -82,19 +82,19 @@ class ExpertRankTests(RankTests):
         self, dealt: Engine, checkpoint: Path, catalog: Catalog, limits: dict[str, Any]
     ) -> None:
         """Each is read by one rank; weights are within 5 % of what is planned for the largest."""
-        asked = small_options({"device": "cpu", "tp": RANKS, "ep": True, **limits})
+        options = small_options({"device": "cpu", "tp": RANKS, "ep": True, **limits})
         nobody: Any = SimpleNamespace(all_reduce=None, all_gather=None)
-        seen, held = list[str](), list[int]()
-        with open_model(str(checkpoint), asked, without_kernels(catalog)) as opened:
+        seen, sizes = list[str](), list[int]()
+        with open_model(str(checkpoint), options, without_kernels(catalog)) as opened:
             [planned] = [item.nbytes for item in opened.plan.memory if item.name == "weights"]
             for rank in range(RANKS):
                 reading: Any = Reading(opened.checkpoint, Counter[str]())
-                own = evolve(opened, rank=rank, checkpoint=reading, communicator=nobody)
-                held.append(held_bytes(load_model(own)))
+                part = evolve(opened, rank=rank, checkpoint=reading, communicator=nobody)
+                sizes.append(held_bytes(load_model(part)))
                 seen += [name for name in reading.read_bytes if ".experts." in name]
             stored = [name for name in opened.checkpoint.tensors if ".experts." in name]
             assert sorted(seen) == sorted(stored)
-            assert max(held) == pytest.approx(planned, rel=0.05)
+            assert max(sizes) == pytest.approx(planned, rel=0.05)
 
     @pytest.mark.slow
     def test_more_ranks_than_the_experts_divide_by(

@@ -21,11 +21,11 @@ ROWS, COLUMNS = 8, 768
 
 def _numbers(count: int, seed: int) -> np.ndarray:
     """Return numbers from 0 to 1, the same with every version of NumPy and torch."""
-    found, state = np.empty(count), seed
+    numbers, state = np.empty(count), seed
     for index in range(count):
         state = (state * 1103515245 + 12345) % 2**31
-        found[index] = state / 2**31
-    return found
+        numbers[index] = state / 2**31
+    return numbers
 
 
 @cache

@@ -47,37 +47,37 @@ def gguf_dialect(
 ) -> Dialect | None:
     """The architecture's GGUF dialect, over the format's defaults: that of models of this config,
     if there are several. None if it has none, or if no plugin reads GGUF files."""
-    own = catalog.architecture(architecture).item.dialects.get("gguf")
+    variant = catalog.architecture(architecture).item.dialects.get("gguf")
     formats = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == "gguf"]
-    if own is None or not formats:
+    if variant is None or not formats:
         return None
     defaults = catalog.named(CheckpointFormat, "gguf").item.dialect
-    own = own if config is None else own.of(config)
-    return own if defaults is None else own.over(defaults)
+    variant = variant if config is None else variant.of(config)
+    return variant if defaults is None else variant.over(defaults)
 
 
 def recast(
     dialect: Dialect, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """Config and tensors of the model as files of the dialect have it."""
-    found = None if dialect.recast is None else dialect.recast(config)
-    if found is None:
+    changes = None if dialect.recast is None else dialect.recast(config)
+    if changes is None:
         return config, dict(tensors)
-    held: dict[str, Tensor] = {}
-    for name, tensor in {**tensors, **{n: tensors[o] for n, o in found.copies.items()}}.items():
+    values: dict[str, Tensor] = {}
+    for name, tensor in {**tensors, **{n: tensors[o] for n, o in changes.copies.items()}}.items():
         module, _, part = name.rpartition(".")
         paths = [
-            p.replace("{n}", _number(name)) for p in found.splits.get(module_pattern(name), ())
+            p.replace("{n}", _number(name)) for p in changes.splits.get(module_pattern(name), ())
         ]
         paths = paths or [module]
         for path, rows in zip(paths, tensor.float().chunk(len(paths)), strict=True):
-            own = f"{path}.{part}"
-            factors = found.factors.get(tensor_pattern(own), ((0, 1.0),))
+            key = f"{path}.{part}"
+            factors = changes.factors.get(tensor_pattern(key), ((0, 1.0),))
             sizes = [size for size, _ in factors[:-1]]
             pieces = rows.split([*sizes, len(rows) - sum(sizes)])
             scaled = [piece * factor for piece, (_, factor) in zip(pieces, factors, strict=True)]
-            held[own] = torch.cat(scaled)
-    return found.config, held
+            values[key] = torch.cat(scaled)
+    return changes.config, values
 
 
 def write_gguf(
@@ -108,7 +108,7 @@ def write_gguf(
         writer.add_token_list(list(vocabulary))
         writer.add_token_types([gguf.TokenType.CONTROL] * len(vocabulary))
         writer.add_token_merges([])
-    held: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
 
     def add(stored: str, tensor: Tensor) -> Tensor:
         data, numbered, values = _encode(stored, tensor, kind)
@@ -118,7 +118,7 @@ def write_gguf(
     layout: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     for name, tensor in tensors.items():
         if (rows := (joined or {}).get(module_pattern(name))) is not None:
-            held[name] = _add_joined(add, dialect, name, tensor.float(), rows)
+            by_name[name] = _add_joined(add, dialect, name, tensor.float(), rows)
             continue
         place = place_of(dialect, name, fused)
         assert place is not None, f"{name}: the dialect has no name for it in a file"
@@ -146,13 +146,13 @@ def write_gguf(
         rest = {member: values[member] if is_stack else values for member, _ in names}
         for (member, _), name in sorted(names.items()):
             size = len(tensors[name])
-            kept, rest[member] = rest[member][:size], rest[member][size:]
-            held[name] = _as_loaded(dialect, config, stored, name, kept)
+            piece, rest[member] = rest[member][:size], rest[member][size:]
+            by_name[name] = _as_loaded(dialect, config, stored, name, piece)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return held
+    return by_name
 
 
 def _add_joined(
@@ -165,13 +165,13 @@ def _add_joined(
     """Write a matrix as stacks of heads, with each head's rows divided among the stacks."""
     join, number = dialect.joins[module_pattern(name)], _number(name)
     parts = torch.split(matrix.view(-1, sum(rows), matrix.shape[1]), list(rows), 1)
-    kept = []
+    pieces = []
     for stack, part in zip(join.stacks, parts, strict=True):
         transposed = stack in join.transposed
         part = part.transpose(1, 2) if transposed else part
         values = add(f"{stack.replace('{n}', number)}.weight", part)
-        kept.append(values.transpose(1, 2) if transposed else values)
-    return torch.cat(kept, 1).flatten(0, 1)
+        pieces.append(values.transpose(1, 2) if transposed else values)
+    return torch.cat(pieces, 1).flatten(0, 1)
 
 
 def check_names(dialect: Dialect, like: str = "") -> Iterator[str]:
@@ -186,9 +186,9 @@ def check_names(dialect: Dialect, like: str = "") -> Iterator[str]:
         return
     tensors = _NEWER | {gguf.TENSOR_NAMES[t].format(bid="{n}") for t in gguf.MODEL_TENSORS[listed]}
     stacks = [stack for join in dialect.joins.values() for stack in join.stacks]
-    own = [stored for stored, ours in dialect.modules.items() if ours is not None]
+    names = [stored for stored, ours in dialect.modules.items() if ours is not None]
     for module in (
-        *own,
+        *names,
         *dialect.rows,
         *stacks,
         *dialect.added,
@@ -296,20 +296,20 @@ def _as_loaded(
 
 
 def _number(name: str) -> str:
-    found = re.search(r"(?<=\.)\d+(?=\.)", name)
-    return "" if found is None else found[0]
+    match = re.search(r"(?<=\.)\d+(?=\.)", name)
+    return "" if match is None else match[0]
 
 
 def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[Any, Any, Tensor]:
     """The encoded tensor, its type, and the values it represents."""
     import gguf
 
-    kept = (
+    plain = (
         any(name in stored for name in _NOT_QUANTIZED)
         or not stored.endswith(".weight")
         or stored.endswith("_norm.weight")
     )
-    if tensor.ndim < 2 or kept or (kind == "Q8_0" and tensor.shape[-1] % 32):
+    if tensor.ndim < 2 or plain or (kind == "Q8_0" and tensor.shape[-1] % 32):
         return tensor.contiguous().numpy(), gguf.GGMLQuantizationType.F32, tensor
     numbered = gguf.GGMLQuantizationType[kind]
     data = gguf.quantize(tensor.contiguous().numpy(), numbered)

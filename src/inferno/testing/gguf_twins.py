@@ -70,15 +70,15 @@ class GgufTwins(Installed):
         if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        own, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
-        config = {**known, **own, **self.gguf_fields}
+        twin_config, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
+        config = {**known, **twin_config, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", dialect, config, tensors, kind)
+        data = write_gguf(tmp_path / "toy.gguf", dialect, config, tensors, kind)
         save_file(
-            {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
+            {name: tensor.contiguous() for name, tensor in data.items()}, twin / "model.safetensors"
         )
-        (twin / "config.json").write_text(json.dumps({**own, "dtype": "float32"}))
+        (twin / "config.json").write_text(json.dumps({**twin_config, "dtype": "float32"}))
         exact = torch_only()
         fast, ours, theirs = (
             generate(load_toy(tmp_path / path, offers), prompts, NUM_GGUF)
@@ -116,14 +116,14 @@ class GgufTwins(Installed):
         if not self.in_gguf or dialect is None or not attrs.has(type(read)):
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
         known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        own, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
-        fields = {**known, **own, **self.gguf_fields}
+        model_config, tensors = recast(dialect, self.config, checkpoint_tensors(toy, catalog))
+        fields = {**known, **model_config, **self.gguf_fields}
         write_gguf(tmp_path / "toy.gguf", dialect, fields, tensors, "F16")
         _, opened = catalog.open(tmp_path / "toy.gguf")
         config = {**opened.config}
         opened.close()
         [name] = config["architectures"]
-        found: Any = catalog.architecture(name).item.config(config)
+        converted: Any = catalog.architecture(name).item.config(config)
         assert name == self.config["architectures"][0]
         ours, theirs = (
             {
@@ -131,7 +131,7 @@ class GgufTwins(Installed):
                 for field, value in attrs.asdict(model, recurse=False).items()
                 if field not in self.gguf_unsaid and not isinstance(value, RopeConfig)
             }
-            for model in (found, read)
+            for model in (converted, read)
         )
         assert ours == theirs
 
@@ -158,7 +158,7 @@ class GgufTwins(Installed):
         convert(str(folder), "f32", path, catalog=catalog)
         exact = torch_only()
         ours, theirs = (
-            generate(load_toy(found, exact), prompts, NUM_GGUF) for found in (path, checkpoint)
+            generate(load_toy(source, exact), prompts, NUM_GGUF) for source in (path, checkpoint)
         )
         for one, other in zip(ours, theirs, strict=True):
             assert_close(one.logits_NV, other.logits_NV)
@@ -169,8 +169,8 @@ class GgufTwins(Installed):
         if "gguf" not in dialects:
             pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        own = dialects["gguf"]
-        every = (own, *own.variants)
+        dialect = dialects["gguf"]
+        every = (dialect, *dialect.variants)
         assert [name for each in every for name in check_names(each, self.gguf_like)] == []
 
 

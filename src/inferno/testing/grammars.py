@@ -132,14 +132,14 @@ class GrammarProviderTests(Installed):
         if case.kind not in item.kinds:
             pytest.skip(f"it does not compile {case.kind}")
         spec = GrammarSpec(kind=case.kind, text=case.text, whitespace="")
-        found = set(_reached(compiler, spec, case.alphabet, case.length))
+        strings = set(_reached(compiler, spec, case.alphabet, case.length))
         wanted = {
             text
             for length in range(case.length + 1)
             for text in map("".join, product(case.alphabet, repeat=length))
             if case.matches(text)
         }
-        assert found == wanted
+        assert strings == wanted
 
     def test_bad_grammars_are_refused_with_a_reason(
         self, item: GrammarProvider, compiler: GrammarCompiler

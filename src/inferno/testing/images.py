@@ -151,7 +151,7 @@ class SeeingToy:
         with cls().opened(checkpoint) as opened:
             config: Any = opened.config
         drawn = random.Random(3)
-        found = []
+        cases = []
         one, two, three, other = pictures
 
         def text(count: int) -> list[Any]:
@@ -177,9 +177,9 @@ class SeeingToy:
                     ids.append(part)
             placed = SeeingTokens.of(ids, config, [picture for _, picture in seen], "test")
             wanted = cls()._wanted(reference, placed, [image for image, _ in seen])
-            found.append(Asked(placed, wanted))
-        assert found[0].wanted != found[1].wanted, "the reference must look at its images"
-        return found
+            cases.append(Asked(placed, wanted))
+        assert cases[0].wanted != cases[1].wanted, "the reference must look at its images"
+        return cases
 
     def _wanted(self, reference: Any, ids: Sequence[int], images: Sequence[Any]) -> list[int]:
         with torch.no_grad():
@@ -240,8 +240,8 @@ class ImageTests(SeeingToy):
             plan = attrs.evolve(opened.plan, groups=groups, max_model_len=longest + 1)
             engine = Engine.load(attrs.evolve(opened, plan=plan))
         for _ in range(2):
-            found, _ = generated(engine, asked)
-            assert found == [each.wanted for each in asked]
+            answers, _ = generated(engine, asked)
+            assert answers == [each.wanted for each in asked]
         assert engine.stats().preemptions > 0
 
     def test_an_image_is_computed_once(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
@@ -263,8 +263,8 @@ class ImageTests(SeeingToy):
         assert outputs[0][-1].error_kind == "NonFiniteError"
         assert [o.token_id for o in outputs[1]] == asked[0].wanted
         assert [o.token_id for o in outputs[2]] == asked[4].wanted
-        [found], [cached] = generated(engine, asked[1:2])
-        assert found == asked[1].wanted and cached <= 16, "what is before the image may be left"
+        [answer], [cached] = generated(engine, asked[1:2])
+        assert answer == asked[1].wanted and cached <= 16, "what is before the image may be left"
 
     @alike
     @pytest.mark.parametrize("far", [False, True], ids=["", "--nodes"])
@@ -306,8 +306,8 @@ class ImageTests(SeeingToy):
             assert (ranks := opened.plan.ranks) is not None
             for rank in range(2):
                 use, plan = ranks.pipeline[1 - rank], plan_of_stage(opened.plan, 1 - rank)
-                own = attrs.evolve(opened, plan=plan, rank=rank, communicator=nobody)
-                model = load_model(own)
+                part = attrs.evolve(opened, plan=plan, rank=rank, communicator=nobody)
+                model = load_model(part)
                 reads = any(isinstance(module, DeepstackLayer) for module in model.modules())
                 assert bool(_encoders(model)) == (rank == 1 or reads)
                 assert held_bytes(model) == pytest.approx(use.weight_bytes, rel=0.05)
@@ -364,8 +364,8 @@ def _encoders(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def seeing_of(engine: Engine) -> Seeing:
     """Return the engine's part of steps that computes images."""
     runner: Any = engine._runner
-    found: Seeing = next(part for part in runner._parts if isinstance(part, Seeing))
-    return found
+    seeing: Seeing = next(part for part in runner._parts if isinstance(part, Seeing))
+    return seeing
 
 
 def run(engine: Engine, prompts: Sequence[Any]) -> list[list[Any]]:

@@ -107,9 +107,9 @@ class KernelProviderTests(AdapterOpTests):
             errors = []
             for given in (None, importance_I):
                 data_OB, scales_OG, zeros_OG = quantize(layout, weight_OI, given)
-                found = IntGroups(data_OB, scales_OG, zeros_OG, 4, torch.float32)
-                assert found.layout == layout and found.shape == weight_OI.shape
-                off_OI = found.rows(torch.arange(5)) - weight_OI.float()
+                weight = IntGroups(data_OB, scales_OG, zeros_OG, 4, torch.float32)
+                assert weight.layout == layout and weight.shape == weight_OI.shape
+                off_OI = weight.rows(torch.arange(5)) - weight_OI.float()
                 assert off_OI.norm() <= 0.15 * weight_OI.float().norm()
                 assert off_OI[1, :group].abs().max() == 0
                 assert off_OI[2, :group].abs().max() <= 1e-3

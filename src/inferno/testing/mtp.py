@@ -81,9 +81,9 @@ class MTPTests(MTPRankTests):
     ) -> None:
         """The logits of every draft, in a batch with chunked prompts, rejected drafts and steps
         without drafts in between, are what the definition predicts for the whole sequence."""
-        found = proposals(checkpoint, self.config, always, max_num_batched_tokens=24, **options)
-        assert len(found) > (100 if always else 3), "random layers' drafts are soon given up"
-        for each in found[:: max(1, len(found) // 10)]:
+        records = proposals(checkpoint, self.config, always, max_num_batched_tokens=24, **options)
+        assert len(records) > (100 if always else 3), "random layers' drafts are soon given up"
+        for each in records[:: max(1, len(records) // 10)]:
             expected = reference.predict(each.token_ids, each.drafts)
             assert_close(torch.stack(list(each.logits)), torch.stack(expected))
 
@@ -97,8 +97,8 @@ class MTPTests(MTPRankTests):
             pytest.skip("GGUF files of this architecture do not store the layers")
         whole = {**self.config, "num_hidden_layers": layers(self.config).stop}
         tensors = load_file(checkpoint / "model.safetensors")
-        held = write_gguf(tmp_path / "toy.gguf", dialect, whole, tensors, "F16")
-        twin = write(tmp_path / "twin", self.config, held)
+        values = write_gguf(tmp_path / "toy.gguf", dialect, whole, tensors, "F16")
+        twin = write(tmp_path / "twin", self.config, values)
         ours, theirs = (proposals(p, self.config) for p in (tmp_path / "toy.gguf", twin))
         for one, other in zip(ours, theirs, strict=True):
             assert one.token_ids == other.token_ids
@@ -114,9 +114,9 @@ class MTPTests(MTPRankTests):
         source, path = shutil.copytree(checkpoint, tmp_path / "source"), tmp_path / "toy.gguf"
         (source / "tokenizer.json").write_bytes(tiny_tokenizer())
         made = convert(str(source), "f32", path, catalog=catalog)
-        kept = "num_nextn_predict_layers" in dialect.fields
-        assert any("no multi-token-prediction layers" in note for note in made.notes) is not kept
-        if not kept:
+        known = "num_nextn_predict_layers" in dialect.fields
+        assert any("no multi-token-prediction layers" in note for note in made.notes) is not known
+        if not known:
             _, opened = catalog.open(path)
             config = catalog.architecture(self.config["architectures"][0]).item.config(self.config)
             assert not mtp_tensors(opened.tensors, config)
@@ -183,9 +183,9 @@ class MTPTests(MTPRankTests):
     def test_every_stored_tensor_is_read_if_used_and_none_otherwise(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
-        with opened(checkpoint, catalog) as held:
-            wanted = set(mtp_tensors(held.checkpoint.tensors, held.config))
-            everything = set(held.checkpoint.tensors)
+        with opened(checkpoint, catalog) as source:
+            wanted = set(mtp_tensors(source.checkpoint.tensors, source.config))
+            everything = set(source.checkpoint.tensors)
             prefixes = self.prefixes()
             copies = {
                 name
@@ -205,40 +205,40 @@ class MTPTests(MTPRankTests):
     def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with opened(checkpoint, catalog) as held:
-            model, empty = load_model(held), build(held)
+        with opened(checkpoint, catalog) as source:
+            model, empty = load_model(source), build(source)
             # It is not built for each damage.
             monkeypatch.setattr("inferno.weights.loading.build", lambda _: empty)
-            tensors = held.checkpoint.tensors
-            wanted = mtp_tensors(tensors, held.config)
+            tensors = source.checkpoint.tensors
+            wanted = mtp_tensors(tensors, source.config)
             foreign = f"{self.prefixes()[0]}foreign.weight"
             damages = [(n, {k: v for k, v in tensors.items() if k != n}) for n in wanted]
             damages.append((foreign, {**tensors, foreign: next(iter(wanted.values()))}))
             for name, damaged in damages:
-                spy = Spy(held.checkpoint, damaged)
+                spy = Spy(source.checkpoint, damaged)
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                    load_drafter(attrs.evolve(held, checkpoint=spy), model, None)
+                    load_drafter(attrs.evolve(source, checkpoint=spy), model, None)
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                    check(attrs.evolve(held, checkpoint=spy))
+                    check(attrs.evolve(source, checkpoint=spy))
                 assert not spy.names
         monkeypatch.undo()
-        with opened(checkpoint, catalog, None) as held:
-            load_model(attrs.evolve(held, checkpoint=Spy(held.checkpoint, damages[0][1])))
+        with opened(checkpoint, catalog, None) as source:
+            load_model(attrs.evolve(source, checkpoint=Spy(source.checkpoint, damages[0][1])))
 
     def test_the_plan_has_their_memory_and_cache(self, checkpoint: Path, catalog: Catalog) -> None:
-        with opened(checkpoint, catalog) as held, opened(checkpoint, catalog, None) as plain:
-            sent = plan_from_json(plan_to_json(held.plan))  # as to the engine process
+        with opened(checkpoint, catalog) as source, opened(checkpoint, catalog, None) as plain:
+            sent = plan_from_json(plan_to_json(source.plan))  # as to the engine process
             with reopen(sent, catalog) as again:
                 drafter = load_drafter(again, load_model(again), None)
             assert drafter is not None and drafter.layers is not None
             count = len(layers(self.config))
-            assert held.plan.capture is None, "captured steps return no hidden states"
-            uses = [layer for use in held.plan.attention for layer in use.layers]
-            uses += [layer for use in held.plan.states for layer in use.layers]
+            assert source.plan.capture is None, "captured steps return no hidden states"
+            uses = [layer for use in source.plan.attention for layer in use.layers]
+            uses += [layer for use in source.plan.states for layer in use.layers]
             assert sorted(uses) == list(range(self.config["num_hidden_layers"] + count))
             [planned], [without] = (
                 [item.nbytes for item in plan.memory if item.name == "weights"]
-                for plan in (held.plan, plain.plan)
+                for plan in (source.plan, plain.plan)
             )
             held_bytes = sum(
                 tensor.nbytes
@@ -249,15 +249,15 @@ class MTPTests(MTPRankTests):
     def test_a_checkpoint_without_them_is_refused(
         self, checkpoint: Path, catalog: Catalog, tmp_path: Path
     ) -> None:
-        with opened(checkpoint, catalog) as held:
-            own = mtp_tensors(held.checkpoint.tensors, held.config)
+        with opened(checkpoint, catalog) as source:
+            mtp_names = mtp_tensors(source.checkpoint.tensors, source.config)
         tensors = load_file(checkpoint / "model.safetensors")
-        kept = {name: tensor for name, tensor in tensors.items() if name not in own}
+        others = {name: tensor for name, tensor in tensors.items() if name not in mtp_names}
         with pytest.raises(UnsupportedError, match="does not store"):
-            opened(write(tmp_path / "lacking", self.config, kept), catalog)
+            opened(write(tmp_path / "lacking", self.config, others), catalog)
         config = {**self.config, "num_nextn_predict_layers": 0}
         with pytest.raises(UnsupportedError, match="no multi-token-prediction layers"):
-            opened(write(tmp_path / "none", config, kept), catalog)
+            opened(write(tmp_path / "none", config, others), catalog)
 
 
 @frozen(eq=False)
@@ -288,7 +288,7 @@ def proposals(
 ) -> list[Proposal]:
     """Return what the multi-token-prediction layers of a checkpoint propose for a mixed batch, as
     torch computes them: as many drafts as allowed `always`, or as many as pay."""
-    found, propose = list[Proposal](), MTPDrafter.propose
+    records, propose = list[Proposal](), MTPDrafter.propose
 
     def recorded(
         drafter: MTPDrafter, wanted: Sequence[DraftRequest], lookahead: Lookahead
@@ -297,7 +297,7 @@ def proposals(
         proposed = propose(drafter, wanted, cast(Lookahead, spy))
         for each, drafts in zip(wanted, proposed, strict=True):
             if drafts:
-                found.append(Proposal(each.token_ids.tolist(), drafts, spy.logits[each.row]))
+                records.append(Proposal(each.token_ids.tolist(), drafts, spy.logits[each.row]))
         return proposed
 
     with pytest.MonkeyPatch.context() as patched:
@@ -305,4 +305,4 @@ def proposals(
         if always:
             draft_always(patched)
         run(load(path, torch_only(), cache_policy="none", **options), requests(config))
-    return found
+    return records

@@ -39,9 +39,9 @@ class MTPReference:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> MTPReference:
-        own, behind = config["num_hidden_layers"], layers(config)
+        num_layers, behind = config["num_hidden_layers"], layers(config)
         model: Any = transformers_model({**config, "num_hidden_layers": behind.stop})
-        model.config.num_hidden_layers = own  # its forward pass ends there
+        model.config.num_hidden_layers = num_layers  # its forward pass ends there
         draw, size = torch.Generator().manual_seed(1), config["hidden_size"]
 
         def norm() -> Tensor:
@@ -56,7 +56,7 @@ class MTPReference:
             }
             for _ in behind
         ]
-        return cls(model, further, own)
+        return cls(model, further, num_layers)
 
     def tensors(self, folder: Path) -> dict[str, Tensor]:
         """Every tensor as checkpoints store it, with the copies of embedding and head."""
@@ -66,9 +66,9 @@ class MTPReference:
         config.num_hidden_layers = self.num_layers
         tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}
         embedding = tensors["model.embed_tokens.weight"]
-        for i, own in enumerate(self.further):
+        for i, weights in enumerate(self.further):
             stored = {
-                **own,
+                **weights,
                 "embed_tokens": embedding,
                 "shared_head.head": tensors.get("lm_head.weight", embedding),
             }
@@ -94,14 +94,14 @@ class MTPReference:
         return logits
 
     def _layer(self, layer: int, x_LD: Tensor, ids_L: Tensor) -> Tensor:
-        own, inner, eps = self.further[layer], self.model.model, self.model.config.rms_norm_eps
+        weights, inner, eps = self.further[layer], self.model.model, self.model.config.rms_norm_eps
 
         def norm(x: Tensor, name: str) -> Tensor:
-            y: Tensor = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * own[name]
+            y: Tensor = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weights[name]
             return y
 
         both = torch.cat([norm(inner.embed_tokens(ids_L), "enorm"), norm(x_LD, "hnorm")], -1)
-        h_1LD = F.linear(both, own["eh_proj"])[None]
+        h_1LD = F.linear(both, weights["eh_proj"])[None]
         positions = torch.arange(len(x_LD))[None]
         hidden = torch.full((len(x_LD), len(x_LD)), float("-inf")).triu(1)
         y = inner.layers[self.num_layers + layer](

@@ -55,11 +55,11 @@ def load(
     **options: Any,
 ) -> Engine:
     """Return an engine, with only so many blocks if given, in which 64 tokens fit."""
-    with opened(path, catalog, speculative, **options) as held:
+    with opened(path, catalog, speculative, **options) as case:
         if num_blocks:
-            groups = with_num_blocks(held.plan.groups, num_blocks)
-            held = attrs.evolve(held, plan=attrs.evolve(held.plan, groups=groups, max_model_len=64))
-        return Engine.load(held)
+            groups = with_num_blocks(case.plan.groups, num_blocks)
+            case = attrs.evolve(case, plan=attrs.evolve(case.plan, groups=groups, max_model_len=64))
+        return Engine.load(case)
 
 
 def draft_always(patched: pytest.MonkeyPatch) -> None:
@@ -79,14 +79,14 @@ def requests(
 
 def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, list[EngineOutput]]:
     """Return each request's outputs."""
-    found = defaultdict[str, list[EngineOutput]](list)
+    outputs = defaultdict[str, list[EngineOutput]](list)
     for request in wanted:
         engine.submit(request)
     while engine.busy:
         for output in engine.step():
-            found[output.request_id].append(output)
+            outputs[output.request_id].append(output)
         engine.check()
-    return dict(found)
+    return dict(outputs)
 
 
 def assert_same(

@@ -110,10 +110,10 @@ def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -
     every backend, level and block size."""
     qkv, sinks_H = drawn(need, num_sequences)
     waves = drawn_waves(need, num_sequences)
-    own = None if waves is None else waves[sequence]
+    wave = None if waves is None else waves[sequence]
     index = drawn_index(need, num_sequences)
     indexed = None if index is None else index[sequence]
-    return exact(need, qkv[sequence], sinks_H, 0, length, own, indexed)
+    return exact(need, qkv[sequence], sinks_H, 0, length, wave, indexed)
 
 
 def as_stored(need: AttentionNeed, x_LKC: Tensor) -> Tensor:

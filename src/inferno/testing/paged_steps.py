@@ -114,9 +114,9 @@ def run_steps(
             )
             named = {"indexed": Indexed(*(_among_padding(x, real_T.to(device)) for x in brought))}
         if waves is not None:
-            own = waves_of(waves, [(i, a, b) for i, (a, b) in zip(active, spans, strict=True)])
-            rows_THW = _among_padding(own.amplitudes_THW, real_T.to(device))
-            more = (*(sinks or (None,)), attrs.evolve(own, amplitudes_THW=rows_THW))
+            current = waves_of(waves, [(i, a, b) for i, (a, b) in zip(active, spans, strict=True)])
+            rows_THW = _among_padding(current.amplitudes_THW, real_T.to(device))
+            more = (*(sinks or (None,)), attrs.evolve(current, amplitudes_THW=rows_THW))
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *more, **named)
         if filled:
@@ -134,7 +134,7 @@ def run_steps(
                 exact(need, stored[i], sinks_H, first, b, None if waves is None else waves[i])
                 for i, first, (_, b) in zip(active, firsts, spans, strict=True)
             ]
-        kept = [
+        flags = [
             place >= first
             for first, (a, b) in zip(firsts, spans, strict=True)
             for place in range(a, b)
@@ -142,7 +142,7 @@ def run_steps(
         for i in active:
             done[i] += counts[i]
         assert ours.isfinite().all(), "padding rows included"
-        ours = ours[real_T][torch.tensor(kept, dtype=torch.bool, device=device)]
+        ours = ours[real_T][torch.tensor(flags, dtype=torch.bool, device=device)]
         yield ours, torch.cat(theirs or [ours[:0].double().cpu()])
 
 

@@ -192,16 +192,16 @@ class PipelineTests(RankTests):
         """Weights within 5 % of what is planned for it, and no other layer's cache."""
         if not stages:
             pytest.skip("the family has no pipeline stages, or the toy one layer")
-        asked, caches = small_options({"device": "cpu", "pp": stages, **limits}), list[int]()
-        with open_model(str(checkpoint), asked, without_kernels(catalog)) as opened:
+        options, caches = small_options({"device": "cpu", "pp": stages, **limits}), list[int]()
+        with open_model(str(checkpoint), options, without_kernels(catalog)) as opened:
             assert (ranks := opened.plan.ranks) is not None and ranks.stages == stages
             for rank in range(stages):
                 use, counts = ranks.pipeline[stage := ranks.stage_of(rank)], Counter[str]()
                 plan = plan_of_stage(opened.plan, stage)
                 reading: Any = Reading(opened.checkpoint, counts)
                 nobody = cast(Communicator, object())
-                own = evolve(opened, plan=plan, rank=rank, checkpoint=reading, communicator=nobody)
-                model = load_model(own)
+                part = evolve(opened, plan=plan, rank=rank, checkpoint=reading, communicator=nobody)
+                model = load_model(part)
                 edges = cast(Edges, model.edges)
                 assert (edges.received_ND is None, edges.passed_ND is None) == (
                     stage == 0,
@@ -209,9 +209,9 @@ class PipelineTests(RankTests):
                 )
                 assert held_bytes(model) <= 1.05 * use.weight_bytes
                 assert counts.total() <= 1.05 * max(use.weight_bytes, held_bytes(model))
-                found = {m.layer_id for m in model.modules() if isinstance(m, Attention | State)}
-                assert found == {*use.caches}
-                caches += found
+                ids = {m.layer_id for m in model.modules() if isinstance(m, Attention | State)}
+                assert ids == {*use.caches}
+                caches += ids
                 weights = opened.plan.memory[0].nbytes
                 assert use.weight_bytes <= weights
             assert sorted(caches) == list(range(len(opened.config.cache_specs())))

@@ -39,10 +39,10 @@ def embedded(
     for i, prompt in enumerate(prompts):
         second = seconds[i] if seconds else 0
         engine.submit(Request(id=str(i), token_ids=tuple(prompt), pooling=how, second=second))
-    found: dict[str, tuple[float, ...]] = {}
+    vectors: dict[str, tuple[float, ...]] = {}
     while engine.busy:
         for output in engine.step():
             assert output.embedding is not None, output.error
-            found[output.request_id] = output.embedding
+            vectors[output.request_id] = output.embedding
         engine.check()
-    return torch.tensor([found[str(i)] for i in range(len(prompts))])
+    return torch.tensor([vectors[str(i)] for i in range(len(prompts))])

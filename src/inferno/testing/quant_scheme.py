@@ -112,8 +112,8 @@ class QuantSchemeTests(AdaptedMatrixTests, CutMatrixTests):
             weight, planned = self._load(item, parts, dtype), item.holds(self._stored(parts), dtype)
             assert weight.shape == (rows, columns) and planned.shape in ((rows, columns), None)
             assert weight.layout == (planned.layout or dtype)
-            held = sum(tensor.nbytes for tensor in (*weight.buffers(), *weight.parameters()))
-            assert planned.nbytes == held
+            size = sum(tensor.nbytes for tensor in (*weight.buffers(), *weight.parameters()))
+            assert planned.nbytes == size
             assert not [
                 name for name, value in vars(weight).items() if isinstance(value, Tensor)
             ], "register it as a buffer"
@@ -374,7 +374,7 @@ def _assert_product(ours: Tensor, wanted: Tensor, dtype: str) -> None:
 
 @cache
 def _assert_plans_need_no_torch(classes: frozenset[type[QuantSchemeTests]]) -> None:
-    asked = [
+    cases = [
         (
             item.scheme,
             item.path,
@@ -396,5 +396,5 @@ def _assert_plans_need_no_torch(classes: frozenset[type[QuantSchemeTests]]) -> N
         "    assert item.holds(stored, 'bfloat16').nbytes > 0, scheme\n"
         "    if 'torch' in sys.modules: sys.exit(f'{scheme}: torch is imported')\n"
     )
-    done = run_python(code, json.dumps(asked))
+    done = run_python(code, json.dumps(cases))
     assert done.returncode == 0, done.stderr

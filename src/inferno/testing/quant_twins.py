@@ -76,15 +76,15 @@ def write_twins(
     if tensors is None:
         tensors = random_tensors(config, folder / "source")
     for number, (name, tensor) in enumerate(tensors.items()):
-        if (found := encode(name, number, tensor)) is None:
+        if (encoding := encode(name, number, tensor)) is None:
             stored[name] = plain[name] = tensor
             continue
-        parts, plain[name] = found
+        parts, plain[name] = encoding
         stored |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
     packed = {"quantization_config": quant_config}
-    for kind, own, more in (("packed", stored, packed), ("plain", plain, {})):
+    for kind, content, more in (("packed", stored, packed), ("plain", plain, {})):
         (folder / kind).mkdir()
-        save_file(own, folder / kind / "model.safetensors")
+        save_file(content, folder / kind / "model.safetensors")
         (folder / kind / "config.json").write_text(
             json.dumps({**config, **more, "dtype": "float32"})
         )
@@ -125,9 +125,9 @@ def assert_same_in_ranks(
     `ragged_prompts`: as many for each pipeline stage, with more options in `shared`."""
     engine = load_shared(path, catalog or load_catalog(), ranks, **shared)
     params = evolve(GREEDY, max_tokens=16, ignore_eos=False)
-    found = tokens_of(answers(engine, ragged_prompts(VOCAB), params))
+    tokens = tokens_of(answers(engine, ragged_prompts(VOCAB), params))
     engine.close()
-    assert found == [[*each] for each in wanted]
+    assert tokens == [[*each] for each in wanted]
 
 
 def assert_kernels(twins: Sequence[Path], layout: str) -> None:

@@ -74,8 +74,8 @@ class QueuedRun:
 
     def abort(self, id: str) -> None:
         self.scheduler.abort(id)
-        for kept in (self._requests, self._outputs):
-            kept.pop(id, None)
+        for table in (self._requests, self._outputs):
+            table.pop(id, None)
 
     def step(self) -> None:
         """Run one step."""
@@ -110,10 +110,10 @@ class QueuedRun:
 
     def tokens(self) -> Counter[str]:
         """How many tokens each tenant has been given."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for id, times in self.times.items():
-            found[self.tenants[id]] += len(times)
-        return found
+            counts[self.tenants[id]] += len(times)
+        return counts
 
 
 class QueuePolicyTests(Installed):

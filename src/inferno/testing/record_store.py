@@ -88,9 +88,9 @@ class RecordStoreTests(ServedRecordTests):
             ("d", None, None, None),
         ]
         tables.transaction(lambda: tables.many(INSERT, rows))
-        found = tables.all("SELECT id, number, size, body FROM things ORDER BY id")
-        assert found == rows
-        assert [tuple(map(type, row)) for row in found] == [tuple(map(type, row)) for row in rows]
+        stored = tables.all("SELECT id, number, size, body FROM things ORDER BY id")
+        assert stored == rows
+        assert [tuple(map(type, row)) for row in stored] == [tuple(map(type, row)) for row in rows]
 
     def test_large_values_come_back(self, tables: Tables) -> None:
         text, body = "\x00é" * 2**19, bytes(range(256)) * 2**15
@@ -124,8 +124,8 @@ class RecordStoreTests(ServedRecordTests):
         rows = [(str(i), 2**61, None, None) for i in range(3)]
         tables.transaction(lambda: tables.many(INSERT, rows))
         query = "SELECT SUM(number), SUM(CASE WHEN id = ? THEN number ELSE 0 END) FROM things"
-        found = tables.one(query, "1")
-        assert (int(found[0]), int(found[1])) == (3 * 2**61, 2**61)
+        sums = tables.one(query, "1")
+        assert (int(sums[0]), int(sums[1])) == (3 * 2**61, 2**61)
 
     def test_pages_chains_and_pairs_can_be_asked_for(self, tables: Tables) -> None:
         rows = [(str(i), i // 2, None, str(i - 1).encode()) for i in range(10)]
@@ -297,22 +297,22 @@ class RecordStoreTests(ServedRecordTests):
         self, opened: Callable[..., Tables], address: str
     ) -> None:
         self._shared(opened).close()  # skips the others
-        found: list[Any] = []
+        outcomes: list[Any] = []
 
         def start() -> None:
             try:
                 tables = self.open(address, (SCHEMA, MORE))
-                found.append(tables.all("SELECT more FROM things"))
+                outcomes.append(tables.all("SELECT more FROM things"))
                 tables.close()
             except BaseException as error:
-                found.append(error)
+                outcomes.append(error)
 
         threads = [threading.Thread(target=start) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert found == [[]] * 4
+        assert outcomes == [[]] * 4
 
     def _shared(self, opened: Callable[..., Tables]) -> Tables:
         tables = opened()

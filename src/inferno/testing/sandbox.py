@@ -69,8 +69,8 @@ def _tried(folder: Path, sandbox: str | None) -> dict[str, str]:
             cwd=folder / "elsewhere",
         )
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    errors: dict[str, str] = json.loads(done.stdout)
+    return errors
 
 
 class SandboxTests(Installed):

@@ -138,8 +138,8 @@ class ServedRecordTests:
         db.files.create_batch("me", {"id": "batch_1", "status": "validating"}, 9)
         with pytest.raises(LeaseLostError):
             db.files.begin({"id": "batch_1", "status": "in_progress"})
-        [found] = db.files.claim([], [])
-        assert found.body["id"] == "batch_1" and db.leases.is_held("batch_1")
+        [batch] = db.files.claim([], [])
+        assert batch.body["id"] == "batch_1" and db.leases.is_held("batch_1")
         db.files.create("file", "me", {"id": "file-out", "bytes": 0})
         for i in range(3):
             db.files.append("file-out", b"%d\n" % i, {"id": "batch_1", "status": "in_progress"})
@@ -162,8 +162,8 @@ class ServedRecordTests:
         assert first.files.claim([], [])
         first.close()
         second = served()
-        found = second.response("me", "resp_1")
-        assert found is not None and found.body["status"] == "failed" and len(found.inputs) == 1
+        record = second.response("me", "resp_1")
+        assert record is not None and record.body["status"] == "failed" and len(record.inputs) == 1
         assert [each.body["id"] for each in second.files.claim([], [])] == ["batch_1"]
 
     def test_what_a_silent_server_had_is_anothers(self, served: Callable[..., Database]) -> None:
@@ -182,6 +182,6 @@ class ServedRecordTests:
         with pytest.raises(LeaseLostError):
             first.files.begin({"id": "batch_1", "status": "in_progress"})
         first.save("me", _stored("resp_1", is_accepted=True))
-        found = second.response("me", "resp_1")
-        assert found is not None and found.body["status"] == "cancelled"
+        record = second.response("me", "resp_1")
+        assert record is not None and record.body["status"] == "cancelled"
         assert not first.beat().kept

@@ -55,21 +55,21 @@ class SourceTests(Installed):
         self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = item.fetch(ref, FetchOptions())
-        asked = _cut_off(monkeypatch)
+        attempts = _cut_off(monkeypatch)
         assert item.fetch(ref, FetchOptions(offline=True)) == path
-        assert not asked
+        assert not attempts
 
     def test_matching_and_listing_ask_no_network(
         self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Listed models are also present."""
         item.fetch(ref, FetchOptions())
-        asked = _cut_off(monkeypatch)
+        attempts = _cut_off(monkeypatch)
         assert item.matches(ref)
         for known in item.list():
             assert item.matches(known)
             assert item.fetch(known, FetchOptions(offline=True)).exists()
-        assert not asked
+        assert not attempts
 
     @pytest.mark.parametrize("offline", [False, True])
     def test_a_missing_model_is_an_error_with_a_remedy(
@@ -78,10 +78,10 @@ class SourceTests(Installed):
         if self.missing is None:
             pytest.skip("everything it matches exists")
         assert item.matches(self.missing)
-        asked = _cut_off(monkeypatch) if offline else []
+        attempts = _cut_off(monkeypatch) if offline else []
         with pytest.raises(ModelNotFoundError) as caught:
             item.fetch(self.missing, FetchOptions(offline=offline))
-        assert caught.value.cause and caught.value.remedy and not asked
+        assert caught.value.cause and caught.value.remedy and not attempts
 
     def test_an_unknown_revision_is_not_ignored(self, item: Source, ref: str) -> None:
         with pytest.raises((ModelNotFoundError, OptionError)) as caught:
@@ -103,11 +103,11 @@ class SourceTests(Installed):
 
 def _cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Cut off the network, also on open connections. Returns a growing list of attempts."""
-    asked: list[str] = []
+    attempts: list[str] = []
 
     def cut(owner: Any, name: str) -> None:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-            asked.append(name)
+            attempts.append(name)
             raise AssertionError("the network was used")  # not an OSError: clients would retry
 
         monkeypatch.setattr(owner, name, refuse)
@@ -116,4 +116,4 @@ def _cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for kind in (socket.socket, ssl.SSLSocket):
         for name in ("connect", "connect_ex", "send", "sendall"):
             cut(kind, name)
-    return asked
+    return attempts

@@ -65,8 +65,8 @@ class ThreadRanks:
 
     def communicator(self, place: RankPlace) -> Communicator:
         """Build a rank's communicator."""
-        own = ThreadCommunicator(self, place.rank)
-        return Pipelined(ThreadLink(self, place.rank), place, own) if place.stages > 1 else own
+        inner = ThreadCommunicator(self, place.rank)
+        return Pipelined(ThreadLink(self, place.rank), place, inner) if place.stages > 1 else inner
 
     def exchange(self, rank: int, x: Tensor) -> Sequence[Tensor]:
         """Give the others of a stage a tensor, and return those of all
@@ -169,8 +169,8 @@ def load_shared(
 ) -> Engine:
     """Load a model that is shared by ranks in threads, as many for each pipeline stage (`pp`), or
     with one rank in this one alone. Its limits are those of `load_toy`. `plan` changes its plan."""
-    asked = small_options({"device": "cpu", **options, "tp": ranks})
-    with open_model(str(path), asked, catalog) as opened:
+    settings = small_options({"device": "cpu", **options, "tp": ranks})
+    with open_model(str(path), settings, catalog) as opened:
         opened = evolve(opened, plan=plan(opened.plan))
         if (shared := opened.plan.ranks) is None:
             return Engine.load(opened)
@@ -209,13 +209,13 @@ def answers(
     for i, prompt in enumerate(prompts):
         adapter = adapters[i] if adapters else None
         engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params, adapter=adapter))
-    found: list[list[EngineOutput]] = [[] for _ in prompts]
+    outputs: list[list[EngineOutput]] = [[] for _ in prompts]
     while engine.busy:
         for output in engine.step():
             assert not output.error, output.error
-            found[int(output.request_id)].append(output)
+            outputs[int(output.request_id)].append(output)
         engine.check()
-    return found
+    return outputs
 
 
 def tokens_of(outputs: Sequence[Sequence[EngineOutput]]) -> list[list[int | None]]:
@@ -303,7 +303,7 @@ def assert_same_with_adapters(
     given = [MemoryAdapter.random(i, matrices, rank) for i, rank in enumerate((4, 7, 2), 1)]
     served = serving(catalog, given)
     options: dict[str, Any] = {"max_loras": 2, "max_lora_rank": MOST, "lora_targets": "all"}
-    found, params = list[list[list[int | None]]](), evolve(GREEDY, logprobs=1)
+    runs, params = list[list[list[int | None]]](), evolve(GREEDY, logprobs=1)
     for ranks, stages in ((1, 1), (shared.get("tp", 1), shared.get("pp", 1))):
         engine = load_shared(checkpoint, served, ranks, pp=stages, **options)
         tokens = list[list[int | None]]()
@@ -312,8 +312,8 @@ def assert_same_with_adapters(
             outputs = answers(engine, [prompt] * 4, params, refs)
             tokens += tokens_of(outputs)
         engine.close()
-        found.append(tokens)
-    assert found[0] == found[1]
+        runs.append(tokens)
+    assert runs[0] == runs[1]
     first = {f"{float(logprobs_of(each)[0]):.3f}" for each in outputs}
     assert len(first) > 2, "adapters change what is drawn from"
 

@@ -250,8 +250,8 @@ def without_kernels(catalog: Catalog) -> Catalog:
     """The catalog without the distributions that provide kernels."""
     kernels = {offer.distribution for offer in catalog.of("inferno_kernels")}
     offers = {
-        hook: tuple(offer for offer in found if offer.distribution not in kernels)
-        for hook, found in catalog.offers.items()
+        hook: tuple(offer for offer in choices if offer.distribution not in kernels)
+        for hook, choices in catalog.offers.items()
     }
     return evolve(catalog, offers=offers)
 

@@ -93,11 +93,11 @@ class TrainedTests:
     @classmethod
     def trained_config(cls) -> dict[str, Any]:
         first = next(
-            found
-            for name, found in vars(sys.modules[cls.__module__]).items()
-            if name.startswith("Test") and isinstance(found, type)
-            if issubclass(found, TrainedTests) and hasattr(found, "config")
-            if found.config["architectures"] == cls.config["architectures"]
+            member
+            for name, member in vars(sys.modules[cls.__module__]).items()
+            if name.startswith("Test") and isinstance(member, type)
+            if issubclass(member, TrainedTests) and hasattr(member, "config")
+            if member.config["architectures"] == cls.config["architectures"]
         )
         if first is not cls:
             pytest.skip(f"{first.__name__} tests this architecture")
@@ -131,7 +131,7 @@ class TrainedTests:
     ) -> None:
         """Beside float64, after prompts of up to 600 tokens and while decoding; in chunks and after
         a prefix hit, it is the same."""
-        found = []
+        problems = []
         for dtype, cache, usual in _RUNS:
             most = usual * self.trained_error
             try:
@@ -156,7 +156,7 @@ class TrainedTests:
             ours, theirs = (_distance(x, exact_NV) for x in (_logits(whole), theirs_NV))
             run = f"{dtype}, {cache} cache"
             if not ours <= most * theirs:
-                found.append(f"{run}: {ours:.2g} from float64, transformers {theirs:.2g}")
+                problems.append(f"{run}: {ours:.2g} from float64, transformers {theirs:.2g}")
             same = self._computed_alike(toy)
             chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=100), toy.model)
             engine = toy.engine()
@@ -169,8 +169,8 @@ class TrainedTests:
                 if not (
                     torch.equal(_logits(again), _logits(whole)) if same else off <= most * theirs
                 ):
-                    found.append(f"{run}, {what}: {off:.2g} from the whole prompt")
-        assert not found, found
+                    problems.append(f"{run}, {what}: {off:.2g} from the whole prompt")
+        assert not problems, problems
 
     def _computed_alike(self, toy: Toy) -> bool:
         """Whether a token is computed alike whatever is beside it: not where torch multiplies, as
@@ -205,19 +205,19 @@ def _distance(ours_NV: Tensor, exact_NV: Tensor) -> float:
 def _for_long_contexts(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with a context of 1024 tokens, if it limits its own; the text side's, where it is
     a part of it."""
-    found = dict(config)
-    if "max_position_embeddings" in found:
-        found["max_position_embeddings"] = 1024
-    if "text_config" in found:
-        found["text_config"] = _for_long_contexts(found["text_config"])
-    return found
+    fields = dict(config)
+    if "max_position_embeddings" in fields:
+        fields["max_position_embeddings"] = 1024
+    if "text_config" in fields:
+        fields["text_config"] = _for_long_contexts(fields["text_config"])
+    return fields
 
 
 def _expected(
     model: nn.Module, dtype: torch.dtype, prompts: Sequence[Sequence[int]], ours: list[Outcome]
 ) -> Tensor:
     """Transformers' logits of the tokens that were generated, (N, V), in float64."""
-    model, found = deepcopy(model).to(dtype), []
+    model, parts = deepcopy(model).to(dtype), []
     auto: Any = model
     if dtype == torch.float64 and hasattr(auto, "set_experts_implementation"):
         auto.set_experts_implementation("eager")
@@ -225,5 +225,5 @@ def _expected(
         for prompt, outcome in zip(prompts, ours, strict=True):
             sequence = torch.tensor([[*prompt, *outcome.token_ids]])
             logits_NV: Tensor = model(sequence, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            found.append(logits_NV.double())
-    return torch.cat(found)
+            parts.append(logits_NV.double())
+    return torch.cat(parts)

@@ -109,8 +109,8 @@ class WriterTests(Installed):
         convert(str(path), "safetensors", tmp_path / "values", EXACT)
         assert_same_tokens((path, tmp_path / "values"), torch_only())
         nearest, seen = (
-            output_error(source, found, tmp_path / name)
-            for found, name in ((written, "nearest"), (path, "seen"))
+            output_error(source, variant, tmp_path / name)
+            for variant, name in ((written, "nearest"), (path, "seen"))
         )
         assert seen < nearest
 
@@ -137,8 +137,8 @@ def skewed_model(folder: Path, config: Mapping[str, Any]) -> Path:
 def values(path: Path, folder: Path) -> dict[str, Tensor]:
     """Return the values of a checkpoint, in float32."""
     convert(str(path), "safetensors", folder, EXACT, force=True)
-    found: dict[str, Tensor] = load_file(folder / FILE)
-    return found
+    tensors: dict[str, Tensor] = load_file(folder / FILE)
+    return tensors
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
@@ -156,7 +156,7 @@ def output_error(source: Path, path: Path, folder: Path) -> float:
     ids = torch.tensor([encoded.ids[:200]])
     with torch.inference_mode():
         ours, theirs = (
-            AutoModelForCausalLM.from_pretrained(found, dtype=torch.float32)(ids).logits
-            for found in (folder, source)
+            AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)(ids).logits
+            for checkpoint in (folder, source)
         )
     return distance(ours, theirs)

@@ -108,8 +108,8 @@ def _weight(value: Any, most: int) -> int:
 
 
 def _budget(context: Context) -> Budget:
-    found: Budget = context.parent[_BUDGET]
-    return found
+    budget: Budget = context.parent[_BUDGET]
+    return budget
 
 
 @pass_context
@@ -255,12 +255,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 def line_of(error: BaseException) -> int | None:
     """Return the line of a template in which an error was raised."""
-    found, trace = None, error.__traceback__
+    line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
-            found = trace.tb_lineno
+            line = trace.tb_lineno
         trace = trace.tb_next
-    return found
+    return line
 
 
 def rendered_within(template: jinja2.Template, budget: Budget, variables: Mapping[str, Any]) -> str:

@@ -63,17 +63,17 @@ class TextStream:
             return ""
         tail = self._utf8.decode(b"", final=True)
         sure = self._watch(tail) if self._unwatched < 0 else tail
-        held, self._held = self._held, ""
-        return sure + held
+        rest, self._held = self._held, ""
+        return sure + rest
 
     def _bytes(self, token_id: int) -> bytes:
         if self._skip_special and self._tokenizer.is_special(token_id):
             return b""
         if self._continues:
             return self._tokenizer.token_bytes(token_id)
-        found = self._tokenizer.first_bytes(token_id)
+        data = self._tokenizer.first_bytes(token_id)
         self._continues = self._tokenizer.knows(token_id)
-        return found
+        return data
 
     def _watch(self, text: str) -> str:
         """Return the text that can no longer be part of a stop string."""
@@ -82,9 +82,9 @@ class TextStream:
             return text
         for end, char in enumerate(text, start=1):
             state = stops.follow(state, char)
-            if (found := stops.found[state]) is not None:
-                self.stopped = found
-                cut = 0 if self._include_stop else len(found)
+            if (stop := stops.found[state]) is not None:
+                self.stopped = stop
+                cut = 0 if self._include_stop else len(stop)
                 whole = self._held + text[:end]
                 self._held = ""
                 return whole[: len(whole) - cut]

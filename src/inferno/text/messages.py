@@ -114,8 +114,8 @@ class _Probe:
     def clean(self, messages: list[Message]) -> bool:
         """Whether the template takes the messages and writes no more None and null than for none
         of them."""
-        found = self.text(messages)
-        return found is not None and _nulls(found) <= _nulls(self.text([_USER]) or "")
+        prompt = self.text(messages)
+        return prompt is not None and _nulls(prompt) <= _nulls(self.text([_USER]) or "")
 
     def arguments_and_content(self, id: str) -> tuple[bool, str | None]:
         """Find what the template renders correctly: whether tool-call arguments are passed as text,
@@ -168,7 +168,7 @@ def _result(id: str) -> Message:
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return copies of the messages with string content. Raises RequestError."""
-    found = []
+    copies = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
@@ -188,14 +188,14 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
                 plain["content"] = "\n".join(_part(p) for p in content)
         elif content is None:
             plain["content"] = ""
-        found.append(plain)
-    return found
+        copies.append(plain)
+    return copies
 
 
 def converted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     """Return checked messages as the template expects them. Raises RequestError."""
     names: dict[str, str] = {}
-    found: list[Message] = []
+    adapted: list[Message] = []
     for i, message in enumerate(messages):
         plain = dict(message)
         if plain["role"] == "developer" and not needs.developer:
@@ -210,9 +210,9 @@ def converted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message
             if needs.short_ids and id:
                 plain["tool_call_id"] = _short(id)
         _convert_reasoning(plain, needs)
-        found.append(plain)
-    found = found if needs.system else _without_system(found)
-    return [_with_parts(message) for message in found] if needs.parts else found
+        adapted.append(plain)
+    adapted = adapted if needs.system else _without_system(adapted)
+    return [_with_parts(message) for message in adapted] if needs.parts else adapted
 
 
 def convert_calls(plain: Message, needs: TemplateNeeds, names: dict[str, str], i: int) -> None:

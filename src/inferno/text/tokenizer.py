@@ -145,14 +145,14 @@ class Tokenizer:
         """Encode two strings as one, with what the tokenizer writes around and between them.
         Returns also at which token the second begins, if the tokenizer says it by other token
         types, else 0. Raises RequestError as `encode`."""
-        found = self._encoded(first, add_special_tokens=True, pair=second)
-        return found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0
+        encoding = self._encoded(first, add_special_tokens=True, pair=second)
+        return encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a string without adding special tokens. Returns the ids, and the start and end of
         each token in `text`, in characters. Raises RequestError as `encode`."""
-        found = self._encoded(text, add_special_tokens=False, spans=True)
-        return found.ids, found.offsets
+        encoding = self._encoded(text, add_special_tokens=False, spans=True)
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids. Ids without a token, such as padding rows of an embedding, are skipped."""
@@ -170,10 +170,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds in mid-string, perhaps part of a character. Empty for
         unknown ids."""
-        found = self._known.get(token_id)
-        if found is None:
-            found = self._known[token_id] = self._middle(token_id)
-        return found
+        data = self._known.get(token_id)
+        if data is None:
+            data = self._known[token_id] = self._middle(token_id)
+        return data
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as a printable string; an incomplete character becomes U+FFFD."""
@@ -195,21 +195,21 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as it is written in the vocabulary."""
-        found: int | None = self._backend.token_to_id(token)
-        return found
+        number: int | None = self._backend.token_to_id(token)
+        return number
 
     def _encoded(
         self, text: str, add_special_tokens: bool, *, spans: bool = False, pair: str | None = None
     ) -> Encoded:
-        found: Encoded
+        encoding: Encoded
         try:
             if len(text) + len(pair or "") < _LONG:
-                found = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
-                return found
+                encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+                return encoding
             encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
             given = text if pair is None else (text, pair)
-            [found] = encode([given], add_special_tokens=add_special_tokens)
-            return found
+            [encoding] = encode([given], add_special_tokens=add_special_tokens)
+            return encoding
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "the prompt is not valid Unicode text",
@@ -249,8 +249,8 @@ class Tokenizer:
     def _fallback_byte(self, token: str) -> int | None:
         """The byte of a byte token that is part of a character. The decoder handles ASCII ones,
         which are whole characters."""
-        found = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
-        return int(found[1], 16) if found and int(found[1], 16) >= 0x80 else None
+        match = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
+        return int(match[1], 16) if match and int(match[1], 16) >= 0x80 else None
 
     def _decode_tokens(self, tokens: list[str]) -> str:
         if self._backend.decoder is None:

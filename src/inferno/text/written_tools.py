@@ -27,7 +27,7 @@ def with_written_tools(
 ) -> list[Message]:
     """Return the messages with the tools in the first system message, calls in the assistant's
     content and results in user messages. Raises RequestError."""
-    found: list[Message] = []
+    adapted: list[Message] = []
     after_result = False
     for i, message in enumerate(checked(messages)):
         is_result = message["role"] == "tool"
@@ -37,15 +37,15 @@ def with_written_tools(
             message = _with_written_calls(message, writer, i)
         if after_result and message["role"] == "user":
             # many templates refuse two user messages in a row
-            found[-1]["content"] += "\n\n" + message["content"]
+            adapted[-1]["content"] += "\n\n" + message["content"]
         else:
-            found.append(message)
+            adapted.append(message)
         after_result = is_result
     if not tools:
-        return found
+        return adapted
     for i, tool in enumerate(tools):
         _name(tool, f"tools[{i}]", "tools")
-    return _with_instruction(found, writer.instruction(tools))
+    return _with_instruction(adapted, writer.instruction(tools))
 
 
 def _with_written_calls(message: Message, writer: ToolWriter, i: int) -> Message:

@@ -45,7 +45,7 @@ class AdapterSlots:
 
     def _free(self) -> int | None:
         """Return a slot without users: an empty one, else the one that was taken longest ago."""
-        held = [*self._slot_of.values()]
-        empty = (slot for slot in range(self.count) if slot not in held)
-        idle = (slot for slot in held if not self._users[slot])
+        occupied = [*self._slot_of.values()]
+        empty = (slot for slot in range(self.count) if slot not in occupied)
+        idle = (slot for slot in occupied if not self._users[slot])
         return next(empty, next(idle, None))

@@ -152,12 +152,12 @@ class Adapters:
                     param="model",
                 )
             places = {path: self._place(ref.name, path, pair) for path, pair in pairs.items()}
-            found = {path: place for path, place in places.items() if place is not None}
+            located = {path: place for path, place in places.items() if place is not None}
             values = read()
             self._read[ref.digest] = {
-                found[path]: self._values(ref.name, path, found[path], pair, *values[path])
+                located[path]: self._values(ref.name, path, located[path], pair, *values[path])
                 for path, pair in pairs.items()
-                if found.get(path) in self.places
+                if located.get(path) in self.places
             }
 
     @property
@@ -172,9 +172,9 @@ class Adapters:
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all adapters but these and those in slots."""
-        kept = {*digests, *self._slots.values()}
+        needed = {*digests, *self._slots.values()}
         with self._lock:
-            self._read = {digest: each for digest, each in self._read.items() if digest in kept}
+            self._read = {digest: each for digest, each in self._read.items() if digest in needed}
 
     def write(self, slot: int, digest: str) -> None:
         """Write an adapter that was read into a slot, if it is not there."""

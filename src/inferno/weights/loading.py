@@ -177,8 +177,8 @@ def _fill(
         for each in pairs
         if (placeholder := _held(each.module)) is not None
     }
-    held = {each.path: each.module for each in pairs if each.path in shapes}
-    check_shares(model, held, plan)
+    matrices = {each.path: each.module for each in pairs if each.path in shapes}
+    check_shares(model, matrices, plan)
     quantizing = Quantizing.of(
         opened, shapes, read=lambda path: packed is None or not packed.covers(path)
     )

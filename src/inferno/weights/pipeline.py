@@ -49,8 +49,8 @@ def _keep_layers(model: nn.Module, span: LayerSpan, opened: Opened) -> None:
         )
     before, after = (None if end else _rows(opened) for end in (span.begins, span.ends))
     model.keep_layers(span, Edges(before, after))
-    kept = {*model.modules()}
-    if not span.begins and not any(isinstance(module, DeepstackLayer) for module in kept):
+    remaining = {*model.modules()}
+    if not span.begins and not any(isinstance(module, DeepstackLayer) for module in remaining):
         _drop_encoders(model)
 
 

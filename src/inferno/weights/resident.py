@@ -205,9 +205,9 @@ class Resident:
 
     def _load(self, opened: Opened) -> None:
         packed = None if opened.updated else PackedWeights.of(opened)
-        found = packed is not None and packed.found
-        with packed.reading() if packed is not None and found else nullcontext():
-            self.loaded = self._loaded_from(opened, packed if found else None)
+        exists = packed is not None and packed.found
+        with packed.reading() if packed is not None and exists else nullcontext():
+            self.loaded = self._loaded_from(opened, packed if exists else None)
         if self.loaded.adapters is not None and self._adapters is not None:
             self.loaded.adapters.adopt(self._adapters)
             self._adapters = None

@@ -66,23 +66,23 @@ def cut_before(
     along = dict.fromkeys(tensors, _DENSE) if held is None else held.along
     if not dense and cut.axis and len(cut.ranges) > 1:
         return whole  # groups would not follow each other
-    own = dict(tensors)
-    for part in along.keys() & own.keys():
+    pieces = dict(tensors)
+    for part in along.keys() & pieces.keys():
         if (place := along[part][cut.axis]) is None:
             continue
         axis, values, stored = place
         if any(end % values and end < shape[cut.axis] for each in cut.ranges for end in each):
             return whole
-        of_part = Cut(axis, cut.ranges).of(own[part], values, stored)
-        own[part] = of_part.clone(memory_format=torch.contiguous_format) if axis else of_part
+        of_part = Cut(axis, cut.ranges).of(pieces[part], values, stored)
+        pieces[part] = of_part.clone(memory_format=torch.contiguous_format) if axis else of_part
     infos = {
-        part: attrs.evolve(info, shape=tuple(own[part].shape), nbytes=own[part].nbytes)
+        part: attrs.evolve(info, shape=tuple(pieces[part].shape), nbytes=pieces[part].nbytes)
         for part, info in matrix.parts.items()
     }
     part_of_it = attrs.evolve(matrix, parts=infos)
     if not along or (held is not None and holds(part_of_it).layout != held.layout):
         return whole  # its columns would be in other groups
-    return part_of_it, own, True
+    return part_of_it, pieces, True
 
 
 _DENSE: Along = ((0, 1, 1), (1, 1, 1))
@@ -107,9 +107,9 @@ def check_shares(model: nn.Module, matrices: Mapping[str, nn.Module], plan: Plan
         heads = layer.spec.num_heads, layer.spec.num_kv_heads
         if need is not None and heads != (need.num_heads, need.num_kv_heads):
             wrong.append(f"attention layer {layer.layer_id}")
-    kept = {layer: use.spec for use in plan.states for layer in use.layers}
+    specs = {layer: use.spec for use in plan.states for layer in use.layers}
     for state in (module for module in model.modules() if isinstance(module, State)):
-        if kept.get(state.layer_id, state.spec) != state.spec:
+        if specs.get(state.layer_id, state.spec) != state.spec:
             wrong.append(f"state {state.layer_id}")
     if wrong:
         raise PluginError(

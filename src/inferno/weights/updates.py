@@ -106,9 +106,9 @@ class Update:
 
     def close(self) -> None:
         """Let go of the file if it is temporary, which deletes it."""
-        held, self._held = self._held, None
-        if held is not None:
-            os.close(held)
+        descriptor, self._held = self._held, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @frozen(eq=False)
@@ -139,12 +139,12 @@ class Updated(CheckpointView):
 def needed(updates: Iterable[Update]) -> tuple[Update, ...]:
     """Return the updates of which a tensor is still used, oldest first: of those with the same
     tensor the last one counts."""
-    kept, names = list[Update](), set[str]()
+    latest, names = list[Update](), set[str]()
     for update in reversed(list(updates)):
         if not update.tensors.stored.keys() <= names:
-            kept.append(update)
+            latest.append(update)
             names |= update.tensors.stored.keys()
-    return tuple(reversed(kept))
+    return tuple(reversed(latest))
 
 
 def check_update(

@@ -24,10 +24,10 @@ MESSAGES: list[Any] = [{"role": "user", "content": ASK_PERSON}]
 
 
 def _extract(mode: instructor.Mode) -> None:
-    found = instructor.from_openai(client, mode=mode).chat.completions.create(
+    person = instructor.from_openai(client, mode=mode).chat.completions.create(
         model=MODEL, messages=MESSAGES, response_model=Person, max_retries=0
     )
-    equal(found.model_dump(), ADA.model_dump())
+    equal(person.model_dump(), ADA.model_dump())
 
 
 def flow_tools() -> None:

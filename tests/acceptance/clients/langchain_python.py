@@ -108,8 +108,8 @@ def flow_history() -> None:
 def flow_structured() -> None:
     methods: list[Any] = ["json_schema", "function_calling", "json_mode"]
     for method in methods:
-        found = model.with_structured_output(Person, method=method).invoke(ASK_PERSON)
-        equal(found, ADA)
+        person = model.with_structured_output(Person, method=method).invoke(ASK_PERSON)
+        equal(person, ADA)
 
 
 def flow_responses() -> None:

@@ -108,8 +108,8 @@ def flow_tools() -> None:
 
 def flow_structured() -> None:
     answer: Any = litellm.completion(**OPENAI, messages=user(ASK_PERSON), response_format=Person)
-    found = Person.model_validate_json(answer.choices[0].message.content)
-    equal(found, Person(name="Ada Lovelace", age=36))
+    person = Person.model_validate_json(answer.choices[0].message.content)
+    equal(person, Person(name="Ada Lovelace", age=36))
 
 
 def flow_thinking() -> None:

@@ -72,8 +72,8 @@ def flow_tools() -> None:
 
 
 def flow_structured() -> None:
-    found = json.loads(_llm("-m", "local", "--schema", "name, age int", ASK_PERSON))
-    equal(found, {"name": "Ada Lovelace", "age": 36})
+    person = json.loads(_llm("-m", "local", "--schema", "name, age int", ASK_PERSON))
+    equal(person, {"name": "Ada Lovelace", "age": 36})
 
 
 if __name__ == "__main__":

@@ -72,30 +72,30 @@ def _evaluate(model: str, task: str, *, chat: bool = False, **options: str) -> d
         )
         assert done.returncode == 0, done.stderr[-3000:]
         [report] = (folder / "out").rglob("results_*.json")
-        found: dict[str, float] = json.loads(report.read_text())["results"][task]
-        return found
+        scores: dict[str, float] = json.loads(report.read_text())["results"][task]
+        return scores
 
 
 def flow_loglikelihood() -> None:
-    found = _evaluate(
+    scores = _evaluate(
         "local-completions",
         "chooses",
         base_url=f"{URL}/v1/completions",
         tokenizer=TOKENIZER,
         tokenizer_backend="huggingface",
     )
-    assert 0 <= found["acc,none"] <= 1
+    assert 0 <= scores["acc,none"] <= 1
 
 
 def flow_generate() -> None:
-    found = _evaluate(
+    scores = _evaluate(
         "local-chat-completions",
         "writes",
         chat=True,
         base_url=f"{URL}/v1/chat/completions",
         tokenizer_backend="None",
     )
-    equal(found["exact_match,none"], 1.0)
+    equal(scores["exact_match,none"], 1.0)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ def test_answers_are_those_of_peft(
         outputs = llm.generate(PROMPTS, params, lora="it")
     for i, output in enumerate(outputs):
         assert output.outputs[0].logprobs is not None
-        [found] = output.outputs[0].logprobs
-        ids = torch.tensor([*found])
-        ours = torch.tensor([each.logprob for each in found.values()])
+        [by_id] = output.outputs[0].logprobs
+        ids = torch.tensor([*by_id])
+        ours = torch.tensor([each.logprob for each in by_id.values()])
         for name in equal:
             torch.testing.assert_close(ours, theirs[name][i][ids], rtol=0, atol=1e-4)
         assert (ours - base[i][ids]).abs().max() > 0.1

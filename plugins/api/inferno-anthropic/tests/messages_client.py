@@ -38,15 +38,15 @@ def post(served: Live, path: str = "/v1/messages", **body: Any) -> httpx.Respons
 
 def events(served: Live, **body: Any) -> list[Any]:
     """A stream's events, each checked by the SDK's types."""
-    found = []
+    sequence = []
     for block in post(served, stream=True, **body).text.strip().split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         if event["type"] != "error":
             EVENT.validate_python(event)
-        found.append(event)
-    return found
+        sequence.append(event)
+    return sequence
 
 
 @pytest.fixture(scope="module")

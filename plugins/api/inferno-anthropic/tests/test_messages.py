@@ -58,16 +58,16 @@ def test_limits_and_stops_have_their_reasons(llm: FakeLLM, sdk: Any) -> None:
 
 def test_a_streams_events_are_in_anthropics_order(llm: FakeLLM, served: Live) -> None:
     llm.reply = f"<think>Hm.</think>Yes{CALL}"
-    found = events(served, tools=[TOOL])
-    kinds = [event["type"].removeprefix("content_block_") for event in found]
+    stream = events(served, tools=[TOOL])
+    kinds = [event["type"].removeprefix("content_block_") for event in stream]
     unique = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
     block = ["start", "delta", "stop"]
     assert unique == ["message_start", *block * 3, "message_delta", "message_stop"]
-    deltas = [event["delta"]["type"] for event in found if event["type"] == "content_block_delta"]
+    deltas = [event["delta"]["type"] for event in stream if event["type"] == "content_block_delta"]
     assert set(deltas) == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
-    assert [e["index"] for e in found if e["type"] == "content_block_start"] == [0, 1, 2]
-    assert found[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert found[-2]["usage"]["output_tokens"] == len(llm.reply)
+    assert [e["index"] for e in stream if e["type"] == "content_block_start"] == [0, 1, 2]
+    assert stream[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert stream[-2]["usage"]["output_tokens"] == len(llm.reply)
 
 
 def test_the_sdks_stream_helper_builds_the_whole_message(llm: FakeLLM, sdk: Any) -> None:
@@ -138,7 +138,7 @@ def test_an_agents_loop(llm: FakeLLM, sdk: Any) -> None:
 
 
 def test_the_sdks_tool_runner_ends(llm: FakeLLM, sdk: Any) -> None:
-    asked = []
+    cities = []
 
     def get_weather(city: str) -> str:
         """The weather in a city.
@@ -146,7 +146,7 @@ def test_the_sdks_tool_runner_ends(llm: FakeLLM, sdk: Any) -> None:
         Args:
             city: its name
         """
-        asked.append(city)
+        cities.append(city)
         llm.reply = "Sunny."
         return "sunny"
 
@@ -154,7 +154,7 @@ def test_the_sdks_tool_runner_ends(llm: FakeLLM, sdk: Any) -> None:
     tools = [anthropic.beta_tool(get_weather)]
     runner = sdk.beta.messages.tool_runner(model="fake", max_tokens=256, messages=USER, tools=tools)
     assert runner.until_done().content[0].text == "Sunny."
-    assert asked == ["Rome"]
+    assert cities == ["Rome"]
 
 
 def test_a_begun_answer_is_continued(llm: FakeLLM, sdk: Any) -> None:

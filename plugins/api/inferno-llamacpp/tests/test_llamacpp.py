@@ -139,5 +139,5 @@ def test_the_server_is_described(client: Start) -> None:
     assert [slot["is_processing"] for slot in start.get("/slots").json()] == [False] * 4
     assert start.get("/props", params={"model": "other"}).status_code == 404
     body = {"messages": [{"role": "user", "content": "hi"}]}
-    found = start.post("/apply-template", json=body).json()
-    assert found == {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}
+    answer = start.post("/apply-template", json=body).json()
+    assert answer == {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}

@@ -161,12 +161,12 @@ def test_think_switches_the_template(client: Start) -> None:
 def test_calls_have_arguments_as_objects(client: Start, stream: bool) -> None:
     body = {"model": "fake", "messages": USER, "tools": [TOOL], "stream": stream}
     answer = client(parsing(CALL)).post("/api/chat", json=body)
-    found = lines(answer) if stream else [answer.json()]
-    calls = [call for line in found for call in line["message"].get("tool_calls", ())]
+    answers = lines(answer) if stream else [answer.json()]
+    calls = [call for line in answers for call in line["message"].get("tool_calls", ())]
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [
         ("add", {"a": 1})
     ]
-    assert found[-1]["done_reason"] == "stop"
+    assert answers[-1]["done_reason"] == "stop"
 
 
 def test_results_of_calls_are_told_apart(client: Start) -> None:
@@ -197,9 +197,9 @@ def test_log_probabilities(client: Start) -> None:
     body = {"model": "fake", "messages": USER, "logprobs": True, "top_logprobs": 1}
     streamed = lines(client().post("/api/chat", json=body))
     whole = client().post("/api/chat", json={**body, "stream": False}).json()
-    found = [entry for line in streamed for entry in line.get("logprobs", ())]
-    assert found == whole["logprobs"] and len(found) == 11
-    assert found[0]["token"] == "H" and len(found[0]["top_logprobs"]) == 1
+    entries = [entry for line in streamed for entry in line.get("logprobs", ())]
+    assert entries == whole["logprobs"] and len(entries) == 11
+    assert entries[0]["token"] == "H" and len(entries[0]["top_logprobs"]) == 1
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ def test_a_served_model_needs_no_pull(client: Start) -> None:
 
 def test_embeddings_are_normalized_and_cut(client: Start) -> None:
     start = client(FakeLLM(max_model_len=6, pooling=PoolingConfig(normalize=False)))
-    found = start.post("/api/embed", json={"model": "fake", "input": ["abcdefgh", "b"]}).json()
-    assert [sum(x * x for x in v) for v in found["embeddings"]] == pytest.approx([1, 1])
-    assert found["prompt_eval_count"] == 6 + 1
+    answer = start.post("/api/embed", json={"model": "fake", "input": ["abcdefgh", "b"]}).json()
+    assert [sum(x * x for x in v) for v in answer["embeddings"]] == pytest.approx([1, 1])
+    assert answer["prompt_eval_count"] == 6 + 1
     one = start.post("/api/embeddings", json={"model": "fake", "prompt": "b"}).json()
     assert one["embedding"] == [3.0, 4.0, 98.0, 1.0]
     long = {"model": "fake", "input": "abcdefgh", "truncate": False}

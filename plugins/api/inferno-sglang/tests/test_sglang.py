@@ -43,17 +43,17 @@ def generate(server: httpx.Client, **changes: Any) -> Any:
 
 
 def test_ids_go_in_and_ids_come_out_with_their_scores(server: httpx.Client) -> None:
-    found = generate(server, return_logprob=True, rid="mine")
-    meta = found["meta_info"]
-    assert len(found["output_ids"]) == 8 and isinstance(found["text"], str)
-    assert [id for _, id, _ in meta["output_token_logprobs"]] == found["output_ids"]
+    answer = generate(server, return_logprob=True, rid="mine")
+    meta = answer["meta_info"]
+    assert len(answer["output_ids"]) == 8 and isinstance(answer["text"], str)
+    assert [id for _, id, _ in meta["output_token_logprobs"]] == answer["output_ids"]
     assert all(logprob <= 0 for logprob, _, _ in meta["output_token_logprobs"])
     assert meta["finish_reason"] == {"type": "length", "length": 8} and meta["id"] == "mine"
     assert meta["prompt_tokens"] == 40 and meta["completion_tokens"] == 8
     assert "input_token_logprobs" not in meta and "output_top_logprobs" not in meta
     again = generate(server, return_logprob=True, logprob_start_len=38, top_logprobs_num=2)
     meta = again["meta_info"]
-    assert again["output_ids"] == found["output_ids"] and meta["cached_tokens"] <= 38
+    assert again["output_ids"] == answer["output_ids"] and meta["cached_tokens"] <= 38
     assert [id for _, id, _ in meta["input_token_logprobs"]] == PROMPT[38:]
     assert all(len(each) == 2 for each in meta["output_top_logprobs"])
     whole = generate(server, return_logprob=True, logprob_start_len=0)["meta_info"]
@@ -63,9 +63,9 @@ def test_ids_go_in_and_ids_come_out_with_their_scores(server: httpx.Client) -> N
 
 def test_several_prompts_and_several_outputs_are_a_list(server: httpx.Client) -> None:
     one = generate(server)
-    found = generate(server, input_ids=[PROMPT, PROMPT[:7]])
-    assert found[0]["output_ids"] == one["output_ids"]
-    assert [each["meta_info"]["prompt_tokens"] for each in found] == [40, 7]
+    answers = generate(server, input_ids=[PROMPT, PROMPT[:7]])
+    assert answers[0]["output_ids"] == one["output_ids"]
+    assert [each["meta_info"]["prompt_tokens"] for each in answers] == [40, 7]
     assert len(generate(server, input_ids=[PROMPT])) == 1
     assert len(generate(server, sampling_params={**GREEDY, "n": 3})) == 3
     text = generate(server, input_ids=None, text="Hello", sampling_params={"max_new_tokens": 3})
@@ -90,7 +90,7 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
 ) -> None:
     model = Path(resolve("demo").path)
     other = write_merged(model, tmp_path / "other", pairs(matrices(model), 1, 8))
-    found = []
+    outputs = []
     file = tmp_path / "weights.safetensors"  # written over each time, as trainers do
     for step, source in enumerate((other, model, other)):
         save_file(load_file(source / "model.safetensors"), file)
@@ -107,17 +107,17 @@ def test_a_loop_of_generating_and_updating_sees_the_version_and_the_answers_chan
         assert answer["meta_info"]["weight_version"] == version
         assert answer["meta_info"]["cached_tokens"] == 0
         assert server.get("/get_model_info").json()["weight_version"] == version
-        found.append(answer["output_ids"])
-    assert found[0] == found[2] != found[1]
+        outputs.append(answer["output_ids"])
+    assert outputs[0] == outputs[2] != outputs[1]
 
 
 def test_requests_wait_in_a_pause_and_one_that_runs_goes_on_after_it(server: httpx.Client) -> None:
     long = {**GREEDY, "max_new_tokens": 300}
     expected = generate(server, sampling_params=long)["output_ids"]
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
 
     def ask(name: str, sampling: dict[str, Any]) -> None:
-        found[name] = generate(server, sampling_params=sampling)
+        answers[name] = generate(server, sampling_params=sampling)
 
     running = threading.Thread(target=ask, args=("running", long))
     running.start()
@@ -125,12 +125,12 @@ def test_requests_wait_in_a_pause_and_one_that_runs_goes_on_after_it(server: htt
     late = threading.Thread(target=ask, args=("late", GREEDY))
     late.start()
     time.sleep(0.3)  # nobody may answer meanwhile: only a failure depends on it
-    assert not found.keys() & {"late"}
+    assert not answers.keys() & {"late"}
     asked(server, "/resume")
     for thread in (running, late):
         thread.join()
-    assert found["running"]["output_ids"] == expected
-    assert found["late"]["output_ids"] == expected[:8]
+    assert answers["running"]["output_ids"] == expected
+    assert answers["late"]["output_ids"] == expected[:8]
 
 
 def test_requests_are_aborted_by_name_or_all(server: httpx.Client) -> None:

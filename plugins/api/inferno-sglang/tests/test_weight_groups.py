@@ -129,8 +129,8 @@ def test_weights_of_a_process_group_answer_as_the_same_weights_of_a_file(
             assert refused.status_code == 400 and "not loaded" in refused.json()["message"]
             assert server.get("/weight_version").json()["weight_version"] != version
             server.post("/continue_generation")
-        found, told = generate(server)
-        assert told == version and (found == expected) == (version == "there")
+        tokens, told = generate(server)
+        assert told == version and (tokens == expected) == (version == "there")
     assert trainer.leave().json()["success"]
     assert trainer.leave().status_code == 400  # there is none any more
 
@@ -164,9 +164,9 @@ def test_a_trainer_that_is_killed_ends_the_group_and_nothing_else(server: httpx.
         assert joined.json()["success"], joined.text
         trainer.kill()
     body: dict[str, Any] = {**group, "names": ["a"], "dtypes": ["float32"], "shapes": [[4]]}
-    for said in ("the process group 'killed'", "there is no process group"):
+    for reason in ("the process group 'killed'", "there is no process group"):
         refused = server.post("/update_weights_from_distributed", json=body)
-        assert refused.status_code == 400 and said in refused.json()["message"]
+        assert refused.status_code == 400 and reason in refused.json()["message"]
     assert generate(server) == before
 
 

@@ -32,14 +32,14 @@ def test_the_demo_models_tokens_are_torchs() -> None:
     """Beside torch's attention for the prompts, over its cache."""
     pytest.importorskip("inferno_demo")
     prompts = [[5 * i % 500 + 10 for i in range(length)] for length in (70, 3, 21)]
-    found = [
+    answers = [
         [
             each.token_ids
             for each in load_toy("demo", torch_only(), attention_backend=name).generate(prompts, 8)
         ]
         for name in ("torch", "flex", "prompts=torch,tokens=flex")
     ]
-    assert found[0] == found[1] == found[2]
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize(

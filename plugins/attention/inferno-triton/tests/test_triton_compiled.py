@@ -148,10 +148,10 @@ def launched(
         )
     )
     sinks = empty(need.num_heads) if need.sinks else None
-    with launches(paged) as found:
+    with launches(paged) as records:
         TritonAttend(need, CHIPS[chip])(q, k, v, cache, batch, sinks)
-    assert {launch.kernel.fn.__name__ for launch in found} >= {"store", "attend"}
-    return found
+    assert {launch.kernel.fn.__name__ for launch in records} >= {"store", "attend"}
+    return records
 
 
 def check(launch: Launch, chip: str) -> None:
@@ -216,7 +216,7 @@ def planes(form: Form, rows: int, columns: int) -> linear.PackedPlanes:
     each = 4 if form.kind == "half" else 8
     words = meta(columns // form.group // each, rows, dtype=torch.int64)
     steps = meta(blocks, rows, dtype=torch.float16) if form.kind == "byte" else None
-    found = Planes(
+    meta_planes = Planes(
         form,
         (rows, columns),
         meta(rows, 32 * blocks, dtype=sizes.get(form.low, torch.int64)),
@@ -226,7 +226,7 @@ def planes(form: Form, rows: int, columns: int) -> linear.PackedPlanes:
         steps,
         steps if form.mins else None,
     )
-    return linear.PackedPlanes(found, "", torch.bfloat16)
+    return linear.PackedPlanes(meta_planes, "", torch.bfloat16)
 
 
 Q4_K = Form(4, group=32, mins="minima", kind="byte")
@@ -242,7 +242,7 @@ def test_products(chip: str) -> None:
     matrices = experts.DenseExperts(Dense(meta(8 * 1024, 4096)))
     with (
         chips.using(CHIPS[chip]),
-        launches(packed) as found,
+        launches(packed) as records,
         launches(mixture) as more,
         launches(rows) as sums,
     ):
@@ -255,10 +255,10 @@ def test_products(chip: str) -> None:
         if chip in ("sm_90", "gfx942"):
             matrices.grouped(meta(64, 4096), starts_E1)
             planes(INT4, 8 * 1024, 4096).grouped(meta(64, 4096), starts_E1)
-    names = {launch.kernel.fn.__name__ for launch in (*found, *more)}
+    names = {launch.kernel.fn.__name__ for launch in (*records, *more)}
     assert names >= {"few", "many", "grouped"}
     assert sums, "the columns of a product of one token are split"
-    for launch in (*found, *more, sums[0]):
+    for launch in (*records, *more, sums[0]):
         check(launch, chip)
 
 
@@ -269,12 +269,12 @@ def test_products_of_8_bit_floats(chip: str) -> None:
     scales = meta(32, 32, dtype=torch.float32)
     data = meta(4096, 4096, dtype=torch.float8_e4m3fn)
     weight = fp8.Float8(Fp8Blocks(data, scales, (128, 128), torch.bfloat16))
-    with chips.using(CHIPS[chip]), launches(float8) as found, launches(rows):
+    with chips.using(CHIPS[chip]), launches(float8) as records, launches(rows):
         weight.matmul(meta(16, 4096))
         if CHIPS[chip].fp8:
             weight.matmul(meta(1024, 4096))
-    assert len(found) == (3 if CHIPS[chip].fp8 else 1)
-    for launch in found:
+    assert len(records) == (3 if CHIPS[chip].fp8 else 1)
+    for launch in records:
         check(launch, chip)
 
 
@@ -282,18 +282,18 @@ def test_products_of_8_bit_floats(chip: str) -> None:
 def test_products_with_rounded_activations(chip: str) -> None:
     data = meta(4096, 4096, dtype=torch.int8)
     scales, zeros = (meta(4096, 1, dtype=torch.float32) for _ in range(2))
-    with chips.using(CHIPS[chip]), launches(int8) as found, launches(rows):
+    with chips.using(CHIPS[chip]), launches(int8) as records, launches(rows):
         w8a8.Int8(data, scales, None, torch.bfloat16).matmul(meta(1024, 4096))
         if chip == "sm_90":
             w8a8.Int8(data, scales, zeros, torch.bfloat16).matmul(meta(16, 4096))
-    assert len(found) == (4 if chip == "sm_90" else 2)
-    for launch in found:
+    assert len(records) == (4 if chip == "sm_90" else 2)
+    for launch in records:
         check(launch, chip)
 
 
 @on("sm_90", "gfx942")
 def test_small_operators(chip: str) -> None:
-    with launches(rows) as found, launches(mixture) as more:
+    with launches(rows) as records, launches(mixture) as more:
         ops.rms_norm(meta(8, 4096), meta(4096), 1e-6)
         ops.add_rms_norm(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6)
         angles = meta(8, 64, dtype=torch.float32)
@@ -305,8 +305,8 @@ def test_small_operators(chip: str) -> None:
         )
         _, _, places = experts.dispatch(chosen[0], 128)
         experts.combine(meta(64, 2048), places, chosen[1])
-    assert len(found) == 5 and len(more) == 3
-    for launch in (*found, *more):
+    assert len(records) == 5 and len(more) == 3
+    for launch in (*records, *more):
         check(launch, chip)
 
 
@@ -315,18 +315,18 @@ def test_adapters(chip: str) -> None:
     """Of rank 16 beside two stacked matrices, and of rank 128, for few and many tokens; in float32
     on one chip."""
     dtype = torch.float32 if chip == "sm_86" else torch.bfloat16
-    with chips.using(CHIPS[chip]), launches(lora) as found:
+    with chips.using(CHIPS[chip]), launches(lora) as records:
         for tokens, rank, outputs in ((4, 16, (4096, 1000)), (1024, 128, (4096,))):
             slots_T, y_TO = meta(tokens, dtype=torch.int64), meta(tokens, sum(outputs), dtype=dtype)
             down_SRI = meta(8, rank * len(outputs), 4096, dtype=dtype)
             h_TR = adapters.shrink(meta(tokens, 4096, dtype=dtype), down_SRI, slots_T)
             ups = [meta(8, rank, each, dtype=dtype) for each in outputs]
             adapters.expand(y_TO, h_TR, ups, slots_T)
-    assert [launch.kernel.fn.__name__ for launch in found] == [
+    assert [launch.kernel.fn.__name__ for launch in records] == [
         *("shrink", "expand", "expand"),
         *("shrink", "expand"),
     ]
-    for launch in found:
+    for launch in records:
         check(launch, chip)
 
 
@@ -336,7 +336,7 @@ def test_draws(chip: str) -> None:
     B, V, float32, int64 = 8, 151_936, torch.float32, torch.int64
     floats, integers = [meta(B, dtype=float32)] * 3, [meta(B, dtype=int64)] * 3
     counts_RV = meta(64, V, dtype=torch.int32)
-    with chips.using(CHIPS[chip]), launches(draws) as found:
+    with chips.using(CHIPS[chip]), launches(draws) as records:
         tokens.draw(meta(B, V), DrawParams(*floats[:2], *integers))
         if chip == "sm_90":
             tokens.draw(meta(B, V, dtype=float32), None, meta(B, V))
@@ -346,6 +346,6 @@ def test_draws(chip: str) -> None:
                 Biases(integers[0], integers[1], floats[0]),
                 meta(B, V // 32, dtype=torch.int32),
             )
-    assert len(found) == (8 if chip == "sm_90" else 4)
-    for launch in found:
+    assert len(records) == (8 if chip == "sm_90" else 4)
+    for launch in records:
         check(launch, chip)

@@ -36,9 +36,9 @@ def some_logits(rows: int, width: int, step: float, seed: int = 0) -> Tensor:
 def assert_same(logits_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None = None) -> None:
     expected = reference.draw(logits_BV, params, own_BV)
     with on_cpu():
-        found = tokens.draw(logits_BV, params, own_BV)
-    assert found.dtype == torch.int64
-    assert found.tolist() == expected.tolist()
+        ids = tokens.draw(logits_BV, params, own_BV)
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == expected.tolist()
 
 
 @pytest.mark.slow

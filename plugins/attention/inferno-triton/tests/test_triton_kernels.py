@@ -210,8 +210,8 @@ def test_rotations_of_pairs_that_are_neighbours(interleaved: bool) -> None:
     angle_TE = torch.randn(3, 32, generator=generator)
     arguments = (x_THC, weight_C, 1e-6, angle_TE.cos(), angle_TE.sin(), interleaved)
     with on_cpu():
-        found = ops.norm_rope(*arguments)
-    torch.testing.assert_close(found, reference.norm_rope(*arguments))
+        output = ops.norm_rope(*arguments)
+    torch.testing.assert_close(output, reference.norm_rope(*arguments))
 
 
 def test_the_best_token_of_a_row_of_several_blocks() -> None:

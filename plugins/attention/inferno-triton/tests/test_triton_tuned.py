@@ -56,8 +56,8 @@ def tuned_chip() -> Chip:
 
 
 def test_it_finds_the_best_tile_that_runs() -> None:
-    found, seconds = best(Tile(16, 64, 4, 5), lambda tile: lambda: tile, Timer())
-    assert (found.rows, found.keys, found.stages) == (32, 64, 2) and seconds == pytest.approx(1e-5)
+    entry, seconds = best(Tile(16, 64, 4, 5), lambda tile: lambda: tile, Timer())
+    assert (entry.rows, entry.keys, entry.stages) == (32, 64, 2) and seconds == pytest.approx(1e-5)
     chip = tuned_chip()
     assert all((each.outputs, each.warps) == (64, 8) for each in chip.products.values())
     assert {each.columns for each in chip.products.values()} == {256}, "a block of the planes"
@@ -89,9 +89,9 @@ def test_what_it_measures() -> None:
             cases.product(tokens)(attrs.evolve(product, outputs=32))()
         for tokens, product in CHIP.grouped.items():
             cases.grouped(tokens)(attrs.evolve(product, columns=32))()
-    found = [each for each in attends if each.kernel.fn.__name__ == "attend"]
-    assert [each.options["num_warps"] for each in found] == [2] * len(CHIP.tiles)
-    assert [each.arguments["SINGLE"] for each in found].count(False) == 3, "prompts"
+    records = [each for each in attends if each.kernel.fn.__name__ == "attend"]
+    assert [each.options["num_warps"] for each in records] == [2] * len(CHIP.tiles)
+    assert [each.arguments["SINGLE"] for each in records].count(False) == 3, "prompts"
     assert [each.kernel.fn.__name__ for each in products] == ["few", "many"]
     assert {each.arguments["BO"] for each in products} == {32}
     assert [each.arguments["BC"] for each in grouped] == [32, 32]

@@ -30,10 +30,10 @@ def test_variants_differ_from_the_table_in_one_way(work: Work) -> None:
     )
     usual = tile_of(CHIPS["sm_90"], work, need.head_dim, 2, 64)
     with using(CHIPS["sm_90"]):
-        found = variants(need, 64)
-    assert len(found) > 8
+        builds = variants(need, 64)
+    assert len(builds) > 8
     changes = set()
-    for name, build in found.items():
+    for name, build in builds.items():
         attend = build()
         assert isinstance(attend, TritonAttend)
         tile = tile_of(attend.chip, work, need.head_dim, 2, 64)

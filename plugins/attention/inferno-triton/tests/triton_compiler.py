@@ -72,12 +72,12 @@ class Machine:
 @contextmanager
 def launches(module: ModuleType) -> Iterator[list[Launch]]:
     """Record what would be launched of this module's kernels meanwhile, instead of running it."""
-    found: list[Launch] = []
+    records: list[Launch] = []
     with pytest.MonkeyPatch.context() as patch:
         for name, value in list(vars(module).items()):
             if isinstance(value, JITFunction):
-                patch.setattr(module, name, _Recorder(value, found))
-        yield found
+                patch.setattr(module, name, _Recorder(value, records))
+        yield records
 
 
 @frozen

@@ -33,11 +33,11 @@ def interpreted(*modules: ModuleType) -> Iterator[None]:
     try:
         with knobs.runtime.scope():
             knobs.runtime.interpret = True
-            found: dict[int, Any] = {}
+            functions: dict[int, Any] = {}
             for module in (tl.standard, tl, *modules):
                 for name, value in list(vars(module).items()):
                     if isinstance(value, JITFunction):
-                        function = found.setdefault(
+                        function = functions.setdefault(
                             id(value), interpreter.InterpretedFunction(value.fn)
                         )
                         scope.set_attr(module, name, function)

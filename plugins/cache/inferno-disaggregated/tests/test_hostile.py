@@ -375,11 +375,11 @@ def test_the_end_of_a_prompt_that_was_let_go_is_not_that_of_the_next_of_its_numb
 ) -> None:
     client = Client(parse(url), url, b"token", LAYOUT, SIZES)
     until(lambda: client.joined)
-    found = list[Transfer]()
+    arrivals = list[Transfer]()
 
     def come() -> list[Transfer]:
-        found.extend(news for news in server.news.take() if isinstance(news, Transfer))
-        return found
+        arrivals.extend(news for news in server.news.take() if isinstance(news, Transfer))
+        return arrivals
 
     def ask() -> None:
         client.ask(Asked(messages.Ask(0, bytes(8), [1], "", ""), time.monotonic() + 60))
@@ -387,11 +387,11 @@ def test_the_end_of_a_prompt_that_was_let_go_is_not_that_of_the_next_of_its_numb
     ask()
     until(come)
     client.release(0)
-    until(lambda: not found[0].peer.transfers)
+    until(lambda: not arrivals[0].peer.transfers)
     ask()
     until(lambda: len(come()) == 2)
-    server.post(Finish(found[0], "full"))
-    server.post(Finish(found[1], ""))
+    server.post(Finish(arrivals[0], "full"))
+    server.post(Finish(arrivals[1], ""))
     until(lambda: client.news)
     (ended,) = client.news.take()
     assert isinstance(ended, Ended) and ended.cause == ""

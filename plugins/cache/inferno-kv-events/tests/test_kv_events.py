@@ -180,11 +180,11 @@ def event(i: int) -> list[CacheEvent]:
 
 def replayed(replay: zmq.Socket[bytes], first: int) -> list[tuple[int, list[Any]]]:
     replay.send_multipart([b"", first.to_bytes(8, "big")])
-    found = list[tuple[int, list[Any]]]()
-    while not found or found[-1][0] >= 0:
+    batches = list[tuple[int, list[Any]]]()
+    while not batches or batches[-1][0] >= 0:
         _, *frames = replay.recv_multipart()
-        found.append(decoded(*frames))
-    return found[:-1]
+        batches.append(decoded(*frames))
+    return batches[:-1]
 
 
 def test_a_late_subscriber_asks_for_what_it_has_missed(need: EventNeed) -> None:
@@ -192,11 +192,11 @@ def test_a_late_subscriber_asks_for_what_it_has_missed(need: EventNeed) -> None:
         for i in range(20):
             publisher.publish(event(i))
         deadline = time.monotonic() + 10  # they are published by a thread
-        while len(found := replayed(replay, 0)) < 20 and time.monotonic() < deadline:
+        while len(batches := replayed(replay, 0)) < 20 and time.monotonic() < deadline:
             pass
-        assert [n for n, _ in found] == list(range(20))
-        found = replayed(replay, 17)
-    assert [(n, events[0][1]) for n, (_, events, _) in found] == [(i, [i]) for i in (17, 18, 19)]
+        assert [n for n, _ in batches] == list(range(20))
+        batches = replayed(replay, 17)
+    assert [(n, events[0][1]) for n, (_, events, _) in batches] == [(i, [i]) for i in (17, 18, 19)]
 
 
 def test_only_the_last_batches_are_remembered(
@@ -234,10 +234,10 @@ def test_whoever_asks_and_does_not_read_holds_up_nobody(need: EventNeed) -> None
             publisher.publish([*event(i)] * 50)
         for _ in range(5):
             silent.send_multipart([b"", bytes(8)])
-        found, end = list[int](), time.monotonic() + 30
-        while not found and time.monotonic() < end:  # they are encoded in a thread
-            found = [n for n, _ in replayed(replay, 299)]
-        assert found == [299]
+        numbers, end = list[int](), time.monotonic() + 30
+        while not numbers and time.monotonic() < end:  # they are encoded in a thread
+            numbers = [n for n, _ in replayed(replay, 299)]
+        assert numbers == [299]
 
 
 # --- slow -----------------------------------------------------------------------------------------
@@ -259,11 +259,11 @@ def test_a_slow_subscriber_holds_up_neither_the_engine_nor_others(
 ) -> None:
     monkeypatch.setattr(zeromq, "MOST_SENT", 10)
     with publishing(need) as publisher, subscribed(need.url), subscribed(need.url) as quick:
-        found = list[int]()
+        numbers = list[int]()
         for i in range(200):
             assert publisher.publish(event(i) * 1000)
-            found.append(decoded(*quick.recv_multipart()[1:])[0])
-    assert found == list(range(200))
+            numbers.append(decoded(*quick.recv_multipart()[1:])[0])
+    assert numbers == list(range(200))
 
 
 def test_an_address_in_use_is_named(need: EventNeed) -> None:

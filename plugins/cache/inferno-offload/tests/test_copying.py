@@ -15,12 +15,12 @@ PLACES = 6
 def pieces_of(sizes: list[int], gap: int, apart: bool) -> list[Tensor]:
     """Pieces in one memory with a gap after each, or each in its own."""
     memory = torch.randint(0, 256, (sum(PLACES * size + gap for size in sizes),), dtype=torch.uint8)
-    found, at = list[Tensor](), 0
+    pieces, at = list[Tensor](), 0
     for size in sizes:
         piece = memory[at : at + PLACES * size].view(PLACES, size)
-        found.append(piece.clone() if apart else piece)
+        pieces.append(piece.clone() if apart else piece)
         at += PLACES * size + gap
-    return found
+    return pieces
 
 
 def test_pieces_may_be_columns_of_one_tensor() -> None:

@@ -29,16 +29,16 @@ def age(path: Path, seconds: float) -> None:
 def test_the_folder_used_longest_ago_makes_room_first(tmp_path: Path) -> None:
     paths = list[Path]()
     for layout in ("a", "b"):
-        found = folder(tmp_path, layout)
-        offset = found.free.take(8)
+        store = folder(tmp_path, layout)
+        offset = store.free.take(8)
         assert offset == 0
         work = Write(PART, offset, Buffer(torch.ones(8, dtype=torch.uint8)))
-        ((_, place),) = found.parts.write([work])
+        ((_, place),) = store.parts.write([work])
         assert place is not None
-        found.places[PART] = place
-        found.close()
-        age(found.path, 1000 + len(paths))
-        paths.append(found.path)
+        store.places[PART] = place
+        store.close()
+        age(store.path, 1000 + len(paths))
+        paths.append(store.path)
     again = folder(tmp_path, "a")
     assert again.places.keys() == {PART}
     again.close()
@@ -55,10 +55,10 @@ def test_what_is_no_folder_of_blocks_is_not_surveyed(tmp_path: Path) -> None:
     (tmp_path / "blocks-empty").mkdir()
     (tmp_path / "blocks-binary").mkdir()
     (tmp_path / "blocks-binary" / "layout.json").write_bytes(b"\xff")
-    found = {each.path.name: each for each in survey(tmp_path)}
-    assert found.keys() == {"blocks-empty", "blocks-binary"}
-    assert all(each.layout == "" for each in found.values())
-    assert found["blocks-binary"].nbytes == 1 and found["blocks-empty"].nbytes == 0
+    by_name = {each.path.name: each for each in survey(tmp_path)}
+    assert by_name.keys() == {"blocks-empty", "blocks-binary"}
+    assert all(each.layout == "" for each in by_name.values())
+    assert by_name["blocks-binary"].nbytes == 1 and by_name["blocks-empty"].nbytes == 0
 
 
 def test_a_survey_of_a_file_says_what_to_name(tmp_path: Path) -> None:

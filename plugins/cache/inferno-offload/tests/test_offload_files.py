@@ -34,25 +34,25 @@ def test_a_wait_for_many_parts_is_woken_once(
 ) -> None:
     monkeypatch.setattr(files, "PAUSE", 1000.0)
     folder = Folder.open(tmp_path, "{}", (8,), 1 << 20)
-    found = Counting(folder.parts)
-    found._told = monotonic()
-    with found._lock:  # nothing is reported before all are asked for
-        found._left += 1
+    reader = Counting(folder.parts)
+    reader._told = monotonic()
+    with reader._lock:  # nothing is reported before all are asked for
+        reader._left += 1
     for i, part in enumerate(PARTS):
         buffer = Buffer(torch.full((8,), i, dtype=torch.uint8))
         (written,) = folder.parts.write([Write(part, 16 * i, buffer)])
         assert written[1] is not None
-        found.read([Read(part, written[1], Buffer(torch.zeros(8, dtype=torch.uint8)))])
-    with found._lock:
-        found._left -= 1
-        last = not found._left
+        reader.read([Read(part, written[1], Buffer(torch.zeros(8, dtype=torch.uint8)))])
+    with reader._lock:
+        reader._left -= 1
+        last = not reader._left
     reports = list[Fetched]()
     while len(reports) < len(PARTS):
-        assert last or select([found.descriptor], [], [], 30)[0], "the last report wakes nothing"
-        reports += [each for each in found.take() if isinstance(each, Fetched)]
-    assert found.signals <= 1 and all(report.whole for report in reports)
+        assert last or select([reader.descriptor], [], [], 30)[0], "the last report wakes nothing"
+        reports += [each for each in reader.take() if isinstance(each, Fetched)]
+    assert reader.signals <= 1 and all(report.whole for report in reports)
     assert all(r.read.buffer.data.tolist() == [PARTS.index(r.read.part)] * 8 for r in reports)
-    found.close()
+    reader.close()
     folder.close()
 
 
@@ -117,9 +117,9 @@ def test_more_memory_than_there_is_means_no_slots() -> None:
 def test_neighbours_on_both_sides_are_together() -> None:
     slots = Slots.of(8, 0, 64)
     one, two, three, four = (slots.take() for _ in range(4))
-    own = Buffer(torch.zeros(8, dtype=torch.uint8))
+    buffer = Buffer(torch.zeros(8, dtype=torch.uint8))
     assert list(runs([4, 5, 6], [one, two, three])) == [(0, 3)]
     assert list(runs([4, 5, 7, 8], [one, two, three, four])) == [(0, 2), (2, 4)]
     assert list(runs([4, 5, 6], [two, one, three])) == [(0, 1), (1, 2), (2, 3)]
-    assert list(runs([4, 5], [own, own])) == [(0, 1), (1, 2)]
+    assert list(runs([4, 5], [buffer, buffer])) == [(0, 1), (1, 2)]
     assert list(runs([], [])) == []

@@ -40,12 +40,12 @@ def read(parts: PartsFile, places: dict[Part, Place]) -> list[Part]:
     """Return the parts that are whole, whose bytes are right."""
     empty = {part: Buffer(torch.zeros(SIZES[part[1]], dtype=torch.uint8)) for part in places}
     lists = list(parts.together(Read(*item, empty[item[0]]) for item in places.items()))
-    found = list[Part]()
+    intact = list[Part]()
     for work, whole in zip(lists, parts.read(lists), strict=True):
         for each, good in zip(work, whole, strict=True):
             assert not good or torch.equal(each.buffer.data, body(each.part).data)
-            found += [each.part] if good else []
-    return sorted(found)
+            intact += [each.part] if good else []
+    return sorted(intact)
 
 
 def test_parts_are_found_as_they_were_written(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_parts_are_found_as_they_were_written(tmp_path: Path) -> None:
     parts.write([PARTS[3]])  # it is removed
     parts.close()
     again = opened(tmp_path)
-    found, _ = again.recover()
-    assert list(found) == [part for part in PARTS if part is not PARTS[3]]
-    assert found == {part: places[part] for part in found}
-    assert read(again, found) == sorted(found)
+    entries, _ = again.recover()
+    assert list(entries) == [part for part in PARTS if part is not PARTS[3]]
+    assert entries == {part: places[part] for part in entries}
+    assert read(again, entries) == sorted(entries)
     again.close()
 
 
@@ -83,10 +83,10 @@ def test_a_log_that_ends_early_has_the_entries_before(tmp_path: Path, cut: int) 
     parts.close()
     os.truncate(tmp_path / "index", 3 * ENTRY_BYTES - cut)
     again = opened(tmp_path)
-    found, free = again.recover()
-    assert list(found) == PARTS[: (3 * ENTRY_BYTES - cut) // ENTRY_BYTES]
-    found |= write(again, free, *PARTS[3:])  # and what follows is aligned
-    assert read(again, found) == sorted(found)
+    entries, free = again.recover()
+    assert list(entries) == PARTS[: (3 * ENTRY_BYTES - cut) // ENTRY_BYTES]
+    entries |= write(again, free, *PARTS[3:])  # and what follows is aligned
+    assert read(again, entries) == sorted(entries)
     again.close()
 
 
@@ -97,9 +97,9 @@ def test_of_two_parts_in_one_place_the_later_one_is_known(tmp_path: Path) -> Non
     parts.write([Write(PARTS[4], 8, body(PARTS[4]))])  # the removal before it was not kept
     parts.close()
     again = opened(tmp_path)
-    found, free = again.recover()
-    assert PARTS[4] in found and PARTS[1] not in found
-    assert read(again, found) == sorted(found)
+    entries, free = again.recover()
+    assert PARTS[4] in entries and PARTS[1] not in entries
+    assert read(again, entries) == sorted(entries)
     assert free.take(12) == 16
     again.close()
 
@@ -118,9 +118,9 @@ def test_a_smaller_limit_keeps_what_fits(tmp_path: Path) -> None:
     write(parts, parts.recover()[1], *PARTS)
     parts.close()
     small = opened(tmp_path, limit=400)
-    found, free = small.recover()
-    assert 0 < len(found) < len(PARTS) and free.end <= free.limit
-    assert read(small, found) == sorted(found)
+    entries, free = small.recover()
+    assert 0 < len(entries) < len(PARTS) and free.end <= free.limit
+    assert read(small, entries) == sorted(entries)
     small.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 400
 

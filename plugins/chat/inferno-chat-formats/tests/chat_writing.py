@@ -31,7 +31,7 @@ def _slot(description: Calls, slot: Slot, calls: Sequence[Call], index: int) -> 
     name, arguments = calls[0]
     dumped = json.dumps(arguments, ensure_ascii=False)
     objects = [_object(description, call, i + index) for i, call in enumerate(calls)]
-    found = {
+    texts = {
         Slot.NAME: name,
         Slot.RECIPIENT: f" to={name}",
         Slot.ID: f"abcdef{index:03}",
@@ -47,15 +47,15 @@ def _slot(description: Calls, slot: Slot, calls: Sequence[Call], index: int) -> 
         return _elements(str(description.parameter[0]), arguments)
     if slot is Slot.PARAMETERS:
         return "".join(_parameter(description.parameter, k, v) for k, v in arguments.items())
-    return found[slot]
+    return texts[slot]
 
 
 def _object(description: Calls, call: Call, index: int) -> dict[str, Any]:
     keys, (name, arguments) = description.keys, call
     if keys.single:
         return {name: arguments}
-    found = {keys.name: name, keys.arguments: arguments}
-    return found | ({keys.id: str(index)} if keys.id else {})
+    fields = {keys.name: name, keys.arguments: arguments}
+    return fields | ({keys.id: str(index)} if keys.id else {})
 
 
 def _elements(mark: str, value: Any) -> str:

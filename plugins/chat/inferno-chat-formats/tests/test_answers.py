@@ -121,5 +121,5 @@ def test_without_tools_the_markers_are_dropped_too(name: str) -> None:
 
 
 def test_without_tools_the_assistant_may_name_itself() -> None:
-    found = read("hunyuan-a13b", "<answer>\n助手：yes\n</answer>", [], tools=[])
-    assert parts(found) == ("", "助手：yes", [])
+    deltas = read("hunyuan-a13b", "<answer>\n助手：yes\n</answer>", [], tools=[])
+    assert parts(deltas) == ("", "助手：yes", [])

@@ -38,10 +38,10 @@ TOOLS = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}
 
 def read(text: str, *cuts: int) -> list[Any]:
     parser = Format(M3, NEED).parser("", TOOLS)
-    found = []
+    deltas = []
     for start, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
-        found += parser.feed(text[start:end])
-    return [*found, *parser.finish()]
+        deltas += parser.feed(text[start:end])
+    return [*deltas, *parser.finish()]
 
 
 def called(arguments: Any) -> str:
@@ -70,11 +70,11 @@ def test_nested_values_come_back(arguments: dict[str, Any]) -> None:
 def test_any_chunking_gives_the_same(cuts: list[int]) -> None:
     text = f"<mm:think>so</mm:think>Well.{called({'to': {'city': 'Rome'}, 'tags': ['a']})}"
     cuts = [min(cut, len(text)) for cut in cuts]
-    found = read(text, *cuts)
-    joined = {kind: "".join(d.text for d in found if d.kind == kind) for kind in ("reasoning",)}
+    deltas = read(text, *cuts)
+    joined = {kind: "".join(d.text for d in deltas if d.kind == kind) for kind in ("reasoning",)}
     assert joined == {"reasoning": "so"}
-    assert "".join(d.text for d in found if d.kind == "content") == "Well."
-    [call] = [d for d in found if d.kind == "tool"]
+    assert "".join(d.text for d in deltas if d.kind == "content") == "Well."
+    [call] = [d for d in deltas if d.kind == "tool"]
     assert json.loads(call.text) == {"to": {"city": "Rome"}, "tags": ["a"]}
 
 
@@ -90,9 +90,9 @@ def test_any_chunking_gives_the_same(cuts: list[int]) -> None:
 )
 def test_what_is_broken_is_content(inside: str) -> None:
     text = called({}).replace(f"{MARK}</invoke>", f"{inside}{MARK}</invoke>")
-    found = read(text)
-    assert {d.kind for d in found} == {"content"}
-    assert "".join(d.text for d in found) == text
+    deltas = read(text)
+    assert {d.kind for d in deltas} == {"content"}
+    assert "".join(d.text for d in deltas) == text
 
 
 def test_a_turn_without_reasoning_begins_with_its_end() -> None:

@@ -58,13 +58,13 @@ def fed(
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
     """Neighbours of one kind as one, and calls without their ids."""
-    found: list[Delta] = []
+    runs: list[Delta] = []
     for delta in deltas:
-        if found and found[-1].kind == delta.kind != "tool":
-            found[-1] = found[-1]._replace(text=found[-1].text + delta.text)
+        if runs and runs[-1].kind == delta.kind != "tool":
+            runs[-1] = runs[-1]._replace(text=runs[-1].text + delta.text)
         else:
-            found.append(delta._replace(id=""))
-    return found
+            runs.append(delta._replace(id=""))
+    return runs
 
 
 def calls_in(deltas: Iterable[Delta]) -> list[tuple[str, Any]]:
@@ -119,12 +119,12 @@ def test_reasoning_is_taken_out(spec: Spec) -> None:
     if spec.parser != "tagged":
         pytest.skip("see test_messages")
     opening, closing = spec.reasoning[0]
-    found = format_of(spec)
+    chat = format_of(spec)
     text = f"{opening}so\n\nand so{closing}yes"
     deltas = read(spec, text)
     assert (text_in(deltas, "reasoning"), text_in(deltas)) == ("so\n\nand so", "yes")
-    assert found.opens_reasoning(f"prompt {opening}") and not found.opens_reasoning(f"{opening} x")
-    parser = found.parser(f"prompt {opening}", TOOLS)
+    assert chat.opens_reasoning(f"prompt {opening}") and not chat.opens_reasoning(f"{opening} x")
+    parser = chat.parser(f"prompt {opening}", TOOLS)
     deltas = joined([*parser.feed(f"so\n\nand so{closing}yes"), *parser.finish()])
     assert (text_in(deltas, "reasoning"), text_in(deltas)) == ("so\n\nand so", "yes")
 
@@ -231,8 +231,8 @@ def test_a_marker_that_begins_a_call_in_open_reasoning_is_known() -> None:
     assert format_of(spec).call_ends_reasoning
     rest = 'functions.weather:0<|tool_call_argument_begin|>{"city": "Graz"}<|tool_call_end|>'
     for markers in (section + call, call):
-        found = read(spec, f"<think>I look.{markers}{rest}")
-        assert calls_in(found) == [("weather", {"city": "Graz"})]
+        deltas = read(spec, f"<think>I look.{markers}{rest}")
+        assert calls_in(deltas) == [("weather", {"city": "Graz"})]
 
 
 def test_a_recipient_ends_where_a_broken_marker_begins() -> None:

@@ -84,8 +84,8 @@ def vocabulary_of(spec: Spec, *, special: bool) -> Vocabulary:
         for part in (calls.opening, calls.closing, *calls.call, *calls.parameter)
         if isinstance(part, str)
     ]
-    found = {m for part in parts for m in strings(part) if m[0] in "<[]" and m[-1] in ">]["}
-    inner = {m for m in found if not any(other in m for other in found - {m})}
+    markers = {m for part in parts for m in strings(part) if m[0] in "<[]" and m[-1] in ">]["}
+    inner = {m for m in markers if not any(other in m for other in markers - {m})}
     return Vocabulary(sorted(inner), special=special)
 
 

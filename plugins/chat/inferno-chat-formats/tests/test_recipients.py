@@ -25,10 +25,10 @@ ANSWER = f" to=self<|message|>I look.{NEXT} to=user<|message|>Well.{NEXT}{CALL}<
 
 def read(text: str, *cuts: int, tools: Any = TOOLS, parallel: bool = True) -> list[Any]:
     parser = Format(ATEM, NEED).parser("<|start|>assistant", tools, parallel=parallel)
-    found = []
+    deltas = []
     for start, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
-        found += parser.feed(text[start:end])
-    return [*found, *parser.finish()]
+        deltas += parser.feed(text[start:end])
+    return [*deltas, *parser.finish()]
 
 
 def text_of(found: list[Any], kind: str) -> str:
@@ -37,9 +37,9 @@ def text_of(found: list[Any], kind: str) -> str:
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=8).map(sorted))
 def test_reasoning_content_and_calls_are_told_apart(cuts: list[int]) -> None:
-    found = read(ANSWER, *cuts)
-    assert (text_of(found, "reasoning"), text_of(found, "content")) == ("I look.", "Well.")
-    [call] = [d for d in found if d.kind == "tool"]
+    deltas = read(ANSWER, *cuts)
+    assert (text_of(deltas, "reasoning"), text_of(deltas, "content")) == ("I look.", "Well.")
+    [call] = [d for d in deltas if d.kind == "tool"]
     assert call.name == "weather" and json.loads(call.text) == {"city": "Rome", "days": 2}
 
 
@@ -50,13 +50,13 @@ def test_an_answer_may_have_no_recipient() -> None:
 def test_several_calls_are_messages_and_the_first_may_be_the_only_one() -> None:
     text = f"{CALL}{NEXT}{CALL}<|eot|>"
     for parallel, count in ((True, 2), (False, 1)):
-        found = read(text, parallel=parallel)
-        assert [d.kind for d in found] == ["tool"] * count
+        deltas = read(text, parallel=parallel)
+        assert [d.kind for d in deltas] == ["tool"] * count
 
 
 def test_without_tools_a_call_is_content() -> None:
-    found = read(f"{CALL}<|eot|>", tools=[])
-    assert text_of(found, "content") == CALL.strip()
+    deltas = read(f"{CALL}<|eot|>", tools=[])
+    assert text_of(deltas, "content") == CALL.strip()
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_without_tools_a_call_is_content() -> None:
     ],
 )
 def test_a_broken_call_is_content(broken: str) -> None:
-    found = read(f"{broken}<|eot|>")
-    assert text_of(found, "content").removesuffix("<|eot|>") == broken.strip()
-    assert not [d for d in found if d.kind == "tool"]
+    deltas = read(f"{broken}<|eot|>")
+    assert text_of(deltas, "content").removesuffix("<|eot|>") == broken.strip()
+    assert not [d for d in deltas if d.kind == "tool"]
 
 
 def test_a_call_that_is_cut_after_its_end_is_a_call() -> None:
-    found = read(CALL.removesuffix("</atem:function_calls>"))
-    assert [d.kind for d in found] == ["tool"]
+    deltas = read(CALL.removesuffix("</atem:function_calls>"))
+    assert [d.kind for d in deltas] == ["tool"]

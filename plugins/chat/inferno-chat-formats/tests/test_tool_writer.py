@@ -86,19 +86,19 @@ def test_the_first_system_message_has_the_tools(role: str | None) -> None:
 
 def test_earlier_calls_and_results_are_text_even_without_tools() -> None:
     for tools in (TOOLS, None):
-        found = written([USER, ASKED, *RESULTS, {"role": "user", "content": "Thanks."}], tools)
-        found = found[1:] if tools else found
-        assert [m["role"] for m in found] == ["user", "assistant", "user"]
-        assert found[1] == {"role": "assistant", "content": f"{CALL}\n{CALL}"}
+        messages = written([USER, ASKED, *RESULTS, {"role": "user", "content": "Thanks."}], tools)
+        messages = messages[1:] if tools else messages
+        assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+        assert messages[1] == {"role": "assistant", "content": f"{CALL}\n{CALL}"}
         result = "Result of the call:\n"
-        assert found[2]["content"] == f"{result}10 °C\n\n{result}20 °C\n\nThanks."
+        assert messages[2]["content"] == f"{result}10 °C\n\n{result}20 °C\n\nThanks."
 
 
 def test_content_stays_before_calls_and_later_turns_stay_apart() -> None:
     last = {"role": "assistant", "content": "10 °C"}
-    found = written([USER, {**ASKED, "content": "I look."}, *RESULTS, last, USER], None)
-    assert found[1]["content"] == f"I look.\n{CALL}\n{CALL}"
-    assert found[3:] == [last, USER]
+    messages = written([USER, {**ASKED, "content": "I look."}, *RESULTS, last, USER], None)
+    assert messages[1]["content"] == f"I look.\n{CALL}\n{CALL}"
+    assert messages[3:] == [last, USER]
 
 
 def test_a_template_of_strict_turns_takes_them() -> None:

@@ -52,8 +52,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def with_writer(catalog: Catalog, writer: Writer) -> Catalog:
     offers = {**catalog.offers}
-    own = Offer(writer, "inferno")
-    offers["inferno_writers"] = (*offers["inferno_writers"], own)
+    offer = Offer(writer, "inferno")
+    offers["inferno_writers"] = (*offers["inferno_writers"], offer)
     return attrs.evolve(catalog, offers=offers)
 
 

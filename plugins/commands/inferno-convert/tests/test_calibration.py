@@ -132,8 +132,8 @@ def test_experts_without_tokens_are_rounded_to_the_nearest_and_said(tmp_path: Pa
     plain = convert(str(source), "gptq-int4", tmp_path / "plain", options)
     made = convert(str(source), "gptq-int4", tmp_path / "seen", options, calibrate=text)
     assert not any("saw no input" in note for note in plain.notes)
-    [said] = [note for note in made.notes if "saw no input" in note]
-    assert 0 < int(said.split()[0]) < 2 * 24 * 3
+    [warning] = [note for note in made.notes if "saw no input" in note]
+    assert 0 < int(warning.split()[0]) < 2 * 24 * 3
 
 
 @pytest.mark.parametrize(
@@ -218,18 +218,18 @@ def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     source, text = skewed_model(tmp_path, config), tmp_path / "text.txt"
     text.write_text(TEXT)
     alive: list[int] = []
-    held: list[weakref.ref[Tensor]] = []
+    matrices: list[weakref.ref[Tensor]] = []
     tensors = Layers.tensors
 
     def counting(self: Layers, number: int) -> dict[str, Tensor]:
-        alive.append(sum(each() is not None for each in held))
-        found = tensors(self, number)
-        held.extend(weakref.ref(tensor) for tensor in found.values() if tensor.ndim == 2)
-        return found
+        alive.append(sum(each() is not None for each in matrices))
+        layer = tensors(self, number)
+        matrices.extend(weakref.ref(tensor) for tensor in layer.values() if tensor.ndim == 2)
+        return layer
 
     monkeypatch.setattr(Layers, "tensors", counting)
     convert(str(source), "gptq-int4", tmp_path / "q", WriteOptions(group=32), calibrate=text)
-    assert alive == [0] * 4 and len(held) == 4 * 7
+    assert alive == [0] * 4 and len(matrices) == 4 * 7
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def test_shards_have_an_index_and_the_size_asked_for(model: Path, tmp_path: Path
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len(files) > 2 and all(f.stat().st_size < 60_000 for f in files)
-    held = {name: f.name for f in files for name in load_file(f)}
-    assert index["weight_map"] == held
+    by_name = {name: f.name for f in files for name in load_file(f)}
+    assert index["weight_map"] == by_name
     theirs = load_file(model / "model.safetensors")
     ours = {name: tensor for f in files for name, tensor in load_file(f).items()}
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

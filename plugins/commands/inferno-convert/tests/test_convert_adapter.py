@@ -97,8 +97,8 @@ def test_quantized_matrices_are_changed_and_quantized_again(tmp_path: Path) -> N
     convert(str(out), "safetensors", tmp_path / "dense", EXACT)
     ours = load_file(tmp_path / "dense" / "model.safetensors")[f"{Q}.weight"]
     wanted = theirs + delta(tensors, Q)
-    for found in (values, ours):
-        assert 0 < float((found - wanted).norm()) < 0.01 * float(wanted.norm())
+    for matrix in (values, ours):
+        assert 0 < float((matrix - wanted).norm()) < 0.01 * float(wanted.norm())
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_answers_are_those_of_the_adapter_beside_the_model(tmp_path: Path) -> No
     for name, weight_OI in load_file(dense / "model.safetensors").items():
         path, shrink = name.removesuffix(".weight"), 0.3 * weight_OI.float().std()
         if path.endswith("_proj"):
-            own = pair(path, weight_OI)
-            tensors |= {k: v * shrink if "lora_B" in k else v for k, v in own.items()}
+            factors = pair(path, weight_OI)
+            tensors |= {k: v * shrink if "lora_B" in k else v for k, v in factors.items()}
         elif path.endswith("embed_tokens"):
             draw = torch.Generator().manual_seed(7)
             rows, columns = weight_OI.shape
@@ -138,10 +138,10 @@ def test_experts_that_are_stored_as_one_tensor_are_changed_in_it(tmp_path: Path)
     (folder / "config.json").write_text(json.dumps({**GPT_OSS, "dtype": "float32"}))
     experts = "model.layers.1.mlp.experts"
     stored = tensors[f"{experts}.gate_up_proj"]  # (experts, inputs, outputs), in turns
-    own = pair(f"{experts}.2.up_proj", stored[2, :, 1::2].T)
-    ours = merged(folder, written(tmp_path / "adapter", own), tmp_path / "out")
+    factors = pair(f"{experts}.2.up_proj", stored[2, :, 1::2].T)
+    ours = merged(folder, written(tmp_path / "adapter", factors), tmp_path / "out")
     wanted = stored.clone()
-    wanted[2, :, 1::2] += delta(own, f"{experts}.2.up_proj").T
+    wanted[2, :, 1::2] += delta(factors, f"{experts}.2.up_proj").T
     torch.testing.assert_close(ours[f"{experts}.gate_up_proj"], wanted)
 
 

@@ -40,8 +40,8 @@ def test_an_earlier_result_is_replaced_only_by_force(model: Path, tmp_path: Path
     out = tmp_path / "out"
     convert(str(model), "safetensors", out)
     before = content(out)
-    said = refused(lambda: convert(str(model), "fp8", out), OptionError)
-    assert "--force" in said and content(out) == before
+    error = refused(lambda: convert(str(model), "fp8", out), OptionError)
+    assert "--force" in error and content(out) == before
     convert(str(model), "fp8", out, force=True)
     assert "quantization_config" in json.loads((out / "config.json").read_text())
 
@@ -50,8 +50,8 @@ def test_a_folder_that_is_no_conversion_is_never_replaced(model: Path, tmp_path:
     out = tmp_path / "mine"
     out.mkdir()
     (out / "letter.txt").write_text("dear")
-    said = refused(lambda: convert(str(model), "fp8", out, force=True), OptionError)
-    assert "not written by a conversion" in said
+    error = refused(lambda: convert(str(model), "fp8", out, force=True), OptionError)
+    assert "not written by a conversion" in error
     assert (out / "letter.txt").read_text() == "dear"
 
 
@@ -65,25 +65,25 @@ def test_an_invalid_size_of_files_is_refused_by_its_option(model: Path, size: st
 def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "gptq-int4" in refused(lambda: convert(str(model), "gptq-int5", out), OptionError)
-    said = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
-    assert "--group-size does not apply to fp8" in said
+    error = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
+    assert "--group-size does not apply to fp8" in error
     for wrong in (WriteOptions(group=0), WriteOptions(group=-2), WriteOptions(damping=math.nan)):
-        said = refused(partial(convert, str(model), "gptq-int4", out, wrong), OptionError)
-        assert "at least 1" in said or "a damping of nan" in said
+        error = refused(partial(convert, str(model), "gptq-int4", out, wrong), OptionError)
+        assert "at least 1" in error or "a damping of nan" in error
     text = tmp_path / "text.txt"
     text.write_text("x")
-    said = refused(lambda: convert(str(model), "fp8", out, calibrate=text), OptionError)
-    assert "--calibrate" in said
-    said = refused(lambda: convert(str(model), "awq-int4", out, calibrate=out), OptionError)
-    assert "text file" in said
+    error = refused(lambda: convert(str(model), "fp8", out, calibrate=text), OptionError)
+    assert "--calibrate" in error
+    error = refused(lambda: convert(str(model), "awq-int4", out, calibrate=out), OptionError)
+    assert "text file" in error
     assert not out.exists() and list(tmp_path.glob(".*")) == []
 
 
 def test_a_disk_without_room(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "Free some space" in said and "16.0 MiB to spare" in said
+    error = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
+    assert "Free some space" in error and "16.0 MiB to spare" in error
     assert not list(tmp_path.glob("*out*")) + list(tmp_path.glob(".*")), "nothing to continue with"
 
 
@@ -101,8 +101,8 @@ def test_a_disk_that_fills_up_keeps_what_is_written(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        said = refused(lambda: convert(str(model), "safetensors", out), WriteError)
-    assert "No space left" in said and "run the same command again" in said
+        error = refused(lambda: convert(str(model), "safetensors", out), WriteError)
+    assert "No space left" in error and "run the same command again" in error
     assert not out.exists()
     convert(str(model), "safetensors", out)
     ours, theirs = (load_file(f / "model.safetensors") for f in (out, model))
@@ -110,8 +110,8 @@ def test_a_disk_that_fills_up_keeps_what_is_written(
 
 
 def test_a_folder_that_cannot_be_written_to(model: Path, tmp_path: Path) -> None:
-    said = refused(lambda: convert(str(model), "safetensors", tmp_path / "no" / "out"), WriteError)
-    assert "folder that you can write to" in said
+    error = refused(lambda: convert(str(model), "safetensors", tmp_path / "no" / "out"), WriteError)
+    assert "folder that you can write to" in error
     (tmp_path / "file").write_text("")
     refused(lambda: convert(str(model), "safetensors", tmp_path / "file" / "out"), WriteError)
 
@@ -141,8 +141,8 @@ def test_two_processes_do_not_write_one_result(model: Path, tmp_path: Path) -> N
     from inferno_convert.place import Place
 
     with Place(tmp_path / "out", is_folder=True).locked():
-        said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "another process" in said
+        error = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
+    assert "another process" in error
 
 
 def test_a_writer_that_breaks_its_word_is_named(

@@ -46,36 +46,36 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def group_of(folder: Path) -> int:
-    found = json.loads((folder / "config.json").read_text())["quantization_config"]
-    if "config_groups" in found:
-        found = found["config_groups"]["group_0"]["weights"]
-    return int(found["group_size"])
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    if "config_groups" in settings:
+        settings = settings["config_groups"]["group_0"]["weights"]
+    return int(settings["group_size"])
 
 
 def test_the_usual_group_gives_way_to_one_that_divides_the_columns(
     writer: str, source: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    made = convert(str(source), writer, tmp_path / "q", say=said.append)
+    messages: list[str] = []
+    made = convert(str(source), writer, tmp_path / "q", say=messages.append)
     assert group_of(tmp_path / "q") == 64
     note = "groups of 64 columns: with the usual 128, 12 matrices stay dense"
-    assert note in made.notes and note in said
+    assert note in made.notes and note in messages
     assert not any("stays dense:" in each or "stay dense:" in each for each in made.notes)
 
 
 def test_a_group_that_was_asked_for_stays_and_a_better_one_is_named_before_the_work(
     writer: str, source: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def progress(done: int, total: int, what: str) -> None:
-        assert said, "the work began before the notes"
+        assert messages, "the work began before the notes"
 
     options = WriteOptions(group=128)
-    convert(str(source), writer, tmp_path / "q", options, progress=progress, say=said.append)
+    convert(str(source), writer, tmp_path / "q", options, progress=progress, say=messages.append)
     assert group_of(tmp_path / "q") == 128
-    assert "--group-size 64 leaves 0 matrices dense" in said
-    assert any(note.startswith("12 matrices stay dense: ") for note in said)
+    assert "--group-size 64 leaves 0 matrices dense" in messages
+    assert any(note.startswith("12 matrices stay dense: ") for note in messages)
 
 
 def test_calibration_passes_over_matrices_that_stay_dense(

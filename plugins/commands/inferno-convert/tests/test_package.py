@@ -71,8 +71,8 @@ def test_the_wheel_of_the_demo_model_answers_in_a_fresh_environment(tmp_path: Pa
     wheel = package(str(demo), options, tmp_path, load_catalog()).path
     python = installed(wheel, tmp_path / "env")
 
-    asked = ["--prompt", "What does math.gcd do?", "--temperature", "0", "--max-tokens", "16"]
-    done = run(python, "generate", "package:toy-demo", *asked, "--memory", "1GiB")
+    flags = ["--prompt", "What does math.gcd do?", "--temperature", "0", "--max-tokens", "16"]
+    done = run(python, "generate", "package:toy-demo", *flags, "--memory", "1GiB")
     assert done.stdout.strip() == "Greatest Common Divisor.", done.stderr
     shown = run(python, "explain", "package:toy-demo").stdout
     assert f"package: toy-demo 2.1, {tmp_path / 'env'}" in shown

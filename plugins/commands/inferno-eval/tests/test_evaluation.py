@@ -58,13 +58,13 @@ def logprobs(folder: Path, windows: list[Any]) -> tuple[Tensor, Tensor]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found, targets = [], list[int]()
+    chunks, targets = [], list[int]()
     for window in windows:
         with torch.no_grad():
             logits_NV = model(torch.tensor([window.token_ids])).logits[0].double()
-        found.append(logits_NV[window.first : -1].log_softmax(-1))
+        chunks.append(logits_NV[window.first : -1].log_softmax(-1))
         targets += window.targets
-    return torch.cat(found), torch.tensor(targets)
+    return torch.cat(chunks), torch.tensor(targets)
 
 
 def windows(count: int, window: int, stride: int | None = None) -> list[Any]:
@@ -86,10 +86,10 @@ def test_windows_follow_each_other_and_their_second_halves_are_scored() -> None:
 
 
 def test_with_a_stride_every_token_is_scored_once() -> None:
-    found = windows_of(range(40), window=8, stride=4, bos=99)
-    assert all(len(window.token_ids) == 10 for window in found)
-    scored = [token for window in found for token in window.targets]
-    assert scored == list(range(6, 6 + 4 * len(found))) and scored[-1] < 40
+    result = windows_of(range(40), window=8, stride=4, bos=99)
+    assert all(len(window.token_ids) == 10 for window in result)
+    scored = [token for window in result for token in window.targets]
+    assert scored == list(range(6, 6 + 4 * len(result))) and scored[-1] < 40
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_a_model_does_not_differ_from_itself() -> None:
         "model.layers.2 to 3",
         "model.embed_tokens",
     ]
-    for found in (report.divergence, *(group.divergence for group in report.groups)):
-        assert found is not None
-        assert (found.mean, found.max, found.top1, found.flips) == (0.0, 0.0, 1.0, 0)
+    for shift in (report.divergence, *(group.divergence for group in report.groups)):
+        assert shift is not None
+        assert (shift.mean, shift.max, shift.top1, shift.flips) == (0.0, 0.0, 1.0, 0)
 
 
 @alike
@@ -185,29 +185,29 @@ def test_the_divergence_is_that_of_the_whole_distributions(
         logprobs(folder, windows(3, 128)) for folder in (noisy, demo_path())
     )
     kl_P = (theirs_PV.exp() * (theirs_PV - ours_PV)).sum(-1).numpy()
-    found, outside = report.divergence, report.outside
-    assert found is not None and outside is not None
+    shift, outside = report.divergence, report.outside
+    assert shift is not None and outside is not None
     assert (outside == 0.0) == (kept == 4096)
     tolerance = 1e-4 + 2 * outside
-    assert found.mean == pytest.approx(kl_P.mean(), rel=tolerance)
-    assert found.mean <= kl_P.mean() * (1 + 1e-4)
-    assert found.median == pytest.approx(np.median(kl_P), rel=tolerance)
-    assert found.p99 == pytest.approx(np.quantile(kl_P, 0.99), rel=tolerance)
-    assert found.max == pytest.approx(kl_P.max(), rel=tolerance)
-    assert found.error == pytest.approx(kl_P.std() / np.sqrt(len(kl_P) - 1), rel=tolerance)
+    assert shift.mean == pytest.approx(kl_P.mean(), rel=tolerance)
+    assert shift.mean <= kl_P.mean() * (1 + 1e-4)
+    assert shift.median == pytest.approx(np.median(kl_P), rel=tolerance)
+    assert shift.p99 == pytest.approx(np.quantile(kl_P, 0.99), rel=tolerance)
+    assert shift.max == pytest.approx(kl_P.max(), rel=tolerance)
+    assert shift.error == pytest.approx(kl_P.std() / np.sqrt(len(kl_P) - 1), rel=tolerance)
     rest_P = theirs_PV.exp().sort(-1, descending=True).values[:, kept:].sum(-1)
     assert outside == pytest.approx(float(rest_P.mean()), rel=1e-3, abs=1e-9)
     best_P, other_P = ours_PV.argmax(-1), theirs_PV.argmax(-1)
-    assert found.flips == int((best_P != other_P).sum()) > 0
-    assert found.top1 == 1 - found.flips / len(kl_P)
+    assert shift.flips == int((best_P != other_P).sum()) > 0
+    assert shift.top1 == 1 - shift.flips / len(kl_P)
     lost = (best_P != other_P) & (other_P == target_P)
-    assert (found.lost, found.gained) == (
+    assert (shift.lost, shift.gained) == (
         int(lost.sum()),
         int(((best_P != other_P) & (best_P == target_P)).sum()),
     )
     reference_nll = -theirs_PV.gather(-1, target_P[:, None]).mean()
     ratio = report.perplexity.value / float(reference_nll.exp())
-    assert found.perplexity_ratio == pytest.approx(ratio, rel=1e-4)
+    assert shift.perplexity_ratio == pytest.approx(ratio, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -256,8 +256,8 @@ def test_modules_of_one_name_are_a_group(noisy: Path) -> None:
 
 def test_layers_are_split_evenly_and_named_by_their_range() -> None:
     paths = [f"blocks.{i}.mlp.{name}" for i in range(10) for name in ("up", "experts.3.down")]
-    found = groups_of([*paths, "embed", "head"], "layers", 4)
-    assert [group.name for group in found] == [
+    groups = groups_of([*paths, "embed", "head"], "layers", 4)
+    assert [group.name for group in groups] == [
         "blocks.0 to 1",
         "blocks.2 to 4",
         "blocks.5 to 6",
@@ -265,7 +265,7 @@ def test_layers_are_split_evenly_and_named_by_their_range() -> None:
         "embed",
         "head",
     ]
-    assert found[0].patterns == ("blocks.0.*", "blocks.1.*")
+    assert groups[0].patterns == ("blocks.0.*", "blocks.1.*")
     assert [group.name for group in groups_of(paths[:2], "layers", 4)] == ["blocks.0"]
     assert groups_of(paths, "none", 4) == []
 

@@ -227,8 +227,8 @@ def test_random_checkpoints_have_the_published_number_of_weights(
     job.small = False
     name, config = size_of(job, size)
     assert size in name
-    with opened(job, config, Options(device="cpu", max_model_len=64)) as found:
-        assert sum(math.prod(each.shape) for each in found.checkpoint.tensors.values()) == count
+    with opened(job, config, Options(device="cpu", max_model_len=64)) as model:
+        assert sum(math.prod(each.shape) for each in model.checkpoint.tensors.values()) == count
 
 
 def test_times_are_parsed_and_unknown_sections_refused() -> None:

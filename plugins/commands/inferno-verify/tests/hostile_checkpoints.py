@@ -51,8 +51,8 @@ def write(folder: Path, name: str, content: bytes | str) -> None:
 
 def edit(name: str, **values: Any) -> Change:
     def change(folder: Path) -> None:
-        found = json.loads((folder / name).read_text())
-        write(folder, name, json.dumps(found | values))
+        fields = json.loads((folder / name).read_text())
+        write(folder, name, json.dumps(fields | values))
 
     return change
 
@@ -151,9 +151,9 @@ def header(change: Callable[[dict[str, Any], bytearray], None]) -> Change:
     def apply(folder: Path) -> None:
         content = (folder / "model.safetensors").read_bytes()
         size = struct.unpack("<Q", content[:8])[0]
-        found, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
-        change(found, data)
-        text = json.dumps(found).encode()
+        headers, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+        change(headers, data)
+        text = json.dumps(headers).encode()
         write(folder, "model.safetensors", struct.pack("<Q", len(text)) + text + bytes(data))
 
     return apply
@@ -243,13 +243,13 @@ FILES: dict[str, Change] = {
 
 def folders() -> dict[str, Change]:
     """Every change, by what it is."""
-    found: dict[str, Change] = {}
-    found |= {f"template: {name}": template(source) for name, source in TEMPLATES.items()}
-    found |= {f"pattern: {name}": split_by(source) for name, source in PATTERNS.items()}
-    found |= {"tokenizer: tokens without end": added_tokens}
-    found |= {f"config: {name}": edit("config.json", **given) for name, given in CONFIGS.items()}
-    found |= {f"tensors: {name}": change for name, change in TENSORS.items()}
-    return found | {f"files: {name}": change for name, change in FILES.items()}
+    changes: dict[str, Change] = {}
+    changes |= {f"template: {name}": template(source) for name, source in TEMPLATES.items()}
+    changes |= {f"pattern: {name}": split_by(source) for name, source in PATTERNS.items()}
+    changes |= {"tokenizer: tokens without end": added_tokens}
+    changes |= {f"config: {name}": edit("config.json", **given) for name, given in CONFIGS.items()}
+    changes |= {f"tensors: {name}": change for name, change in TENSORS.items()}
+    return changes | {f"files: {name}": change for name, change in FILES.items()}
 
 
 def gguf_files(folder: Path, count: int) -> list[Path]:

@@ -25,7 +25,7 @@ MEMORY = 4 * 2**30
 
 def tried(refs: Sequence[Path | str], **options: Any) -> dict[str, dict[str, Any]]:
     lines = results([str(ref) for ref in refs], SECONDS, MEMORY, load=options.get("load", True))
-    return {Path(found["ref"]).name: found for found in map(json.loads, lines)}
+    return {Path(verdict["ref"]).name: verdict for verdict in map(json.loads, lines)}
 
 
 def check(found: dict[str, Any]) -> str:
@@ -49,9 +49,9 @@ def test_a_hundred_hostile_checkpoints_each_end_in_a_sentence(tmp_path: Path) ->
     (tmp_path / "gguf").mkdir()
     files = hostile.gguf_files(tmp_path / "gguf", 30)
     assert len(names) + len(files) >= 100
-    found = tried([*(tmp_path / str(i) for i in range(len(names))), *files])
-    by_name = {name: found[str(i)] for i, name in enumerate(names)}
-    by_name |= {f"gguf: {file.name}": found[file.name] for file in files}
+    verdicts = tried([*(tmp_path / str(i) for i in range(len(names))), *files])
+    by_name = {name: verdicts[str(i)] for i, name in enumerate(names)}
+    by_name |= {f"gguf: {file.name}": verdicts[file.name] for file in files}
     wrong = {name: problem for name, each in by_name.items() if (problem := check(each))}
     assert wrong == {}
     assert sum(each["ended"] == "refused" for each in by_name.values()) > 60
@@ -77,8 +77,8 @@ def test_a_trial_is_confined_where_a_sandbox_works(tmp_path: Path) -> None:
     file = linked / "config.json"
     file.rename(elsewhere / file.name)
     file.symlink_to(elsewhere / file.name)
-    found = tried([hostile.MODEL, linked], load=False)
-    good, other = found[hostile.MODEL.name], found["linked"]
+    verdicts = tried([hostile.MODEL, linked], load=False)
+    good, other = verdicts[hostile.MODEL.name], verdicts["linked"]
     assert good["ended"] == "fine" and bool(good["sandbox"]) == bool(able)
     assert other["ended"] == ("refused" if able else "fine")
     assert "Permission denied" in other["sentence"] or not able
@@ -92,7 +92,7 @@ def test_what_is_unusual_among_files_is_named(tmp_path: Path) -> None:
     (folder / "nowhere").symlink_to("nothing")
     os.mkfifo(folder / "pipe.json")
     hostile.edit("config.json", auto_map={"AutoModel": "modeling_evil.Evil"})(folder)
-    said = " ".join(survey(folder))
+    report = " ".join(survey(folder))
     for part in (
         "modeling_evil.py is Python code: it is never run.",
         "pytorch_model.bin may be a pickle",
@@ -101,7 +101,7 @@ def test_what_is_unusual_among_files_is_named(tmp_path: Path) -> None:
         "pipe.json is no file",
         "config.json asks for code of its own",
     ):
-        assert part in said
+        assert part in report
     assert list(survey(hostile.MODEL)) == []
 
 
@@ -110,9 +110,9 @@ def test_a_tokenizer_that_may_hang_is_named(tmp_path: Path) -> None:
     hangs = ("nested repeats", "alternatives", "a group of groups", "a large repeat")
     for name in hangs:
         hostile.split_by(hostile.PATTERNS[name])(hostile.copy(tmp_path / name))
-    found = tried([hostile.MODEL, *(tmp_path / name for name in hangs)], load=False)
-    assert all("may take very long" in " ".join(found[name]["odd"]) for name in hangs)
-    assert found[hostile.MODEL.name]["odd"] == []
+    verdicts = tried([hostile.MODEL, *(tmp_path / name for name in hangs)], load=False)
+    assert all("may take very long" in " ".join(verdicts[name]["odd"]) for name in hangs)
+    assert verdicts[hostile.MODEL.name]["odd"] == []
 
 
 def test_a_hub_s_folder_of_links_is_usual(tmp_path: Path) -> None:

@@ -110,12 +110,12 @@ def bytes_of(text: str) -> list[int]:
 
 def greedily(text: str) -> list[int]:
     """The longest tokens first, as a tokenizer writes it."""
-    data, found = text.encode(), list[int]()
+    data, ids = text.encode(), list[int]()
     while data:
         best = max((t for t in VOCABULARY.tokens if data.startswith(t)), key=len)
-        found.append(VOCABULARY.tokens.index(best))
+        ids.append(VOCABULARY.tokens.index(best))
         data = data[len(best) :]
-    return found
+    return ids
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=["schema", "object", "any"])
@@ -214,11 +214,11 @@ def test_a_vocabulary_without_single_brackets_still_ends(compiler: Any) -> None:
         end=(end,),
         encode=lambda text: [tokens.index(bytes([b])) for b in text.encode()],
     )
-    own = load_catalog().named(GrammarProvider, "llguidance").item.build(vocabulary)
+    grammars = load_catalog().named(GrammarProvider, "llguidance").item.build(vocabulary)
     parts = {"s": {"type": "string"}, "t": {"type": "null"}}
     schema = {"type": "object", "properties": parts, "required": ["s", "t"]}
     closed = json.dumps({**schema, "additionalProperties": False})
-    matcher = own.compile(GrammarSpec(kind="json_schema", text=closed))
+    matcher = grammars.compile(GrammarSpec(kind="json_schema", text=closed))
     for text in ('{"s": "x"', '"t": null'):
         assert all(matcher.accept(tokens.index(bytes([byte]))) for byte in text.encode())
         assert matcher.accept(tokens.index(b"\n," if "x" in text else b"\n}"))
@@ -227,8 +227,8 @@ def test_a_vocabulary_without_single_brackets_still_ends(compiler: Any) -> None:
 
 def test_the_callers_own_whitespace_is_kept(compiler: Any) -> None:
     text = KINDS[0].text
-    own = GrammarSpec(kind="json_schema", text=text, whitespace=r"\s*")
-    assert compiler.compile(own).count_valid(bytes_of('{"a b" :\n\n1 ,')) == 13
+    spec = GrammarSpec(kind="json_schema", text=text, whitespace=r"\s*")
+    assert compiler.compile(spec).count_valid(bytes_of('{"a b" :\n\n1 ,')) == 13
 
 
 TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}

@@ -67,14 +67,14 @@ def experts(layout: str, count: int, rows: int, columns: int) -> Panels | Packed
 
 def routes(tokens: int, count: int, top: int, steps: int) -> list[tuple[Tensor, int]]:
     """For each step the first rows of each expert, and how many experts are in use."""
-    found = []
+    routings = []
     for _ in range(steps):
         picked_N = torch.rand(tokens, count).topk(top).indices.flatten()
         rows_E = torch.bincount(picked_N, minlength=count)
         starts_E1 = torch.zeros(count + 1, dtype=torch.int32)
         starts_E1[1:] = rows_E.cumsum(0)
-        found.append((starts_E1, int((rows_E > 0).sum())))
-    return found
+        routings.append((starts_E1, int((rows_E > 0).sum())))
+    return routings
 
 
 def around(tokens: int, arguments: argparse.Namespace) -> float:

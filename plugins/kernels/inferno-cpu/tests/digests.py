@@ -170,10 +170,10 @@ def main() -> None:
     sys.path.insert(0, sys.argv[1])
     native = import_module("_native")
 
-    found = {}
+    digests = {}
     for level in native.available():
         native.select(level)
-        found[level] = {
+        digests[level] = {
             **{f"dense {dtype}": dense(native, dtype, 37, 66) for dtype in range(3)},
             **{f"float8 {kind}": float8(native, kind, 37, 266) for kind in (FP8_ROWS, FP8_BLOCKS)},
             **{f"packed {layout}": packed(native, layout, 20, 256) for layout in BLOCKS},
@@ -181,7 +181,7 @@ def main() -> None:
             **{f"attention {kind}": attention(native, kind, 40) for kind in range(3)},
             **{f"experts {dtype}": experts(native, dtype, 5, 40, 19, 3) for dtype in range(3)},
         }
-    print(json.dumps(found))
+    print(json.dumps(digests))
 
 
 if __name__ == "__main__":

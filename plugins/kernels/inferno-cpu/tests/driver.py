@@ -339,6 +339,6 @@ class Driver:
 
     def _read(self, nbytes: int) -> bytes:
         assert self._process.stdout is not None
-        found = self._process.stdout.read(nbytes)
-        assert len(found) == nbytes, f"the driver ended: {self._process.wait()}"
-        return found
+        data = self._process.stdout.read(nbytes)
+        assert len(data) == nbytes, f"the driver ended: {self._process.wait()}"
+        return data

@@ -54,8 +54,8 @@ def test_head_dims(dim: int) -> None:
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_windows_and_caps(window: int, cap: float | None) -> None:
     for dtype in ("float32", "bfloat16"):
-        asked = need(6, 2, 32, dtype, sliding_window=window, soft_cap=cap)
-        sequences = Sequences(asked, [140, 90], block_size=32)
+        spec = need(6, 2, 32, dtype, sliding_window=window, soft_cap=cap)
+        sequences = Sequences(spec, [140, 90], block_size=32)
         for counts in [(100, 1), (37, 88), (2, 0), (1, 1)]:
             check(*sequences.step(counts), TOLERANCE[dtype])
 
@@ -72,9 +72,9 @@ def test_long_contexts_are_split(threads: int) -> None:
 
 @pytest.mark.parametrize("lengths", [(1,), (15,), (16,), (17,), (33, 64, 100)], ids=str)
 def test_chunked_equals_whole(lengths: tuple[int, ...]) -> None:
-    asked = need(6, 3, 64)
-    whole, _ = Sequences(asked, lengths).step(lengths)
-    chunked = Sequences(asked, lengths)
+    spec = need(6, 3, 64)
+    whole, _ = Sequences(spec, lengths).step(lengths)
+    chunked = Sequences(spec, lengths)
     parts: list[list[Tensor]] = [[] for _ in lengths]
     while chunked.done != list(lengths):
         counts = [min(7, n - d) for n, d in zip(lengths, chunked.done, strict=True)]
@@ -92,8 +92,8 @@ def test_tokens_of_a_sequence_as_sequences_of_one_token(kind: str, window: int |
     """As drafts are, and the last tokens of a prompt in a replayed step. Each gives to the bit what
     it gives in a step of its own: across blocks, and where a split of the context ends."""
     for heads, dtype, before in [((4, 2), "bfloat16", 250), ((16, 1), "float32", 30)]:
-        asked = need(*heads, dim=32, dtype=dtype, cache_dtype=kind, sliding_window=window)
-        together, alone = (Sequences(asked, [before + 20, 70]) for _ in range(2))
+        spec = need(*heads, dim=32, dtype=dtype, cache_dtype=kind, sliding_window=window)
+        together, alone = (Sequences(spec, [before + 20, 70]) for _ in range(2))
         outputs: list[list[Any]] = []
         for sequences in (together, alone):
             sequences.step((before, 60))
@@ -128,11 +128,11 @@ def test_a_token_is_the_same_to_the_bit_in_every_step(case: int) -> None:
     """Flat and sharp attention, in one step on one thread; and in chunks of any size beside another
     sequence, the last tokens as sequences of one, on two threads."""
     length, sizes = LONG_AND_SHARP[case]
-    asked, draw = need(**sizes), random.Random(case)
-    whole, parts = (Sequences(asked, [length, 700], seed=case) for _ in range(2))
+    spec, draw = need(**sizes), random.Random(case)
+    whole, parts = (Sequences(spec, [length, 700], seed=case) for _ in range(2))
     for sequences in (whole, parts):
         for q, _, _ in sequences.qkv:
-            q *= torch.logspace(0, 2, asked.num_heads)[:, None]
+            q *= torch.logspace(0, 2, spec.num_heads)[:, None]
     _native.set_threads(1)
     expected = whole.attended([(0, 0, length)])
     _native.set_threads(2)
@@ -160,11 +160,11 @@ def test_keys_far_below_the_maximum(kind: str, dtype: str, size: float) -> None:
     tolerance = {"auto": TOLERANCE[dtype], "int8": 0.03, "fp8_e4m3": 0.12}[kind]
     far = [(False, True, True), (True, False, False), (True, False, True)]
     cases = list(itertools.product(far, (17.0, 19.0, 22.0, 80.0, 1e4)))
-    asked = need(2, 1, 16, dtype, cache_dtype=kind)
-    sequences = Sequences(asked, [150] * len(cases))
+    spec = need(2, 1, 16, dtype, cache_dtype=kind)
+    sequences = Sequences(spec, [150] * len(cases))
     for (chunks, nats), (q, k, v) in zip(cases, sequences.qkv, strict=True):
         v.mul_(size)
-        q.zero_()[..., 0] = asked.head_dim**0.5
+        q.zero_()[..., 0] = spec.head_dim**0.5
         k.mul_(0.1)[..., 0] = torch.tensor(chunks).repeat_interleave(64)[:150, None] * -nats
     for count in (130, 1, 18, 1):
         ours, theirs = sequences.step([count] * len(cases))
@@ -213,6 +213,6 @@ def test_refusals() -> None:
         need(cache_dtype="int3"),
         need(device=Device("cuda")),
     )
-    for asked in odd:
-        reason = refuses(asked)
+    for spec in odd:
+        reason = refuses(spec)
         assert reason is not None and len(reason.split()) > 4

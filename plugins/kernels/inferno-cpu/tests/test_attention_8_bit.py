@@ -23,8 +23,8 @@ def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None
     """Against attention in float64 over the stored values: what is lost is the rounding of the
     queries and of the weights, and fp8's subnormal numbers."""
     tolerance = {"float32": 5e-4, "bfloat16": 1e-2, "float16": 1e-3}[dtype]
-    asked = need(6, 2, 64, dtype, cache_dtype=kind)
-    sequences = Sequences(asked, [90])
+    spec = need(6, 2, 64, dtype, cache_dtype=kind)
+    sequences = Sequences(spec, [90])
     q, k, v = sequences.qkv[0]
     k[:, :, :8] *= 6.0  # outliers, beside which the others are few units
     v[20] *= 100.0
@@ -42,7 +42,7 @@ def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None
         scales = sequences.cache[f"{name}_scales"][sequences.tables[0][:6]]
         scales_KL = scales.transpose(0, 1).flatten(1).double()
         stored.append((x_KLC.flatten(1, 2) * scales_KL[..., None]).transpose(0, 1)[:90])
-    theirs = naive([q, *stored], 71, 90, asked)
+    theirs = naive([q, *stored], 71, 90, spec)
     error = (ours.double() - theirs).abs() / (1 + theirs.abs().amax(-1, keepdim=True))
     assert error.max() <= tolerance, error.max()
 
@@ -80,8 +80,8 @@ def test_8_bit_caches(kind: str, dtype: str) -> None:
 def test_8_bit_elements_are_the_nearest(kind: str) -> None:
     """The cache holds the row divided by its scale, rounded as torch does; zeros, tiny and huge
     values included."""
-    asked = need(1, 1, 64, cache_dtype=kind)
-    sequences = Sequences(asked, [16])
+    attention_need = need(1, 1, 64, cache_dtype=kind)
+    sequences = Sequences(attention_need, [16])
     q, k, v = sequences.qkv[0]
     v *= torch.logspace(-44, 37, 16)[:, None, None]
     v[3] = 0.0

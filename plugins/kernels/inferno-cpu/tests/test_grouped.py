@@ -219,8 +219,8 @@ def test_a_layer_of_experts(inner: int) -> None:
         return layer
 
     native, torch_ = experts(stack), experts(lambda first, *others: first.concatenate(others))
-    assert (own := native.near) is not None
-    assert isinstance(own.gate_up.weight, Panels) and isinstance(own.down.weight, Panels)
+    assert (group := native.near) is not None
+    assert isinstance(group.gate_up.weight, Panels) and isinstance(group.down.weight, Panels)
     for tokens in (1, 50):
         x_TD, weights_TK = random(tokens, 32), random(tokens, 2, seed=1)
         experts_TK = random(tokens, 6, seed=2).topk(2).indices

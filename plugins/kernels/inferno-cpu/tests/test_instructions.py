@@ -54,20 +54,20 @@ def build() -> Path:
     if shutil.which("objdump") is None:
         pytest.skip("no objdump: install binutils")
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    found = sorted(Path(__file__).parents[1].glob(f"build/{tag}-*/CMakeFiles"))
-    if not found:
+    folders = sorted(Path(__file__).parents[1].glob(f"build/{tag}-*/CMakeFiles"))
+    if not folders:
         pytest.skip("no object files: the module was not compiled in this folder")
-    return found[0]
+    return folders[0]
 
 
 def objects() -> dict[tuple[str, str], Path]:
     """Object files by family of kernels and level."""
-    found = {}
+    paths = {}
     for path in build().glob("*.dir/native/*.o"):
         family, _, level = path.parents[1].name.removesuffix(".dir").partition("_")
         if family:
-            found[family, level] = path
-    return found
+            paths[family, level] = path
+    return paths
 
 
 def instructions(path: Path) -> str:

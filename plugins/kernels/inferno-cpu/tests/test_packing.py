@@ -33,7 +33,7 @@ def blocks(layout: str, rows: int = 40, columns: int = 512) -> torch.Tensor:
 
 def panels() -> dict[str, torch.Tensor]:
     """A matrix in panels of every kind."""
-    found = {
+    tensors = {
         str(dtype): Panels.of(Dense(matrix(dtype))).panels
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     }
@@ -45,16 +45,16 @@ def panels() -> dict[str, torch.Tensor]:
             count = 1 if "_sym_" in layout else 2
             grids = [matrix(torch.float16, 40, 512 // kind.block) for _ in range(count)]
         data = blocks(layout)
-        found[layout] = pack(layout, (40, 512), data, *grids, dtype=torch.bfloat16)
+        tensors[layout] = pack(layout, (40, 512), data, *grids, dtype=torch.bfloat16)
     codes = matrix(torch.float32).mul(440).to(torch.float8_e4m3fn)
     for block, grid in (((1, 512), (40, 1)), ((16, 128), (3, 4))):
         weight = Fp8Blocks(codes, matrix(torch.float32, *grid), block, torch.bfloat16)
-        found[weight.layout] = fp8.pack(weight).panels
+        tensors[weight.layout] = fp8.pack(weight).panels
     for layout, group in layouts.TABLE_GROUPS.items():
         scales, table = matrix(torch.float32, 40, 512 // group), layout.partition("_")[0]
         codes_OB = blocks("int4_g32")
-        found[layout] = tables.pack(TableGroups(codes_OB, scales, table, torch.bfloat16)).panels
-    return found
+        tensors[layout] = tables.pack(TableGroups(codes_OB, scales, table, torch.bfloat16)).panels
+    return tensors
 
 
 EXPECTED = 2, "1aefb0edf8fa66b1"
@@ -63,18 +63,18 @@ EXPECTED = 2, "1aefb0edf8fa66b1"
 def test_another_arrangement_is_another_version(isa: str) -> None:
     """Packed weights are kept on disk by this version. The bytes are the same at every level."""
     digest = hashlib.sha256()
-    for name, found in panels().items():
-        digest.update(name.encode() + found.numpy().tobytes())
+    for name, tensor in panels().items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
     assert (layouts.LAYOUT_VERSION, digest.hexdigest()[:16]) == EXPECTED, (
         "the panels differ: raise LAYOUT_VERSION, or old files are read wrongly"
     )
 
 
 def saved(weight: Weight) -> tuple[Mapping[str, object], memoryview]:
-    found = packing.save(weight)
-    assert found is not None
-    [data] = found[1]
-    return found[0], data
+    pair = packing.save(weight)
+    assert pair is not None
+    [data] = pair[1]
+    return pair[0], data
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -91,8 +91,8 @@ def test_plain_panels_are_saved_and_loaded(dtype: torch.dtype) -> None:
 def test_quantized_panels_are_saved_and_loaded() -> None:
     stored = SimpleNamespace(layout="q8_0", shape=(40, 512), data=blocks("q8_0"))
     stored.data[:, 1::34] = 0x30  # scales that are small numbers
-    found = pack("q8_0", (40, 512), stored.data, dtype=torch.bfloat16)
-    weight = PackedPanels("q8_0", (40, 512), torch.bfloat16, found)
+    tensor = pack("q8_0", (40, 512), stored.data, dtype=torch.bfloat16)
+    weight = PackedPanels("q8_0", (40, 512), torch.bfloat16, tensor)
     about, data = saved(weight)
     again, x = packing.load(about, data), torch.randn(3, 512).bfloat16()
     assert torch.equal(again.matmul(x), weight.matmul(x))
@@ -136,11 +136,11 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def test_parts_are_read_in_any_order(kind: str) -> None:
     parts = Parts(SIZES)
     with packing.read(parts) as take:
-        found = {name: take(name) for name in ("d", "a", "c", "b")}
-    assert {name: bytes(data) for name, data in found.items()} == {
+        buffers = {name: take(name) for name in ("d", "a", "c", "b")}
+    assert {name: bytes(data) for name, data in buffers.items()} == {
         name: parts.data[name].tobytes() for name in SIZES
     }
-    tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in found.values()]
+    tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in buffers.values()]
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors), "what the kernels need"
 
 

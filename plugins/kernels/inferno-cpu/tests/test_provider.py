@@ -53,9 +53,9 @@ def test_kernels_run_on_as_many_threads_as_torch(two_threads: None) -> None:
     weight = linear.stack(Dense(torch.zeros(32, 64)))
     assert _native.threads() == 2 and weight is not None
     _native.set_threads(1)
-    kept = packing.save(weight)
-    assert kept is not None
-    packing.load(kept[0], kept[1][0])
+    pair = packing.save(weight)
+    assert pair is not None
+    packing.load(pair[0], pair[1][0])
     assert _native.threads() == 2
     _native.set_threads(1)
     spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=16, scale=0.25)

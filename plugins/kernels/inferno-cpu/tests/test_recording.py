@@ -61,10 +61,10 @@ def test_a_product_that_fetches_for_the_adapters_after_it_changes_no_values(
 
     def computed() -> Tensor:
         y_TO = packed.matmul(x_TI)
-        kept.extend([y_TO, h_TR := adapters.shrink(x_TI, down_SRI, slots_T)])
+        tensors.extend([y_TO, h_TR := adapters.shrink(x_TI, down_SRI, slots_T)])
         return adapters.expand(y_TO, h_TR, ups, slots_T)
 
-    kept: list[Tensor] = []
+    tensors: list[Tensor] = []
     with _native.Recording() as recording:
         replayed = computed()
     for own_T in (torch.arange(rows) * 2 % slots, torch.full((rows,), 39), torch.full((rows,), -1)):
@@ -125,7 +125,7 @@ def test_each_thread_records_its_own_ops() -> None:
     """Two models in two threads capture their steps, and compute beside a capture."""
     norm, x_TD = torch.ones(64), torch.randn(3, 64)
     entered, left = threading.Barrier(2), threading.Barrier(2)
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
 
     def record(count: int) -> None:
         with _native.Recording() as recording:
@@ -133,7 +133,7 @@ def test_each_thread_records_its_own_ops() -> None:
             for _ in range(count):
                 elementwise.rms_norm(x_TD, norm, 1e-6)
             left.wait(20)
-        found[count] = len(recording)
+        lengths[count] = len(recording)
 
     threads = [threading.Thread(target=record, args=(count,)) for count in (300, 200)]
     for thread in threads:
@@ -142,7 +142,7 @@ def test_each_thread_records_its_own_ops() -> None:
     elementwise.rms_norm(x_TD, norm, 1e-6)  # of a thread that records nothing
     for thread in threads:
         thread.join()
-    assert found == {300: 300, 200: 200} and len(entered_alone) == 0
+    assert lengths == {300: 300, 200: 200} and len(entered_alone) == 0
 
 
 def test_threads_compute_together_what_they_compute_alone() -> None:

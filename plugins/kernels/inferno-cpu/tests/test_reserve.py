@@ -30,7 +30,7 @@ def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def held(memory: mmap.mmap) -> int:
     """Return the resident bytes of this mapping."""
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    found = 0
+    total = 0
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name = line.split()[0]
@@ -38,8 +38,8 @@ def held(memory: mmap.mmap) -> int:
             begin, end = (int(n, 16) for n in name.split("-"))
             inside = begin < start + len(memory) and start < end
         elif inside and name == "Rss:":
-            found += int(line.split()[1]) * 1024
-    return found
+            total += int(line.split()[1]) * 1024
+    return total
 
 
 def test_parts_are_zeroed_disjoint_and_page_aligned(near: Path) -> None:
@@ -64,13 +64,13 @@ def test_what_does_not_fit_is_mapped_separately(near: Path) -> None:
 
 
 def test_what_is_not_taken_is_freed() -> None:
-    found = reserve.Reserve(32 * MIB)
-    taken = found.take(4 * MIB)
+    pool = reserve.Reserve(32 * MIB)
+    taken = pool.take(4 * MIB)
     assert taken is not None
     memory, start = taken
-    found._thread.join()
+    pool._thread.join()
     memory[start : start + 4 * MIB] = b"x" * (4 * MIB)
-    found.release()
+    pool.release()
     assert memory[start : start + 4 * MIB] == b"x" * (4 * MIB)
     assert 4 * MIB <= held(memory) <= 8 * MIB  # all of it would be 32
 
@@ -109,14 +109,14 @@ def test_if_huge_pages_are_slow_small_ones_are_collapsed_later(
 
     advise = reserve._madvise
     monkeypatch.setattr(reserve, "_madvise", watched)
-    found = reserve.Reserve(64 * MIB)
-    taken = found.take(48 * MIB)
+    pool = reserve.Reserve(64 * MIB)
+    taken = pool.take(48 * MIB)
     assert taken is not None
     memory, start = taken
-    found._thread.join()
-    assert found._small_from < start + 48 * MIB
+    pool._thread.join()
+    assert pool._small_from < start + 48 * MIB
     memory[start : start + 48 * MIB] = b"x" * (48 * MIB)
-    found.release()
+    pool.release()
     for thread in threading.enumerate():
         if thread.name == "inferno-cpu huge pages":
             thread.join(60)

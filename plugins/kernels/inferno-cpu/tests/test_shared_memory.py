@@ -41,8 +41,8 @@ class TestSharedMemory(CommunicatorTests):
             return found
 
         with self.meeting(2) as run:
-            for found in run(compute):
-                for (calls, whole), value in zip(found, (7.0, 15.0), strict=True):
+            for replays in run(compute):
+                for (calls, whole), value in zip(replays, (7.0, 15.0), strict=True):
                     assert calls == 1 and torch.equal(whole, torch.full((2, 66), value))
 
     def test_ranks_in_different_layers_are_noticed(self) -> None:
@@ -111,8 +111,8 @@ def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
         return found
 
     with ThreadPoolExecutor(3) as threads:
-        for found in threads.map(compute, range(3)):
-            assert found == [3.0 * i + 3 for i in range(100)]
+        for sums in threads.map(compute, range(3)):
+            assert sums == [3.0 * i + 3 for i in range(100)]
 
 
 @pytest.mark.parametrize("given", [(0, 0), (2, 2), (-1, 2), (0, 65)])

@@ -188,8 +188,8 @@ def means(config: dict[str, Any], prompts: list[list[int]]) -> torch.Tensor:
     """Return what transformers' model of a config gives."""
     model = cast(Any, transformers_model(config, "AutoModel"))
     with torch.inference_mode():
-        found = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in prompts]
-    return torch.stack(found)
+        vectors = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in prompts]
+    return torch.stack(vectors)
 
 
 def written(

@@ -39,12 +39,12 @@ def tensors(*, pooler: bool, labels: int) -> dict[str, torch.Tensor]:
         **({"score.dense": (32, 32)} if pooler else {}),
         **({"score.out_proj": (labels, 32)} if labels else {}),
     }
-    found = {}
+    weights = {}
     for path, shape in shapes.items():
-        found[f"{path}.weight"] = torch.randn(shape, generator=generator)
+        weights[f"{path}.weight"] = torch.randn(shape, generator=generator)
         if not path.startswith("embeddings.") or path.endswith("LayerNorm"):
-            found[f"{path}.bias"] = torch.randn(shape[0], generator=generator)
-    return found
+            weights[f"{path}.bias"] = torch.randn(shape[0], generator=generator)
+    return weights
 
 
 def written(path: Path, *, pooler: bool, labels: int) -> Path:

@@ -194,17 +194,17 @@ def tensors() -> dict[str, Tensor]:
     with torch.device("meta"):
         model = DeepseekV3ForCausalLM(DeepseekV3Config.from_json(V3))
     draw = torch.Generator().manual_seed(0)
-    found = {}
+    weights = {}
     for path, module in model.named_modules():
         shapes = {name: param.shape for name, param in module.named_parameters(recurse=False)}
         if isinstance(getattr(module, "weight", None), Unloaded):
             shapes["weight"] = module.weight.shape
         for name, shape in shapes.items():
             noise = torch.randn(shape, generator=draw)
-            found[f"{checkpoint_path(path)}.{name}"] = (
+            weights[f"{checkpoint_path(path)}.{name}"] = (
                 1 + 0.2 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
             )
-    return found
+    return weights
 
 
 def load(path: Path) -> Toy:
@@ -297,7 +297,7 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
     }
     dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
     assert dialect is not None
-    held = write_gguf(
+    values = write_gguf(
         tmp_path / "toy.gguf",
         dialect,
         {**V3, **gguf_fields(1.0), **widths},
@@ -308,7 +308,7 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
     prompts = ragged_prompts(V3["vocab_size"])
     ours, theirs = (
         generate(load(path), prompts, 16)
-        for path in (tmp_path / "toy.gguf", saved(tmp_path / "twin", held, V3))
+        for path in (tmp_path / "toy.gguf", saved(tmp_path / "twin", values, V3))
     )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.logits_NV, other.logits_NV, rtol=1e-4, atol=1e-4)

@@ -179,8 +179,8 @@ def test_layers_that_share_an_index_are_listed_or_counted() -> None:
     assert shared(index_topk_freq=2) == [2]
     assert shared(index_topk_freq=3, index_skip_topk_offset=1) == [1, 2]
     config = GlmMoeDsaConfig.from_json(GLM5)
-    own = [n for n in range(config.num_hidden_layers) if not config.shares(n)]
-    assert [*config.stage_starts] == own != [*range(config.num_hidden_layers)]
+    layers = [n for n in range(config.num_hidden_layers) if not config.shares(n)]
+    assert [*config.stage_starts] == layers != [*range(config.num_hidden_layers)]
 
 
 def test_gguf_files_list_the_layers_with_an_index_as_llama_cpp_does() -> None:

@@ -61,10 +61,10 @@ class Gemma4Seeing(SeeingToy):
         prepare = processor4(gemma4(self.config), {}, TOKENS)
         pixels, places = [], []
         for image in images:
-            found = prepare(image)
-            rows, columns = np.indices(found.grid[1:]).reshape(2, -1)
-            missing = TOKENS * 4 - len(found.values)
-            pixels.append(np.pad(found.values, [(0, missing), (0, 0)]))
+            patches = prepare(image)
+            rows, columns = np.indices(patches.grid[1:]).reshape(2, -1)
+            missing = TOKENS * 4 - len(patches.values)
+            pixels.append(np.pad(patches.values, [(0, missing), (0, 0)]))
             place = np.stack([columns, rows], -1)
             places.append(np.pad(place, [(0, missing), (0, 0)], constant_values=-1))
         types = torch.tensor([[int(each == 150) for each in ids]])

@@ -167,8 +167,8 @@ def test_an_image_is_a_square_whatever_its_sides() -> None:
 def test_a_template_s_place_for_an_image_becomes_what_the_model_was_trained_with() -> None:
     """As transformers' processor writes it, before the text is encoded."""
     config = SeeingGemma3Config.from_multimodal(CONFIG)
-    found, written = config.image_text
-    text = "<start_of_turn>user\n<start_of_image>What is it?".replace(found, written)
+    marker, written = config.image_text
+    text = "<start_of_turn>user\n<start_of_image>What is it?".replace(marker, written)
     assert text == (
         "<start_of_turn>user\n\n\n<start_of_image><image_soft_token><end_of_image>\n\nWhat is it?"
     )

@@ -56,11 +56,11 @@ class Gemma4Hearing(Gemma4Seeing):
         from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
         seen = [each for each in images if not isinstance(each, np.ndarray)]
-        found = super().inputs_of(seen, ids) if seen else {}
+        inputs = super().inputs_of(seen, ids) if seen else {}
         if heard := [each for each in images if isinstance(each, np.ndarray)]:
-            found |= Gemma4AudioFeatureExtractor(feature_size=16)(heard, return_tensors="pt")
+            inputs |= Gemma4AudioFeatureExtractor(feature_size=16)(heard, return_tensors="pt")
         types = [{150: 1, 153: 3}.get(each, 0) for each in ids]
-        return {**found, "mm_token_type_ids": torch.tensor([types])}
+        return {**inputs, "mm_token_type_ids": torch.tensor([types])}
 
 
 def test_a_model_whose_images_span_hears_nothing() -> None:
@@ -77,10 +77,10 @@ class TestGemma4Hearing(Gemma4Hearing, AudioTests):
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
         given = self.inputs_of([samples_N])
         dtype = next(reference.parameters()).dtype
-        found = reference.model.get_audio_features(
+        output = reference.model.get_audio_features(
             given["input_features"].to(dtype), given["input_features_mask"]
         )
-        embeddings: Tensor = found.pooler_output[found.attention_mask]
+        embeddings: Tensor = output.pooler_output[output.attention_mask]
         return embeddings
 
 
@@ -107,11 +107,11 @@ def test_audio_has_as_many_positions_as_transformers_says(samples: int) -> None:
 
     config = gemma4(HEARING)
     assert isinstance(config, HearingGemma4Config)
-    found = processor(config, {})(np.zeros(samples, np.float32))
+    features = processor(config, {})(np.zeros(samples, np.float32))
     theirs: Any = Gemma4Processor.__new__(Gemma4Processor)
     theirs.feature_extractor, theirs.audio_seq_length = Gemma4AudioFeatureExtractor(), 750
     expected = theirs._compute_audio_num_tokens(np.zeros(samples), 16_000)
-    assert config.audio_tokens(found.grid) == expected > 0
+    assert config.audio_tokens(features.grid) == expected > 0
 
 
 @pytest.mark.parametrize("samples", [0, 160, 480_001])

@@ -101,8 +101,8 @@ class TestAir(ArchitectureTests):
             path = tmp_path / "toy.gguf"
             dialect = gguf_dialect(catalog, "Glm4MoeForCausalLM")
             assert dialect is not None
-            held = write_gguf(path, dialect, {**config, "num_hidden_layers": 3}, everything, "F16")
-            tensors = {name: held[name] for name in tensors}
+            state = write_gguf(path, dialect, {**config, "num_hidden_layers": 3}, everything, "F16")
+            tensors = {name: state[name] for name in tensors}
         else:
             path = tmp_path / "all"
             path.mkdir()

@@ -82,10 +82,10 @@ class TestGlm(ArchitectureTests):
         if (dialect := gguf_dialect(catalog, "GlmForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        said = {name: value for name, value in GLM.items() if name != "head_dim"} | {
+        glm4 = {name: value for name, value in GLM.items() if name != "head_dim"} | {
             "rms_norm_eps": 1.5625e-7
         }
-        write_gguf(tmp_path / "toy.gguf", dialect, said, tensors, "F16", fused={"blk.{n}.attn_qkv"})
+        write_gguf(tmp_path / "toy.gguf", dialect, glm4, tensors, "F16", fused={"blk.{n}.attn_qkv"})
         fused_toy = load_toy(tmp_path / "toy.gguf", catalog)
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True

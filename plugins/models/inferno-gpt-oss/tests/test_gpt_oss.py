@@ -100,11 +100,11 @@ class TestGptOss20B(ArchitectureTests):
             ("mxfp4-blocks", 3 * 5 * 3)
         ]
         prompts = ragged_prompts(self.config["vocab_size"])
-        found = [generate(toy, prompts, 16) for toy in toys]
-        for ours, theirs in zip(*found, strict=True):
+        outputs = [generate(toy, prompts, 16) for toy in toys]
+        for ours, theirs in zip(*outputs, strict=True):
             assert ours.token_ids == theirs.token_ids
             torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        wanted, path = [ours.token_ids for ours in found[0]], tmp_path / "packed"
+        wanted, path = [ours.token_ids for ours in outputs[0]], tmp_path / "packed"
         for ranks, shared in ((2, {}), (3, {}), (2, {"ep": True}), (1, {"pp": 3}), (2, {"pp": 2})):
             assert_same_in_ranks(path, wanted, torch_only(), ranks, **shared)
 

@@ -115,9 +115,9 @@ class TestLfm2VL(Lfm2Seeing, ImageTests):
         save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
         saved, first = load_toy(checkpoint), load_toy(tmp_path)
         assert first.plan.images == saved.plan.images is not None
-        wanted, found = (dict(toy.model.named_parameters()) for toy in (saved, first))
-        assert wanted.keys() == found.keys()
-        assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+        wanted, weights = (dict(toy.model.named_parameters()) for toy in (saved, first))
+        assert wanted.keys() == weights.keys()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in wanted.items())
 
 
 class TestWithoutWhole(Lfm2Seeing, ImageTests):
@@ -216,9 +216,9 @@ def test_settings_are_those_of_the_newer_file_then_of_the_config() -> None:
     image = Image.new("RGB", (2560, 1440))
     assert config.tiling == Tiling(use_thumbnail=False) and config.image_token_id == 396
     assert processor(config, {}, 4096)(image).grid == grid_of((2, 4), None)
-    said = {"use_thumbnail": True, "max_image_tokens": None, "size": {"height": 512, "width": 512}}
-    assert processor(config, said, 4096)(image).grid == grid_of((2, 4), (24, 42))
-    whole = processor(config, {**said, "do_image_splitting": False}, 4096)(image)
+    newer = {"use_thumbnail": True, "max_image_tokens": None, "size": {"height": 512, "width": 512}}
+    assert processor(config, newer, 4096)(image).grid == grid_of((2, 4), (24, 42))
+    whole = processor(config, {**newer, "do_image_splitting": False}, 4096)(image)
     assert whole.grid == grid_of(None, (24, 42)) and whole.values.shape == (24 * 42, 768)
     with pytest.raises(CheckpointError, match="tile_size"):
         processor(config, {"tile_size": 256}, 4096)
@@ -252,9 +252,9 @@ def test_a_number_of_tokens_that_may_not_be_exceeded_leaves_fewer_tiles() -> Non
     from PIL import Image
 
     config = read(PUBLISHED)
-    said = {"use_thumbnail": True}
+    settings = {"use_thumbnail": True}
     for most in (16, 64, 255, 256, 512, 767, 768, 1500, 2816, 4096):
-        prepare = processor(config, said, most)
+        prepare = processor(config, settings, most)
         for size in ((1, 1), (31, 33), (640, 480), (3000, 2000), (480, 1920), (5000, 5000)):
             pixels = prepare(Image.new("RGB", size, (9, 99, 200)))
             count = config.image_tokens(pixels.grid)

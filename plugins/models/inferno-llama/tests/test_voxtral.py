@@ -36,7 +36,7 @@ def features_of(samples: Any) -> Tensor:
     """Return the spectrogram of each chunk, by transformers' own class, as its processor does."""
     from transformers import WhisperFeatureExtractor
 
-    found = WhisperFeatureExtractor(feature_size=16)(
+    features = WhisperFeatureExtractor(feature_size=16)(
         samples,
         sampling_rate=16_000,
         padding="longest",
@@ -44,7 +44,7 @@ def features_of(samples: Any) -> Tensor:
         pad_to_multiple_of=CHUNK,
         return_tensors="pt",
     )
-    chunks: Tensor = found["input_features"].reshape(16, -1, 96).transpose(0, 1)
+    chunks: Tensor = features["input_features"].reshape(16, -1, 96).transpose(0, 1)
     return chunks
 
 
@@ -59,8 +59,8 @@ class TestVoxtral(AudioTests):
         return {"input_features": torch.cat([features_of(samples) for samples in images])}
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
-        found = reference.get_audio_features(**self.inputs_of([samples_N]), return_dict=True)
-        embeddings: Tensor = found.pooler_output
+        output = reference.get_audio_features(**self.inputs_of([samples_N]), return_dict=True)
+        embeddings: Tensor = output.pooler_output
         return embeddings
 
 

@@ -70,17 +70,17 @@ class TestScout(ArchitectureTests):
         tmp_path: Path,
     ) -> None:
         """As quantized checkpoints have them."""
-        apart = dict[str, Tensor]()
+        tensors = dict[str, Tensor]()
         for name, tensor in load_file(checkpoint / "model.safetensors").items():
             if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                apart[name] = tensor
+                tensors[name] = tensor
                 continue
             path, _, matrix = name.rpartition(".")
             names = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else (matrix,)
             for number, expert in enumerate(tensor):
                 for module, part in zip(names, expert.T.chunk(len(names)), strict=True):
-                    apart[f"{path}.{number}.{module}.weight"] = part.contiguous()
-        save_file(apart, tmp_path / "model.safetensors")
+                    tensors[f"{path}.{number}.{module}.weight"] = part.contiguous()
+        save_file(tensors, tmp_path / "model.safetensors")
         shutil.copy(checkpoint / "config.json", tmp_path)
         ours = generate(load_toy(tmp_path, catalog), prompts, 8)
         theirs = generate(toy, prompts, 8)

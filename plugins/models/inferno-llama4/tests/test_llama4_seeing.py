@@ -178,8 +178,8 @@ def test_colours_are_rounded_as_in_training() -> None:
     tile = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).to(torch.bfloat16)
     deviation = torch.tensor(0.3, dtype=torch.bfloat16)
     wanted = (tile * (1 / 255)).sub(0.5).div(deviation).float()
-    found = torch.from_numpy(pixels.values).view(8, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
-    assert torch.equal(found.reshape(3, 32, 32), wanted)
+    colours = torch.from_numpy(pixels.values).view(8, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
+    assert torch.equal(colours.reshape(3, 32, 32), wanted)
 
 
 @pytest.mark.parametrize("most", [16, 47, 48, 100, 4096])

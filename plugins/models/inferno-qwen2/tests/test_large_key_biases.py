@@ -128,9 +128,9 @@ def test_chunks_prefix_hits_and_captures_change_no_bit(tmp_path: Path, dtype: st
         assert torch.equal(ours.logits_NV, theirs.logits_NV)
     engine = whole.engine(captures(whole))
     for round in range(2):
-        found = generate(whole, prompts()[-3:], 12, engine=engine)
-        assert all(outcome.num_cached > 0 for outcome in found) == (round == 1)
-        for ours, theirs in zip(found, wanted, strict=True):
+        outcomes = generate(whole, prompts()[-3:], 12, engine=engine)
+        assert all(outcome.num_cached > 0 for outcome in outcomes) == (round == 1)
+        for ours, theirs in zip(outcomes, wanted, strict=True):
             assert ours.token_ids == theirs.token_ids
             assert torch.equal(ours.logits_NV, theirs.logits_NV)
 

@@ -74,7 +74,7 @@ class Omni(SeeingToy):
             Qwen2VLImageProcessorPil,
         )
 
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         if heard := [each for each in images if isinstance(each, np.ndarray)]:
             made = WhisperFeatureExtractor(feature_size=16, chunk_length=3)(
                 heard,
@@ -83,19 +83,19 @@ class Omni(SeeingToy):
                 return_attention_mask=True,
                 return_tensors="pt",
             )
-            found["input_features"] = made["input_features"]
-            found["feature_attention_mask"] = made["attention_mask"]
+            inputs["input_features"] = made["input_features"]
+            inputs["feature_attention_mask"] = made["attention_mask"]
         if seen := [each for each in images if not isinstance(each, np.ndarray)]:
-            found |= Qwen2VLImageProcessorPil()(images=seen, return_tensors="pt")
-        return found
+            inputs |= Qwen2VLImageProcessorPil()(images=seen, return_tensors="pt")
+        return inputs
 
 
 class TestAudio(Omni, AudioTests):
     """The thinker of Qwen2.5-Omni with its audio: windows, the last of them shorter."""
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
-        found = reference.get_audio_features(**self.inputs_of([samples_N]))
-        embeddings: Tensor = found.pooler_output
+        output = reference.get_audio_features(**self.inputs_of([samples_N]))
+        embeddings: Tensor = output.pooler_output
         return embeddings
 
 
@@ -123,8 +123,8 @@ class TestBoth(Omni, ImageTests):
         stored = {f"thinker.{name}": tensor for name, tensor in reference.state_dict().items()}
         stored["thinker.audio_tower.audio_bos_eos_token.weight"] = torch.zeros(2, 64)
         stored["talker.model.norm.weight"] = torch.ones(16)
-        kept = {_published(name): tensor.clone() for name, tensor in stored.items()}
-        save_file(kept, path / "model.safetensors")
+        tensors = {_published(name): tensor.clone() for name, tensor in stored.items()}
+        save_file(tensors, path / "model.safetensors")
         return path
 
     @classmethod

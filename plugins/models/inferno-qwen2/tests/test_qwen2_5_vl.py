@@ -52,8 +52,8 @@ class Qwen25VL(SeeingToy):
             Qwen2VLImageProcessorPil,
         )
 
-        found = Qwen2VLImageProcessorPil()(images=list(images), return_tensors="pt")
-        return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+        inputs = Qwen2VLImageProcessorPil()(images=list(images), return_tensors="pt")
+        return {**inputs, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
 
 
 class TestQwen25VL(Qwen25VL, ImageTests):
@@ -100,5 +100,5 @@ class TestFile(Qwen25VL, EncoderFileTests):
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
     """Defaults of the fields are of one class."""
     theirs = {each.name: each.default for each in attrs.fields(Qwen2Config)}
-    found = {each.name: each.default for each in attrs.fields(Qwen25VLConfig)}
-    assert theirs.items() <= found.items()
+    ours = {each.name: each.default for each in attrs.fields(Qwen25VLConfig)}
+    assert theirs.items() <= ours.items()

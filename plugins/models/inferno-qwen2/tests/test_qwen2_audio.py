@@ -37,7 +37,7 @@ class TestQwen2Audio(AudioTests):
     def inputs_of(self, images: Sequence[Any], ids: Sequence[int] = ()) -> dict[str, Any]:
         from transformers import WhisperFeatureExtractor
 
-        found = WhisperFeatureExtractor(feature_size=16)(
+        features = WhisperFeatureExtractor(feature_size=16)(
             list(images),
             sampling_rate=16_000,
             max_length=16_000,
@@ -45,31 +45,31 @@ class TestQwen2Audio(AudioTests):
             return_attention_mask=True,
             return_tensors="pt",
         )
-        mask = found["attention_mask"]
-        return {"input_features": found["input_features"], "feature_attention_mask": mask}
+        mask = features["attention_mask"]
+        return {"input_features": features["input_features"], "feature_attention_mask": mask}
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
         given, model = self.inputs_of([samples_N]), reference.model
         heard = int(given["feature_attention_mask"].sum())
         positions, count = ((heard - 1) // 2 + 1, ((heard - 1) // 2 - 1) // 2 + 1)
         mask = torch.arange(50)[None, None, None] < positions
-        found = model.audio_tower(given["input_features"], attention_mask=mask.expand(1, 1, 50, 50))
-        embeddings: Tensor = model.multi_modal_projector(found.last_hidden_state)
+        audio = model.audio_tower(given["input_features"], attention_mask=mask.expand(1, 1, 50, 50))
+        embeddings: Tensor = model.multi_modal_projector(audio.last_hidden_state)
         return embeddings[0, :count]
 
 
 def test_a_text_model_that_says_little_is_read_as_transformers_reads_it() -> None:
     from transformers import Qwen2Config
 
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "intermediate_size": 11_008,
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000,
         "vocab_size": 156_032,
     }
-    found, theirs = Qwen2AudioConfig.from_json(said), Qwen2Config(**said)
-    names = (*said.keys() - {"rope_theta"}, "hidden_size", "num_hidden_layers")
+    ours, theirs = Qwen2AudioConfig.from_json(fields), Qwen2Config(**fields)
+    names = (*fields.keys() - {"rope_theta"}, "hidden_size", "num_hidden_layers")
     for name in (*names, "num_attention_heads", "num_key_value_heads"):
-        assert getattr(found, name) == getattr(theirs, name), name
-    assert found.hearing.seconds == 30 and found.audio_chunk == (30, 750)
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.hearing.seconds == 30 and ours.audio_chunk == (30, 750)

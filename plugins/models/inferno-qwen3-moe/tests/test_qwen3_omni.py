@@ -78,7 +78,7 @@ class Omni(SeeingToy):
             Qwen2VLImageProcessorPil,
         )
 
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         if heard := [each for each in images if isinstance(each, np.ndarray)]:
             made = WhisperFeatureExtractor(feature_size=16, chunk_length=4)(
                 heard,
@@ -87,11 +87,11 @@ class Omni(SeeingToy):
                 return_attention_mask=True,
                 return_tensors="pt",
             )
-            found["input_features"] = made["input_features"]
-            found["feature_attention_mask"] = made["attention_mask"]
+            inputs["input_features"] = made["input_features"]
+            inputs["feature_attention_mask"] = made["attention_mask"]
         if seen := [each for each in images if not isinstance(each, np.ndarray)]:
-            found |= Qwen2VLImageProcessorPil(patch_size=16)(images=seen, return_tensors="pt")
-        return found
+            inputs |= Qwen2VLImageProcessorPil(patch_size=16)(images=seen, return_tensors="pt")
+        return inputs
 
 
 class TestImages(Omni, ImageTests):
@@ -105,8 +105,8 @@ class TestAudio(Omni, AudioTests):
     seconds = (1.1, 2.4, 1.02)
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
-        found = reference.get_audio_features(**self.inputs_of([samples_N]))
-        embeddings: Tensor = found.pooler_output
+        output = reference.get_audio_features(**self.inputs_of([samples_N]))
+        embeddings: Tensor = output.pooler_output
         return embeddings
 
 

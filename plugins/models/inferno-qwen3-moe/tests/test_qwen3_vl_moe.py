@@ -55,8 +55,8 @@ class Qwen3VLMoe(SeeingToy):
             Qwen2VLImageProcessorPil,
         )
 
-        found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
-        return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+        inputs = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
+        return {**inputs, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
 
 
 class TestQwen3VLMoe(Qwen3VLMoe, ImageTests):
@@ -74,5 +74,5 @@ class TestFiles(Qwen3VLMoe, DeepEncoderFileTests):
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
     """Defaults of the fields are of one class."""
     theirs = {each.name: each.default for each in attrs.fields(Qwen3MoeConfig)}
-    found = {each.name: each.default for each in attrs.fields(Qwen3VLMoeConfig)}
-    assert theirs.items() <= found.items()
+    ours = {each.name: each.default for each in attrs.fields(Qwen3VLMoeConfig)}
+    assert theirs.items() <= ours.items()

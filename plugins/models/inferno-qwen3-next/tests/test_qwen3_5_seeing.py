@@ -66,8 +66,8 @@ class TestQwen35(ImageTests):
             Qwen2VLImageProcessorPil,
         )
 
-        found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
-        return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+        inputs = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
+        return {**inputs, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
 
 
 class TestQwen35Moe(TestQwen35):
@@ -102,8 +102,8 @@ class TestQwen35Moe(TestQwen35):
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
     """Defaults of the fields are of one class."""
     theirs = {each.name: each.default for each in attrs.fields(Qwen3NextConfig)}
-    found = {each.name: each.default for each in attrs.fields(SeeingQwen35Config)}
-    assert theirs.items() <= found.items()
+    ours = {each.name: each.default for each in attrs.fields(SeeingQwen35Config)}
+    assert theirs.items() <= ours.items()
 
 
 def test_layers_of_multi_token_prediction_propose_what_they_do_of_text(tmp_path: Path) -> None:
@@ -113,16 +113,16 @@ def test_layers_of_multi_token_prediction_propose_what_they_do_of_text(tmp_path:
     reference.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     attends = f"{inside}layers.1."
-    own = {n.removeprefix(attends): t for n, t in tensors.items() if n.startswith(attends)}
-    own = {f"mtp.layers.0.{name}": tensor.clone() for name, tensor in own.items()}
-    own["mtp.fc.weight"] = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) / 11
+    extra = {n.removeprefix(attends): t for n, t in tensors.items() if n.startswith(attends)}
+    extra = {f"mtp.layers.0.{name}": tensor.clone() for name, tensor in extra.items()}
+    extra["mtp.fc.weight"] = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) / 11
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-        own[f"mtp.{name}.weight"] = torch.zeros(64)
+        extra[f"mtp.{name}.weight"] = torch.zeros(64)
     text = {n.replace(inside, "model."): t for n, t in tensors.items() if "visual." not in n}
-    save_file({**tensors, **own}, folder / "model.safetensors")
+    save_file({**tensors, **extra}, folder / "model.safetensors")
     alone = tmp_path / "text"
     alone.mkdir()
-    save_file({**text, **own}, alone / "model.safetensors")
+    save_file({**text, **extra}, alone / "model.safetensors")
     config = {**CONFIG["text_config"], "architectures": ["Qwen3_5ForCausalLM"]}
     (alone / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     ours, theirs = (proposals(path, {"vocab_size": 160}) for path in (folder, alone))

@@ -203,17 +203,17 @@ class TestMTP(MTPTests):
     @classmethod
     def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Under `mtp`, without copies of the model's, and norms less the 1 that is added."""
-        found, inside = dict[str, Tensor](), f"model.layers.{OWN}."
+        weights, inside = dict[str, Tensor](), f"model.layers.{OWN}."
         for name, tensor in tensors.items():
             if not name.startswith(inside):
-                found[name] = tensor
+                weights[name] = tensor
                 continue
-            own = name.removeprefix(inside)
-            if own in NAMES:
-                found[f"mtp.{NAMES[own]}"] = tensor - 1 if "norm" in own else tensor
-            elif own not in ("embed_tokens.weight", "shared_head.head.weight"):
-                found[f"mtp.layers.0.{own}"] = tensor
-        return found
+            suffix = name.removeprefix(inside)
+            if suffix in NAMES:
+                weights[f"mtp.{NAMES[suffix]}"] = tensor - 1 if "norm" in suffix else tensor
+            elif suffix not in ("embed_tokens.weight", "shared_head.head.weight"):
+                weights[f"mtp.layers.0.{suffix}"] = tensor
+        return weights
 
     @classmethod
     def prefixes(cls) -> tuple[str, ...]:

@@ -51,8 +51,8 @@ class Qwen3VL(SeeingToy):
             Qwen2VLImageProcessorPil,
         )
 
-        found = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
-        return {**found, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
+        inputs = Qwen2VLImageProcessorPil(patch_size=16)(images=list(images), return_tensors="pt")
+        return {**inputs, "mm_token_type_ids": torch.tensor([[int(id == 150) for id in ids]])}
 
 
 class TestQwen3VL(Qwen3VL, ImageTests):
@@ -101,5 +101,5 @@ def test_a_bad_encoder_is_an_error_that_names_the_field(
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:
     """Defaults of the fields are of one class."""
     theirs = {each.name: each.default for each in attrs.fields(Qwen3Config)}
-    found = {each.name: each.default for each in attrs.fields(Qwen3VLConfig)}
-    assert theirs.items() <= found.items()
+    ours = {each.name: each.default for each in attrs.fields(Qwen3VLConfig)}
+    assert theirs.items() <= ours.items()

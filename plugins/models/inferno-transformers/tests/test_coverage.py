@@ -24,8 +24,8 @@ def coverage() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def states(coverage: ModuleType) -> dict[str, str]:
-    found: dict[str, str] = json.loads(coverage.ARCHITECTURES.read_text("utf-8"))["fallback"]
-    return found
+    table: dict[str, str] = json.loads(coverage.ARCHITECTURES.read_text("utf-8"))["fallback"]
+    return table
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_an_architecture_is_in_the_state_that_the_table_says(
 
 
 def test_every_state_of_the_table_was_found(states: dict[str, str]) -> None:
-    assert states and not [name for name, said in states.items() if not said.strip()]
+    assert states and not [name for name, state in states.items() if not state.strip()]
     assert {"runs"} < set(states.values())

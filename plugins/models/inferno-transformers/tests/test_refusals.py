@@ -154,8 +154,8 @@ def test_absurd_sizes_take_neither_memory_nor_time() -> None:
         "CTRLLMHeadModel": {"model_type": "ctrl"},
         "DeepseekV3ForCausalLM": deepseek,
     }
-    asked = [("MixtralForCausalLM", {}, ""), *HUGE]
-    configs = [{"architectures": [name], **kinds[name], **fields} for name, fields, _ in asked]
+    cases = [("MixtralForCausalLM", {}, ""), *HUGE]
+    configs = [{"architectures": [name], **kinds[name], **fields} for name, fields, _ in cases]
     done = run_python(code, json.dumps(configs))
     assert done.returncode == 0, done.stderr
     for (_, fields, expected), answer in zip(HUGE, done.stdout.splitlines(), strict=True):
@@ -190,8 +190,8 @@ def test_what_one_layer_shows_is_known_of_all_alike(monkeypatch: pytest.MonkeyPa
         "num_layers": 3,
         "num_hidden_layers": 6,
     }
-    found = inspection.inspect(json.dumps(longcat))
-    assert built == [0, 3] and len(found["plain"]) == 3 and len(found["attention"]) == 6
+    report = inspection.inspect(json.dumps(longcat))
+    assert built == [0, 3] and len(report["plain"]) == 3 and len(report["attention"]) == 6
 
 
 @pytest.mark.parametrize(

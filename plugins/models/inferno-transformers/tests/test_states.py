@@ -163,7 +163,7 @@ def test_states_are_packed_and_copied() -> None:
     spec = StateSpec(tensors=tensors)
     given = {"conv0": torch.randn(5, 2, 3).bfloat16(), "state0": torch.randn(5, 4)}
     states_SN = packed(given, spec)
-    found = unpacked(states_SN, spec, torch.bfloat16)
-    assert all(torch.equal(found[name], given[name]) for name in given)
-    found["state0"].zero_()
+    copies = unpacked(states_SN, spec, torch.bfloat16)
+    assert all(torch.equal(copies[name], given[name]) for name in given)
+    copies["state0"].zero_()
     assert states_SN[:, -4:].any()

@@ -62,10 +62,10 @@ TOKENS, HEADS, DIM = 5, 2, 4
 
 def attend(code: Any) -> list[Any]:
     """What a code's product of queries and keys asks of the step."""
-    asked: list[Any] = []
+    arguments: list[Any] = []
 
     def attended(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        asked.extend(rest)
+        arguments.extend(rest)
         return v.transpose(1, 2)
 
     def table(allowed: Tensor) -> Mask:
@@ -75,7 +75,7 @@ def attend(code: Any) -> list[Any]:
     read = Reader(attend=attended, mask=table)
     with Products(read, lambda _: nn.Identity()):
         torch.testing.assert_close(code(q @ k.transpose(-1, -2)) @ v, v)
-    return asked
+    return arguments
 
 
 CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
@@ -104,8 +104,8 @@ CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     ],
 )
 def test_scales_and_masks_are_read(code: Any, scale: float, window: int | None) -> None:
-    mask, asked = attend(code)
-    assert asked == {"scaling": scale} and (mask and mask.window) == window
+    mask, options = attend(code)
+    assert options == {"scaling": scale} and (mask and mask.window) == window
 
 
 @pytest.mark.parametrize(

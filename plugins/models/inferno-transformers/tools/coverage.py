@@ -137,7 +137,7 @@ def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
     if kinds:
         yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}
     yield {**sizes, "layer_types": None} if kinds else sizes
-    yield sizes | {name: said for name, said in PATTERNS.items() if hasattr(config, name)}
+    yield sizes | {name: value for name, value in PATTERNS.items() if hasattr(config, name)}
 
 
 def _sizes(config: Any) -> dict[str, Any]:
@@ -215,12 +215,12 @@ def limited(model_type: str, name: str) -> tuple[str, str]:
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(120)
     try:
-        result, said = attempt(model_type, name)
+        result, cause = attempt(model_type, name)
     except Exception as error:
-        result, said = "not tried", f"{type(error).__name__}: {error}"
+        result, cause = "not tried", f"{type(error).__name__}: {error}"
     finally:
         signal.alarm(0)
-    return result, shortened(said)
+    return result, shortened(cause)
 
 
 SHORT = 120
@@ -239,17 +239,17 @@ def state(name: str, ask: Callable[[str, str], tuple[str, str]] = attempt) -> st
     types[FALCON.name.lower()] = "falcon"
     if name.lower() not in types:
         return "transformers has no such class"
-    result, said = ask(types[name.lower()], name)
-    return "runs" if result == "runs" else textwrap.shorten(shortened(said), SHORT)
+    result, reason = ask(types[name.lower()], name)
+    return "runs" if result == "runs" else textwrap.shorten(shortened(reason), SHORT)
 
 
 def write_states() -> None:
-    held = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
-    found = {}
-    for name in sorted(held["fallback"], key=str.lower):
-        found[name] = state(name, limited)
-        print(f"{name:36} {found[name]}", flush=True)
-    text = json.dumps({"transformers": transformers.__version__, "fallback": found}, indent=1)
+    table = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
+    states = {}
+    for name in sorted(table["fallback"], key=str.lower):
+        states[name] = state(name, limited)
+        print(f"{name:36} {states[name]}", flush=True)
+    text = json.dumps({"transformers": transformers.__version__, "fallback": states}, indent=1)
     ARCHITECTURES.write_text(text + "\n", encoding="utf-8")
 
 
@@ -269,22 +269,22 @@ def main() -> None:
     auto.logging.disable_progress_bar()
     if options.architectures:
         return write_states()
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    outcomes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         if options.models and model_type not in options.models:
             continue
         result, line = limited(model_type, PUBLISHED.get(model_type, name))
-        found[result].append((model_type, line))
+        outcomes[result].append((model_type, line))
         print(f"{result:9} {model_type:24} {line}", flush=True)
-    print({result: len(names) for result, names in found.items()}, file=sys.stderr)
+    print({result: len(names) for result, names in outcomes.items()}, file=sys.stderr)
     if options.markdown:
-        print("\nruns:", ", ".join(name for name, _ in found["runs"]))
-        for result in sorted(found.keys() - {"runs"}):
+        print("\nruns:", ", ".join(name for name, _ in outcomes["runs"]))
+        for result in sorted(outcomes.keys() - {"runs"}):
             reasons: dict[str, list[str]] = defaultdict(list)
-            for name, said in found[result]:
-                reasons[said].append(name)
-            for said, names in reasons.items():
-                print(f"| {', '.join(names)} | {result}: {said} |")
+            for name, reason in outcomes[result]:
+                reasons[reason].append(name)
+            for reason, names in reasons.items():
+                print(f"| {', '.join(names)} | {result}: {reason} |")
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def decode(parts: Mapping[str, Tensor], version: str, columns: int) -> Tensor:
     """The values of parts, code by code."""
 
     def codes(words: Tensor) -> np.ndarray:
-        found = np.zeros((words.shape[0], words.shape[1] * 8), np.int64)
+        numbers = np.zeros((words.shape[0], words.shape[1] * 8), np.int64)
         for place, offset in enumerate(ORDERS[version]):
-            found[:, offset::8] = (words.numpy().view(np.uint32) >> np.uint32(4 * place)) & 15
-        return found
+            numbers[:, offset::8] = (words.numpy().view(np.uint32) >> np.uint32(4 * place)) & 15
+        return numbers
 
     codes_OI, zeros_OG = codes(parts["qweight"]), codes(parts["qzeros"])
     scales_OG = parts["scales"].double().numpy()

@@ -53,8 +53,8 @@ def encode(
         scales_O = (weight_OI.abs().amax(1) / 127).half().float() + 2**-14
         codes_OI = (weight_OI / scales_O[:, None]).round().clamp(-127, 127)
         # A scale that float16 has: it is held as one.
-        found = {"weight": codes_OI.char(), "SCB": scales_O.half().float() * 127}
-        return {**found, "weight_format": torch.tensor(0, dtype=torch.uint8)}, values(found)
+        entries = {"weight": codes_OI.char(), "SCB": scales_O.half().float() * 127}
+        return {**entries, "weight_format": torch.tensor(0, dtype=torch.uint8)}, values(entries)
     flat = weight_OI.flatten()
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
     absmax_N = blocks.abs().amax(1) + 1e-6
@@ -92,8 +92,8 @@ def values(stored: Mapping[str, Tensor]) -> Tensor:
         absmax_N = absmax_N + state["nested_offset"]
     bytes_B = parts["weight"].flatten().long()
     codes = torch.stack([bytes_B >> 4, bytes_B & 15], 1).flatten()
-    found = parts["quant_map"][codes] * absmax_N[torch.arange(len(codes)) // state["blocksize"]]
-    return found.view(state["shape"])
+    weights = parts["quant_map"][codes] * absmax_N[torch.arange(len(codes)) // state["blocksize"]]
+    return weights.view(state["shape"])
 
 
 def parts_of(stored: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:

@@ -126,11 +126,11 @@ def test_values_are_those_that_bitsandbytes_reads(name: str) -> None:
     matrix = stored_matrix(parts, config(name.partition("_")[0]))
     assert refuses(matrix) is None
     weight = load(matrix, parts, dtype="float32")
-    found = weight.rows(torch.arange(weight.shape[0]))[-4:]
+    last_rows = weight.rows(torch.arange(weight.shape[0]))[-4:]
     if name == "int8":  # the scale is rounded to float16, the codes are not
-        assert (found / wanted - 1).nan_to_num(0).abs().max() <= 2**-11
+        assert (last_rows / wanted - 1).nan_to_num(0).abs().max() <= 2**-11
     else:
-        assert torch.equal(found, wanted)
+        assert torch.equal(last_rows, wanted)
 
 
 def llm_int8(x_TI: Tensor, codes_OI: Tensor, scb_O: Tensor, threshold: float = 6.0) -> Tensor:
@@ -140,9 +140,9 @@ def llm_int8(x_TI: Tensor, codes_OI: Tensor, scb_O: Tensor, threshold: float = 6
     scale_T1 = x_TI[:, ~outlier_I].abs().amax(1, keepdim=True) / 127
     rounded_TI = (x_TI[:, ~outlier_I] / scale_T1).round() * scale_T1
     weight_OI = codes_OI.double() * scb_O.double()[:, None] / 127
-    own = x_TI[:, outlier_I] @ weight_OI[:, outlier_I].T
-    found: Tensor = rounded_TI @ weight_OI[:, ~outlier_I].T + own
-    return found
+    floats_TO = x_TI[:, outlier_I] @ weight_OI[:, outlier_I].T
+    y_TO: Tensor = rounded_TI @ weight_OI[:, ~outlier_I].T + floats_TO
+    return y_TO
 
 
 @pytest.mark.parametrize(("outliers", "most"), [(0, 0.01), (3, 0.03)])
@@ -156,10 +156,10 @@ def test_int8_products_beside_bitsandbytes_own(outliers: int, most: float) -> No
     x_TI[:, torch.randperm(256, generator=random)[:outliers]] *= 20
     x_TI = x_TI.bfloat16()
     exact_TO = x_TI.double() @ values(parts).double().T
-    own = (llm_int8(x_TI.double(), codes_OI, parts["SCB"]) - exact_TO).norm()
+    error = (llm_int8(x_TI.double(), codes_OI, parts["SCB"]) - exact_TO).norm()
     weight = load(stored_matrix(parts, config("int8")), parts, dtype="bfloat16")
     rounding = 2**-8 * exact_TO.norm()  # of results in bfloat16
-    assert (weight.matmul(x_TI) - exact_TO).norm() < own + rounding
+    assert (weight.matmul(x_TI) - exact_TO).norm() < error + rounding
     need = KernelNeed(op=LINEAR, dtype="bfloat16", device=Device("cpu"), layout=weight.layout)
     offer, _ = load_catalog().kernel(need)
     if offer is not None:

@@ -62,8 +62,8 @@ def packed(codes: np.ndarray, bits: int) -> np.ndarray:
     each = 32 // bits
     words = np.zeros((len(codes), -(-codes.shape[1] // each)), np.uint32)
     for i in range(each):
-        own = codes[:, i::each].astype(np.uint32)
-        words[:, : own.shape[1]] |= own << np.uint32(bits * i)
+        lane = codes[:, i::each].astype(np.uint32)
+        words[:, : lane.shape[1]] |= lane << np.uint32(bits * i)
     return words.view(np.int32)
 
 
@@ -82,8 +82,8 @@ def encode(
     half, groups = 1 << bits - 1, columns // group
     scales_OG, zeros_OG = np.zeros((rows, groups)), np.zeros((rows, groups), np.int64)
     for g in range(groups):
-        own = weight[:, g_idx_I == g]
-        low, high = np.minimum(own.min(1), 0), np.maximum(own.max(1), 0)
+        subset = weight[:, g_idx_I == g]
+        low, high = np.minimum(subset.min(1), 0), np.maximum(subset.max(1), 0)
         if form["symmetric"]:
             scales_OG[:, g] = np.maximum(-low, high) / (half - 0.5) + 1e-6
         else:

@@ -237,8 +237,8 @@ def test_kernels_compute_a_checkpoint_as_torch_does(
         parts = encode(tensor, x_TI, symmetric=symmetric, static=not dynamic)
         return parts, parts["weight"].float() * parts["weight_scale"].float()
 
-    own = config(strategy, dynamic=dynamic, symmetric=symmetric)
-    packed, plain = write_twins(tmp_path, LLAMA, own, stored)
+    quant_config = config(strategy, dynamic=dynamic, symmetric=symmetric)
+    packed, plain = write_twins(tmp_path, LLAMA, quant_config, stored)
     if dynamic:
         assert_kernels((packed, plain), "w8a8_sym")
     prompts = ragged_prompts(TOY_SIZES["vocab_size"])

@@ -70,8 +70,8 @@ def decoded(parts: Mapping[str, Tensor], kind: str) -> Tensor:
     def codes(words: Tensor) -> np.ndarray:
         data = np.ascontiguousarray(words.numpy()).view(np.uint8)
         each = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
-        found: np.ndarray = each @ (1 << np.arange(bits)) - half
-        return found
+        numbers: np.ndarray = each @ (1 << np.arange(bits)) - half
+        return numbers
 
     q_OI = torch.from_numpy(codes(parts["weight_packed"])).double()
     rows, columns = q_OI.shape

@@ -195,10 +195,10 @@ def main(seconds: float, found: Path) -> None:
             run_one(data, path, found)
 
         if atheris is not None:
-            kept = Path(name) / "corpus"
-            kept.mkdir()
+            folder = Path(name) / "corpus"
+            folder.mkdir()
             for i, seed in enumerate(corpus):
-                (kept / f"seed{i}").write_bytes(seed)
+                (folder / f"seed{i}").write_bytes(seed)
 
             def mutate(data: bytes, max_size: int, seed: int) -> Any:
                 drawn = random.Random(seed)
@@ -214,7 +214,7 @@ def main(seconds: float, found: Path) -> None:
                 "-max_len=8192",
                 "-timeout=20",
                 "-rss_limit_mb=6000",
-                str(kept),
+                str(folder),
             ]
             atheris.Setup([sys.argv[0], *options], one, custom_mutator=mutate)
             atheris.Fuzz()

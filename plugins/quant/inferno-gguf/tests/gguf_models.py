@@ -49,12 +49,12 @@ def names_in_file(config: Mapping[str, Any], names: Mapping[str, Any]) -> dict[s
     """The file's name of each tensor, by gguf-py's own map."""
     layers = config.get("num_hidden_layers", 1)
     mapping = gguf.get_tensor_name_map(ARCHITECTURES[config["architectures"][0]], layers)
-    found = {}
+    gguf_names = {}
     for name in names:
         theirs = mapping.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
-        found[name] = theirs
-    return found
+        gguf_names[name] = theirs
+    return gguf_names
 
 
 def as_llama_cpp(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:

@@ -198,10 +198,10 @@ def test_iq4_xs_becomes_iq4_nl(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = stored_matrix(parts, {})
     weight = scheme("iq4_xs").load(stored, parts, dtype="bfloat16")
     assert isinstance(weight, Blocks) and weight.layout == "iq4_nl"
-    held = scheme("iq4_xs").holds(stored, "bfloat16")
-    assert (held.layout, held.nbytes) == ("iq4_nl", weight.data.nbytes)
-    found = unpack("iq4_nl", weight.data)
-    assert torch.allclose(found, exact, rtol=2**-11, atol=0) and exact.abs().max() > 0
+    storage = scheme("iq4_xs").holds(stored, "bfloat16")
+    assert (storage.layout, storage.nbytes) == ("iq4_nl", weight.data.nbytes)
+    values = unpack("iq4_nl", weight.data)
+    assert torch.allclose(values, exact, rtol=2**-11, atol=0) and exact.abs().max() > 0
     assert scheme("iq4_xs").holds(stored, "float32").layout == ""
     dense = scheme("iq4_xs").load(stored, parts, dtype="float32")
     assert isinstance(dense, Dense) and torch.equal(dense.data, exact)

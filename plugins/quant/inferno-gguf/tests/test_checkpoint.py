@@ -38,13 +38,13 @@ class TestRotaryPairs(GgufTests):
     config = LLAMA
 
     def tensors(self) -> dict[str, Tensor]:
-        found = super().tensors()
+        weights = super().tensors()
         for name, rows in (("q_proj", 32), ("k_proj", 16), ("v_proj", 16)):
-            found[f"model.layers.0.self_attn.{name}.weight"] = torch.arange(rows * 32.0).view(
+            weights[f"model.layers.0.self_attn.{name}.weight"] = torch.arange(rows * 32.0).view(
                 rows, 32
             )
-        found["model.layers.0.self_attn.q_proj.bias"] = torch.arange(32.0)
-        return found
+        weights["model.layers.0.self_attn.q_proj.bias"] = torch.arange(32.0)
+        return weights
 
 
 class TestBigEndian(GgufTests):

@@ -29,10 +29,10 @@ def original() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def questions(original: Path) -> list[list[dict[str, str]]]:
     lines = (original.parent / "known.jsonl").read_text(encoding="utf-8").splitlines()
-    asked = [
+    prompts = [
         k["question"] for k in map(json.loads, lines) if "question" in k and not k.get("tools")
     ]
-    return [[{"role": "user", "content": q}] for q in asked[:: len(asked) // 12]]
+    return [[{"role": "user", "content": q}] for q in prompts[:: len(prompts) // 12]]
 
 
 @pytest.fixture(scope="module")

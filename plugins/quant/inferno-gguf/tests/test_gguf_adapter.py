@@ -119,8 +119,8 @@ def test_pairs_of_stacks_are_divided_among_experts(
     adapter = GgufAdapter.open(written(tmp_path / "a.gguf", {}, MOE, more=more), base(MOE))
     values = adapter.read()
     for expert in range(3):
-        own = values[f"model.layers.0.mlp.experts.{expert}.up_proj"]
-        assert torch.equal(own[0], a[expert]) and torch.equal(own[1], b[expert])
+        pair = values[f"model.layers.0.mlp.experts.{expert}.up_proj"]
+        assert torch.equal(pair[0], a[expert]) and torch.equal(pair[1], b[expert])
 
 
 def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:

@@ -85,13 +85,13 @@ def test_both_forms_are_read(form: str, tmp_path: Path) -> None:
         path = write_dat(tmp_path / "imatrix.dat", values)
     else:
         path = write_gguf(tmp_path / "imatrix.gguf", values, {Q: [5.0], DOWN: [4.0, 9.0]})
-    found = read(path, MATRICES)
-    assert found is not None and set(found) == {
+    weights = read(path, MATRICES)
+    assert weights is not None and set(weights) == {
         path for path in PATHS if "q_proj" in path or "down_proj" in path
     }
-    np.testing.assert_allclose(found["model.layers.0.self_attn.q_proj"], values[Q], rtol=1e-6)
+    np.testing.assert_allclose(weights["model.layers.0.self_attn.q_proj"], values[Q], rtol=1e-6)
     for expert in (0, 1):
-        ours = found[f"model.layers.0.mlp.experts.{expert}.down_proj"]
+        ours = weights[f"model.layers.0.mlp.experts.{expert}.down_proj"]
         np.testing.assert_allclose(ours, values[DOWN].reshape(2, 16)[expert], rtol=1e-6)
 
 
@@ -99,9 +99,9 @@ def test_an_expert_that_saw_no_token_weighs_its_columns_alike(
     tmp_path: Path,
 ) -> None:
     path = write_gguf(tmp_path / "i.gguf", {DOWN: entries()[DOWN]}, {DOWN: [4.0, 0.0]})
-    found = read(path, MATRICES)
-    assert found is not None
-    assert (found["model.layers.0.mlp.experts.1.down_proj"] == 1).all()
+    weights = read(path, MATRICES)
+    assert weights is not None
+    assert (weights["model.layers.0.mlp.experts.1.down_proj"] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_a_damaged_file_is_an_error_or_nothing(
     raw[min(at, len(raw) - 1)] = byte
     path.write_bytes(raw[: len(raw) - min(cut, len(raw))])
     try:
-        found = read(path, MATRICES)
+        weights = read(path, MATRICES)
     except OptionError as error:
         assert error.cause and error.remedy
     else:
-        assert found is None or all(np.isfinite(each).all() for each in found.values())
+        assert weights is None or all(np.isfinite(each).all() for each in weights.values())
 
 
 @settings(max_examples=100, deadline=None)

@@ -169,8 +169,8 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     ours = load(write_gguf(tmp_path / "model.gguf", config, stored, types=types))
     assert {use.name for use in ours.plan.schemes} == {t.name.lower() for t in types.values()}
     assert_equal(ours, load(save(tmp_path / "original", config, values)))
-    held = [m for m in ours.model.modules() if isinstance(m, Blocks)]
-    assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(
+    blocks = [m for m in ours.model.modules() if isinstance(m, Blocks)]
+    assert sum(m.data.nbytes for m in {id(m): m for m in blocks}.values()) == sum(
         use.nbytes for use in ours.plan.schemes
     )
     merged = (m.merged for m in ours.model.modules() if isinstance(m, MergedLinear))
@@ -207,19 +207,19 @@ def llama3_divisors(config: Mapping[str, Any]) -> Tensor:
         scaling[k]
         for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
-    found = []
+    divisors = []
     for frequency in frequencies.tolist():
         wavelength = 2 * math.pi / frequency
         smooth = (original / wavelength - low) / (high - low)
         between = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-        found.append(
+        divisors.append(
             1.0
             if wavelength < original / high
             else scaling["factor"]
             if wavelength > original / low
             else between
         )
-    return torch.tensor(found)
+    return torch.tensor(divisors)
 
 
 def test_rotary_divisors_are_llama_3s_scaling(tmp_path: Path) -> None:

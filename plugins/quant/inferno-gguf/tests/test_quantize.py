@@ -24,10 +24,10 @@ from inferno_gguf.sizes import packs
 def native() -> Any:
     """A kernel provider's quantizer."""
     need = KernelNeed(op=QUANTIZE, layout="q4_k", dtype="float32", device=Device("cpu"))
-    found = load_catalog().kernel(need)[0]
-    if found is None:
+    offer = load_catalog().kernel(need)[0]
+    if offer is None:
         pytest.skip("no native kernels are installed")
-    return found.item.ops[QUANTIZE]
+    return offer.item.ops[QUANTIZE]
 
 
 @pytest.mark.parametrize("case", ggml_vectors.VECTORS)

@@ -88,10 +88,10 @@ def test_tensors_lie_where_the_file_says(tmp_path: Path) -> None:
     )
     start = file.tensors["s"].offset
     assert start % 64 == 0
-    found = {
+    layout = {
         name: (t.type.name, t.shape, t.offset - start, t.nbytes) for name, t in file.tensors.items()
     }
-    assert found == {
+    assert layout == {
         "s": ("f32", (), 0, 4),
         "b": ("q8_0", (3, 32), 64, 102),
         "a": ("f32", (4, 3, 2), 192, 96),

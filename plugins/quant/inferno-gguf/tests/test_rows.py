@@ -133,12 +133,12 @@ def test_a_matrix_is_joined_head_by_head(kind: Type | None, tmp_path: Path) -> N
     checkpoint = opened(tmp_path, stored, kind or Type.F32)
     [name] = checkpoint.tensors
     assert name == "model.layers.1.kv.weight"
-    found = checkpoint.read(name)
+    matrix = checkpoint.read(name)
     heads = [torch.cat([k.T, v]) for k, v in zip(keys_stored, values, strict=True)]
-    assert torch.equal(found, torch.cat(heads))
+    assert torch.equal(matrix, torch.cat(heads))
     info = checkpoint.tensors[name]
-    assert (info.dtype, info.shape) == ("float32", tuple(found.shape))
-    assert info.nbytes == found.nbytes
+    assert (info.dtype, info.shape) == ("float32", tuple(matrix.shape))
+    assert info.nbytes == matrix.nbytes
 
 
 @pytest.mark.parametrize(

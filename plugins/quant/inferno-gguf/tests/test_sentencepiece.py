@@ -237,8 +237,8 @@ def test_added_tokens_strip_what_follows_where_the_dialect_says_so(
     document = checkpoint.text().tokenizer_json
     assert document is not None
     ours = tokenizers.Tokenizer.from_buffer(document)
-    found = ours.encode("<|user|>\nH<|end|>\n<|user|><s> H", add_special_tokens=False).ids
-    assert [pieces[i] for i in found] == tokens
+    token_ids = ours.encode("<|user|>\nH<|end|>\n<|user|><s> H", add_special_tokens=False).ids
+    assert [pieces[i] for i in token_ids] == tokens
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["said", "older file"])

@@ -78,8 +78,8 @@ def test_recommended_sampling(tmp_path: Path) -> None:
 def test_pooling_of_an_embedding_model(tmp_path: Path, kind: int, mode: str | None) -> None:
     path = write(tmp_path / "model.gguf", **{**PLAIN, "llama.pooling_type": kind})
     modules = read_text(GgufFile.open(path)).modules
-    found = [m["config"]["pooling_mode"] for m in modules if m["type"] == "Pooling"]
-    assert found == ([] if mode is None else [mode])
+    modes = [m["config"]["pooling_mode"] for m in modules if m["type"] == "Pooling"]
+    assert modes == ([] if mode is None else [mode])
 
 
 def test_a_tokenizer_that_the_file_holds_whole_is_taken(tmp_path: Path) -> None:

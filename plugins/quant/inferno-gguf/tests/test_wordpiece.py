@@ -23,20 +23,20 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def trained(*, lowercase: bool, strip_accents: bool | None = None) -> tokenizers.Tokenizer:
-    found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    found.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
-    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    found.decoder = decoders.WordPiece()
+    bert = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    bert.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bert.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
         vocab_size=700, special_tokens=SPECIAL, limit_alphabet=90, show_progress=False
     )
-    found.train_from_iterator(WORDS.split("\n"), trainer)
-    found.post_processor = processors.TemplateProcessing(
+    bert.train_from_iterator(WORDS.split("\n"), trainer)
+    bert.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    return found
+    return bert
 
 
 def phantom(token: str) -> str:
@@ -95,10 +95,10 @@ def test_what_is_written_reads_the_same(lowercase: bool, tmp_path: Path) -> None
     theirs = trained(lowercase=lowercase)
     named = {f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")}
     assets = TextAssets(tokenizer_json=theirs.to_str().encode(), tokenizer_config=named)
-    found = vocabulary_metadata(assets, theirs.get_vocab_size())
-    keys = {key: found[key] for key in found if key.endswith("_id") or "normalizer" in key}
-    assert found["tokenizer.ggml.add_bos_token"] and found["tokenizer.ggml.add_eos_token"]
-    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"].value
+    metadata = vocabulary_metadata(assets, theirs.get_vocab_size())
+    keys = {key: metadata[key] for key in metadata if key.endswith("_id") or "normalizer" in key}
+    assert metadata["tokenizer.ggml.add_bos_token"] and metadata["tokenizer.ggml.add_eos_token"]
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"].value
     path = write(tmp_path / "v.gguf", "bert", tokens, types, "bert", **keys)
     assert_same(backend(path), theirs)
 

@@ -211,12 +211,12 @@ def test_byte_level_tokenizers_keep_their_name_and_ids(
     assert PRETOKENIZERS[metadata["tokenizer.ggml.pre"]] == PRETOKENIZERS[pre]
     assert ours.get_vocab() == trained.get_vocab()
     assert_same(ours, trained)
-    found = Tokenizer.from_assets(read_text(GgufFile.open(tmp_path / "model.gguf")))
-    assert found is not None
+    vocabulary = Tokenizer.from_assets(read_text(GgufFile.open(tmp_path / "model.gguf")))
+    assert vocabulary is not None
     special, thinking = (trained.token_to_id(token) for token in SPECIAL)
     assert special is not None and thinking is not None
-    assert found.eos_token_ids == (special,)
-    assert found.is_special(special) and not found.is_special(thinking)
+    assert vocabulary.eos_token_ids == (special,)
+    assert vocabulary.is_special(special) and not vocabulary.is_special(thinking)
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -352,12 +352,12 @@ def demo() -> Iterator[Path]:
 def test_the_demo_model_answers_alike(demo: Path, tmp_path: Path) -> None:
     convert(str(demo), "bf16", tmp_path / "demo.gguf")
     greedy = SamplingParams(temperature=0, max_tokens=32)
-    asked = [
+    chats = [
         [{"role": "user", "content": text}]
         for text in ("What does math.gcd do?", "What is a heap?", "Who are you?")
     ]
     answers = []
     for path in (demo, tmp_path / "demo.gguf"):
         with LLM(str(path), memory="2GiB") as llm:
-            answers.append([o.outputs[0].text for o in llm.chat(asked, greedy)])
+            answers.append([o.outputs[0].text for o in llm.chat(chats, greedy)])
     assert answers[0] == answers[1] and all(answers[0])

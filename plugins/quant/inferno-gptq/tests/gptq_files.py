@@ -94,8 +94,8 @@ def encode(weight_OI: Tensor, form: Format, seed: int = 0) -> tuple[dict[str, Te
     groups, most = -(-columns // group), (1 << form.bits) - 1
     scales_GO, zeros_GO = np.zeros((groups, rows)), np.zeros((groups, rows), np.int64)
     for g in range(groups):
-        own = weight[:, g_idx_I == g]
-        low, high = np.minimum(own.min(1), 0), np.maximum(own.max(1), 0)
+        subset = weight[:, g_idx_I == g]
+        low, high = np.minimum(subset.min(1), 0), np.maximum(subset.max(1), 0)
         if form.symmetric:
             high = np.maximum(abs(low), high)
             low = -high
@@ -147,8 +147,8 @@ def toy_checkpoints(
             return None
         if "embed" in name or name.endswith("gate.weight"):
             return None
-        own = next((f for key, f in (others or {}).items() if key in name), form)
-        parts, values = encode(tensor, own, number)
+        choice = next((f for key, f in (others or {}).items() if key in name), form)
+        parts, values = encode(tensor, choice, number)
         if "self_attn" in name:  # some writers store biases of models without any
             parts["bias"] = torch.zeros(len(tensor), dtype=torch.float16)
         return parts, values

@@ -182,7 +182,7 @@ def test_columns_in_another_order_are_a_permutation_around_the_packed_matrix() -
 
 
 def test_a_module_may_have_settings_of_its_own() -> None:
-    own = Format(bits=8, group=64)
+    form = Format(bits=8, group=64)
     config = {
         **Format().config,
         "dynamic": {
@@ -191,7 +191,7 @@ def test_a_module_may_have_settings_of_its_own() -> None:
             r".*down_proj": {"bits": 3},
         },
     }
-    parts, _ = encode(torch.randn(32, 64), own)
+    parts, _ = encode(torch.randn(32, 64), form)
     assert refuses(stored_matrix(parts, config, "model.layers.0.mlp.down_proj")) is None
     assert "3 bits" in str(refuses(stored_matrix(parts, config, "model.layers.1.mlp.down_proj")))
     assert "4 bits" in str(refuses(stored_matrix(parts, config, "model.layers.0.mlp.up_proj")))
@@ -285,8 +285,8 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
 def test_kernels_compute_it_and_the_plan_names_what_they_refuse(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    form, own = Format(), Format(bits=8, group=16, symmetric=False)
-    packed, plain = toy_checkpoints(tmp_path, LLAMA, form, {"down_proj": own})
+    form, down_form = Format(), Format(bits=8, group=16, symmetric=False)
+    packed, plain = toy_checkpoints(tmp_path, LLAMA, form, {"down_proj": down_form})
     config = json.loads((packed / "config.json").read_text())
     config["quantization_config"]["dynamic"] = {
         "+:.*down_proj": {"bits": 8, "group_size": 16, "sym": False}
@@ -312,10 +312,10 @@ def test_the_config_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
     packed, _ = toy_checkpoints(tmp_path, LLAMA, Format())
     config = json.loads((packed / "config.json").read_text())
-    own = config.pop("quantization_config")
-    del own["quant_method"]
+    fields = config.pop("quantization_config")
+    del fields["quant_method"]
     (packed / "config.json").write_text(json.dumps(config))
-    (packed / "quantize_config.json").write_text(json.dumps(own))
+    (packed / "quantize_config.json").write_text(json.dumps(fields))
     assert "gptq" in {use.name for use in plan_of(packed).schemes}
 
 

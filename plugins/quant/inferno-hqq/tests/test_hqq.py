@@ -43,14 +43,14 @@ QWEN3_MOE = {
 
 
 def params(bits: int, group: int = 64, axis: int = 1) -> dict[str, Any]:
-    own = {"nbits": bits, "group_size": group, "axis": axis, "channel_wise": True}
-    return {"weight_quant_params": {**own, "optimize": True, "round_zero": bits == 4}}
+    fields = {"nbits": bits, "group_size": group, "axis": axis, "channel_wise": True}
+    return {"weight_quant_params": {**fields, "optimize": True, "round_zero": bits == 4}}
 
 
 def config(bits: int = 4, group: int = 64, axis: int = 1) -> dict[str, Any]:
     """As transformers writes it."""
-    own = params(bits, group, axis)
-    return {"quant_config": own, "quant_method": "hqq", "skip_modules": ["lm_head"]}
+    fields = params(bits, group, axis)
+    return {"quant_config": fields, "quant_method": "hqq", "skip_modules": ["lm_head"]}
 
 
 def encode(
@@ -166,8 +166,8 @@ def test_unpacking_is_bit_exact(
 
 def test_settings_may_differ_between_modules() -> None:
     parts, _ = encode(torch.randn(16, 128), 2)
-    own = {"mlp.up_proj": params(2), "mlp.down_proj": params(4)}
-    both = {**config(), "quant_config": own}
+    modules = {"mlp.up_proj": params(2), "mlp.down_proj": params(4)}
+    both = {**config(), "quant_config": modules}
     path = "model.layers.3.mlp.{}_proj"
     assert refuses(stored_matrix(parts, both, path.format("up"))) is None
     assert "2 bits" not in str(refuses(stored_matrix(parts, both, path.format("down"))))

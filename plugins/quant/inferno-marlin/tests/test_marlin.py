@@ -70,12 +70,12 @@ def orders() -> tuple[list[int], list[int], list[int]]:
     `_get_perms` builds them."""
     codes = list[int]()
     for i in range(32):
-        own = []
+        offsets = []
         for block in (0, 1):
             for row in (2 * (i % 4), 2 * (i % 4) + 1, 2 * (i % 4 + 4), 2 * (i % 4 + 4) + 1):
-                own.append(16 * row + i // 4 + 8 * block)
+                offsets.append(16 * row + i // 4 + 8 * block)
         for j in range(4):
-            codes.extend(p + 256 * j for p in own)
+            codes.extend(p + 256 * j for p in offsets)
     mixed = np.array(codes).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].ravel().tolist()
     scales = [i + 8 * j for i in range(8) for j in range(8)]
     single = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]

@@ -28,10 +28,10 @@ def random_parts(
 
 
 def reference(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    found: Tensor = convert_moe_packed_tensors(
+    values: Tensor = convert_moe_packed_tensors(
         parts["blocks"][None], parts["scales"][None], dtype=dtype
     )
-    return found[0].T
+    return values[0].T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -25,10 +25,10 @@ def verdict(machine: str, number: int, *arguments: int, architecture: int | None
     """Run the filter as the kernel does. Returns 0 if the call is made, else its error, or -1 if
     the process is killed."""
     program = list(struct.iter_unpack("=HBBI", syscalls.program(machine)))
-    column, own = syscalls.MACHINES[machine]
-    held = arguments + (0,) * (6 - len(arguments))
-    architecture = own if architecture is None else architecture
-    data = struct.pack("<iIQ6Q", number, architecture, 0, *held)
+    column, native = syscalls.MACHINES[machine]
+    slots = arguments + (0,) * (6 - len(arguments))
+    architecture = native if architecture is None else architecture
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *slots)
     at = register = 0
     while True:
         code, yes, no, value = program[at]

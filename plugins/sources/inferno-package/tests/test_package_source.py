@@ -61,10 +61,10 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    found = Site(tmp_path / "site")
-    found.path.mkdir()
-    monkeypatch.syspath_prepend(str(found.path))
-    return found
+    folder = Site(tmp_path / "site")
+    folder.path.mkdir()
+    monkeypatch.syspath_prepend(str(folder.path))
+    return folder
 
 
 def fetch(ref: str) -> Path:

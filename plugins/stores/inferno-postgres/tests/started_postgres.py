@@ -22,12 +22,12 @@ from attrs import define
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name) or next(
+    binary = shutil.which(name) or next(
         (str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
     )
-    if found is None:
+    if binary is None:
         pytest.skip(f"PostgreSQL's {name} is not installed")
-    return found
+    return binary
 
 
 def _user() -> dict[str, Any]:
@@ -36,8 +36,8 @@ def _user() -> dict[str, Any]:
         return {}
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
-            found = pwd.getpwnam(name)
-            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+            account = pwd.getpwnam(name)
+            return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
 
 
@@ -120,9 +120,9 @@ def postgres() -> Iterator[Postgres]:
             **owner,
         )
         assert done.returncode == 0, done.stderr
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
         server = Postgres(folder, port)
         try:
             server.start()

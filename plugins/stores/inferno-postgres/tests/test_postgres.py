@@ -67,10 +67,10 @@ def test_texts_are_in_the_order_of_their_bytes(tables: PostgresTables) -> None:
 def test_its_tables_are_in_a_schema_of_their_own(
     tables: PostgresTables, postgres: Postgres, database: str
 ) -> None:
-    found = postgres.execute(
+    rows = postgres.execute(
         "SELECT schemaname FROM pg_tables WHERE tablename IN ('things', 'version')", database
     )
-    assert found == [("inferno",), ("inferno",)]
+    assert rows == [("inferno",), ("inferno",)]
 
 
 # --- a server that is away ------------------------------------------------------------------------

@@ -35,17 +35,17 @@ STREAMS = 200
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
 def program(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
-    if found is None:
+    binary = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    if binary is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return binary
 
 
 @define(eq=False)
@@ -88,9 +88,9 @@ class Server:
     def running(self) -> int:
         """How many requests it generates for."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        found = re.search(r"^inferno_num_requests_running\S* (\d+)", text, re.MULTILINE)
-        assert found, text
-        return int(found[1])
+        match = re.search(r"^inferno_num_requests_running\S* (\d+)", text, re.MULTILINE)
+        assert match, text
+        return int(match[1])
 
     def stop(self) -> int:
         assert self.process is not None
@@ -144,8 +144,8 @@ def proxy(servers: tuple[Server, Server], tmp_path: Path) -> Iterator[str]:
         "/etc/ssl/llm.example.com.pem": str(certificate),
         "/etc/ssl/llm.example.com.key": str(key),
     }
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found and tuple(map(int, found.groups())) < (1, 25, 1):
+    match = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match and tuple(map(int, match.groups())) < (1, 25, 1):
         changes["http2 on;"] = ""
     for old, new in changes.items():
         assert site.count(old) == 1, old
@@ -232,12 +232,12 @@ def test_what_is_stored_at_one_server_is_there_at_the_other(
         body = {"input": f"turn {i}", "conversation": conversation, "max_output_tokens": 4}
         assert (a, b)[i % 2].post("/v1/responses", json=body).status_code == 200
     items = b.get(f"/v1/conversations/{conversation}/items", params={"order": "asc"}).json()
-    said = [each["content"][0]["text"] for each in items["data"] if each.get("role") == "user"]
-    assert said == [f"turn {i}" for i in range(6)]
+    turns = [each["content"][0]["text"] for each in items["data"] if each.get("role") == "user"]
+    assert turns == [f"turn {i}" for i in range(6)]
     text = {"type": "message", "role": "user", "content": "a\x00b\x01c"}
     assert b.post(f"/v1/conversations/{conversation}/items", json={"items": [text]}).is_success
-    found = a.get(f"/v1/conversations/{conversation}/items").json()["data"][0]
-    assert found["content"][0]["text"] == "a\x00b\x01c"
+    item = a.get(f"/v1/conversations/{conversation}/items").json()["data"][0]
+    assert item["content"][0]["text"] == "a\x00b\x01c"
     for id in ("x%00y", "x%01y"):
         for path in (f"/v1/conversations/{conversation}/items/{id}", f"/v1/responses/{id}"):
             assert a.get(path).status_code == 404
@@ -346,8 +346,8 @@ def test_a_killed_servers_work_ends_once(
         ids = [each.json()["id"] for each in answers]
 
         def count() -> int:
-            found = http.get(f"/v1/batches/{batch['id']}").json()
-            return int(found["request_counts"]["completed"])
+            status = http.get(f"/v1/batches/{batch['id']}").json()
+            return int(status["request_counts"]["completed"])
 
         end = time.monotonic() + 60
         while not count() and time.monotonic() < end:

@@ -228,8 +228,8 @@ class Tables:
     def learn_verified(self, arrays: StepArrays, owners: Array, token_ids: list[list[int]]) -> None:
         """The same for several tokens per slice, as `append_verified` appends them."""
         same = self.owners[arrays.sampling_rows] == owners
-        own = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]
-        self.append_verified(arrays, own)
+        own_ids = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]
+        self.append_verified(arrays, own_ids)
 
     def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
         """Append several tokens per slice. They replace its drafts."""

@@ -126,8 +126,8 @@ class EnginesClient:
     @property
     def weight_version(self) -> str:
         """Of the latest weights that an engine has: engines with others are outdated."""
-        held = {engine.weight_version for engine in self._engines}
-        return next((each for each in reversed(self._versions) if each in held), FIRST_VERSION)
+        versions = {engine.weight_version for engine in self._engines}
+        return next((each for each in reversed(self._versions) if each in versions), FIRST_VERSION)
 
     @property
     def stats(self) -> EngineStats:
@@ -262,15 +262,15 @@ class EnginesClient:
             each = await asyncio.to_thread(_files, control, [e.scratch for e in engines])
         self._changing += 1
         try:
-            calls = (engine.control(own) for engine, own in zip(engines, each, strict=True))
+            calls = (engine.control(order) for engine, order in zip(engines, each, strict=True))
             ended = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             self._changing -= 1
             for i in range(len(self._engines)) if control.action in _EMPTIES else ():
                 self._router.forget(i)
-        for own, error in zip(each, ended, strict=True):
-            if own.temporary and isinstance(error, EngineDeadError):
-                Path(own.path).unlink(missing_ok=True)
+        for order, error in zip(each, ended, strict=True):
+            if order.temporary and isinstance(error, EngineDeadError):
+                Path(order.path).unlink(missing_ok=True)
         _raise(ended)
 
     async def sessions(
@@ -280,9 +280,9 @@ class EnginesClient:
         that had it last. `ends`: and have all engines end it. Raises EngineDeadError."""
         engines = [engine for engine in self._engines if engine.alive] or self._engines[:1]
         calls = (engine.sessions(owner, name, limit=limit, ends=ends) for engine in engines)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        _raise(found)
-        views = [view for each in found if isinstance(each, list) for view in each]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        _raise(answers)
+        views = [view for each in answers if isinstance(each, list) for view in each]
         latest = dict[str, SessionView]()
         for view in sorted(views, key=lambda view: view.ttl, reverse=True):
             latest.setdefault(view.name, view)

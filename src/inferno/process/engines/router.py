@@ -73,15 +73,15 @@ class Router:
         """Give a request to one of the `able` engines. `answer_cost` is what a token of an answer
         takes beside those of others, in tokens of a prompt."""
         keys = self._keys(request, request.token_ids)
-        found = [self._found(self._loads[i], keys) * self._size for i in able]
+        hits = [self._found(self._loads[i], keys) * self._size for i in able]
         total = len(request.token_ids)
         loads = [self._loads[i] for i in able]
         costs = [
             load.prompts + answer_cost * load.answers + total - hit + _GIVEN * load.given
-            for load, hit in zip(loads, found, strict=True)
+            for load, hit in zip(loads, hits, strict=True)
         ]
         best = min(range(len(able)), key=costs.__getitem__)
-        placed = Placed(request, able[best], keys, total - found[best], self._expected(request))
+        placed = Placed(request, able[best], keys, total - hits[best], self._expected(request))
         load = loads[best]
         load.prompts += placed.prompt
         load.answers += placed.left

@@ -11,9 +11,9 @@ from inferno.plan import Plan
 def bind(plan: Plan, rank: int) -> Callable[[], None]:
     """Bind this thread, and those that it will start, to the cores of a rank, or of an engine
     without ranks, if the plan says so. Returns what undoes that."""
-    own = plan.ranks.cores[rank] if plan.ranks is not None and plan.ranks.cores else plan.cores
-    if not own or not hasattr(os, "sched_setaffinity"):
+    cpus = plan.ranks.cores[rank] if plan.ranks is not None and plan.ranks.cores else plan.cores
+    if not cpus or not hasattr(os, "sched_setaffinity"):
         return lambda: None
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, own)
+    os.sched_setaffinity(0, cpus)
     return lambda: os.sched_setaffinity(0, before)

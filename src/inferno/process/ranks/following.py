@@ -146,9 +146,9 @@ class Follower:
         self.runner.mover = self.kept.mover
 
     def close_store(self) -> None:
-        kept, self.kept = self.kept, None
-        if kept is not None:
-            kept.close()
+        store, self.kept = self.kept, None
+        if store is not None:
+            store.close()
 
     def close(self) -> None:
         self.close_store()
@@ -180,10 +180,10 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
         say(messages.CHANGED, messages.encode(words))
 
     while True:
-        if (kept := follower.kept) is not None:
-            for fetched in kept.answers():
+        if (store := follower.kept) is not None:
+            for fetched in store.answers():
                 say(messages.FETCHED, messages.encode(fetched))
-        kind, body = receive(None if kept is None else kept.waits_for)
+        kind, body = receive(None if store is None else store.waits_for)
         if kind == messages.NOTHING:
             continue
         if kind == messages.PIXELS:
@@ -191,8 +191,8 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
                 follower.pixels.take(messages.decode_pixels(body))
             continue
         if kind == messages.STORE:
-            if kept is not None:
-                kept.take(messages.decode_store_call(body))
+            if store is not None:
+                store.take(messages.decode_store_call(body))
             continue
         if kind == messages.CHANGE:
             change: messages.Change = messages.decode_change(body)
@@ -227,8 +227,8 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
             follower.pixels.update(given.step)
         if (drafting := runner.drafting) is not None:
             drafting.peek, drafting.is_shared = peeked, True
-        if kept is not None:
-            kept.note(given.step)
+        if store is not None:
+            store.note(given.step)
         if isinstance(runner, LateRunner):
             runner.begin(given.step, told)
             continue
@@ -304,8 +304,8 @@ def run(
             if (uses := plan.ranks.join) is not None:
                 build = meeting_by(build, first.own_host if first else uses.host, meeting)
             communicator = build(place)
-            own = plan_of_stage(plan, plan.ranks.stage_of(rank))
-            opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
+            stage_plan = plan_of_stage(plan, plan.ranks.stage_of(rank))
+            opened = evolve(opened, plan=stage_plan, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             follower = Follower.load(opened, far=first is not None)
         say(messages.WORDS, words(None, follower.places, sees=follower.sees))

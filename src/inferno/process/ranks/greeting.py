@@ -110,10 +110,10 @@ def admit(connection: socket.socket, token: bytes) -> bool:
     connection.settimeout(SECONDS)
     connection.sendall(MAGIC + ours)
     length = len(MAGIC) + _NONCE + len(_proof(token, _JOINS, b""))
-    said = _read(connection, length, until)
-    nonces = ours + said[len(MAGIC) : len(MAGIC) + _NONCE]
+    greeting = _read(connection, length, until)
+    nonces = ours + greeting[len(MAGIC) : len(MAGIC) + _NONCE]
     wanted = _proof(token, _JOINS, nonces)
-    if not hmac.compare_digest(said[len(MAGIC) + _NONCE :], wanted):
+    if not hmac.compare_digest(greeting[len(MAGIC) + _NONCE :], wanted):
         connection.sendall(bytes(len(wanted)))  # so that it is not taken for a lost connection
         return False
     connection.sendall(_proof(token, _LISTENS, nonces))
@@ -133,16 +133,16 @@ def _proof(token: bytes, whose: bytes, nonces: bytes) -> bytes:
 
 def _read(connection: socket.socket, count: int, until: float) -> bytes:
     """Read exactly so many bytes. Raises EOFError, and TimeoutError if they do not come in time."""
-    found = b""
-    while len(found) < count:
+    data = b""
+    while len(data) < count:
         connection.settimeout(max(0.01, until - time.monotonic()))
         if time.monotonic() > until:
             raise TimeoutError("nothing comes")
-        piece = connection.recv(count - len(found))
+        piece = connection.recv(count - len(data))
         if not piece:
             raise EOFError("the other end is closed")
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 def parse_address(text: str) -> tuple[str, int]:

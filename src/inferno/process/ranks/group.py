@@ -284,8 +284,8 @@ class Group:
             return self._over
         felt = time.monotonic()
         while error is None or not isinstance(error, KeyboardInterrupt):
-            said = self._listen(0.05)
-            heard_all = self._machines is None and self._endings and not said
+            news = self._listen(0.05)
+            heard_all = self._machines is None and self._endings and not news
             exited = any(
                 " code " in ending and messages.PEACE not in ending
                 for ending in [*self._endings.values()]
@@ -320,12 +320,12 @@ class Group:
     def _listen(self, seconds: float) -> bool:
         """Take what ranks have said, and wait a moment for the first word. Returns whether any has
         said something, or has connected."""
-        said = self._machines is not None and self._arrive(self._machines)
+        news = self._machines is not None and self._arrive(self._machines)
         while ready := self._heard.select(seconds):
             seconds = 0.0
             for wire in [key.fileobj for key, _ in ready]:
-                said |= self._hear(wire) if isinstance(wire, Wire) else self._accept()
-        return said
+                news |= self._hear(wire) if isinstance(wire, Wire) else self._accept()
+        return news
 
     def _accept(self) -> bool:
         self._add(Wire(self._listener.accept()[0]))
@@ -338,22 +338,22 @@ class Group:
     def _arrive(self, machines: Machines) -> bool:
         """Take the connections of other machines' ranks, and what came with their greetings.
         Returns whether there are any."""
-        said = False
+        news = False
         with suppress(Empty):
             while True:
                 wire = machines.arrived.get_nowait()
                 self._add(wire)
                 self._far.add(wire)
-                said = True
+                news = True
                 self._hear(wire)
-        return said
+        return news
 
     def _hear(self, wire: Wire) -> bool:
         """Take what a rank has said. Returns whether it has said something."""
-        said = False
+        news = False
         try:
             while (message := wire.receive(0.0)) is not None:
-                said = True
+                news = True
                 if message[0] == messages.MEET:
                     self._meeting.take(message[1])
                     self._pass_on(wire, message[1])
@@ -368,7 +368,7 @@ class Group:
                     self.seeing[words.rank] = wire
         except EOFError:
             self._heard.unregister(wire)
-        return said
+        return news
 
     def close(self) -> None:
         """End the ranks in peace."""

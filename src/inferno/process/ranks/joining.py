@@ -132,9 +132,9 @@ def _join_once(
             with suppress(EOFError, OSError):
                 wire.send(messages.DECLINED, messages.encode(Failure.of(error)))
             raise
-        own = asked.own_host or connection.getsockname()[0]
+        hostname = asked.own_host or connection.getsockname()[0]
         folder = Path(undo.enter_context(TemporaryDirectory(prefix="inferno_ranks_")))
-        _write(folder, plan, welcome, asked, own)
+        _write(folder, plan, welcome, asked, hostname)
         wire.send(messages.STARTED)
         ranks = Ranks(folder, plan, welcome.ranks, start or planned)
         undo.callback(ranks.kill)
@@ -184,11 +184,11 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
         path = str(catalog.source_of(ref).item.fetch(ref, fetch))
     except (ModelNotFoundError, CheckpointError, OSError) as error:
         raise _lacking(plan, plan, error) from error
-    own, cores = plan.ranks, host.usable_cores()
-    if own.numa:
-        bound = rank_cores(own.numa, len(numbers), host.numa_nodes())
+    use, cores = plan.ranks, host.usable_cores()
+    if use.numa:
+        bound = rank_cores(use.numa, len(numbers), host.numa_nodes())
         by_rank = dict(zip(numbers, bound, strict=True))
-        own = evolve(own, cores=tuple(by_rank.get(rank, ()) for rank in range(own.count)))
+        use = evolve(use, cores=tuple(by_rank.get(rank, ()) for rank in range(use.count)))
     packed = plan.packed_cache and str(default_folder(asked.environ))
     drafts = plan.speculation and evolve(plan.speculation, draft=None)  # rank 0 drafts alone
     threads = asked.threads or max(1, min(plan.threads, cores // len(numbers)))
@@ -197,7 +197,7 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
         ref=ref,
         path=path,
         origin=None,  # the model's identity is compared instead
-        ranks=own,
+        ranks=use,
         packed_cache=packed,
         speculation=drafts,
         threads=threads,

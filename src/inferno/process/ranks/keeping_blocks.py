@@ -69,12 +69,12 @@ class KeptBlocks:
 def runs_of(missing: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return the runs of blocks that lack the same groups (`Fetched.lost`): of very many, that all
     lack all of them, which costs time and nothing else."""
-    found, first = list[tuple[int, int, int]](), 0
+    runs, first = list[tuple[int, int, int]](), 0
     for groups, run in groupby(missing):
         count = len([*run])
         if groups:
-            found.append((first, count, groups))
+            runs.append((first, count, groups))
         first += count
-    if len(found) <= MOST_RUNS:
-        return found
+    if len(runs) <= MOST_RUNS:
+        return runs
     return [(0, len(missing), reduce(or_, missing))]

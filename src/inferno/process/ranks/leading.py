@@ -78,9 +78,9 @@ class LeadingRunner(ModelRunner):
 
     def _telling(self, cut: Callable[[Drafts], Drafts] | None) -> Callable[[Drafts], Drafts]:
         def told(drafts: Drafts) -> Drafts:
-            kept = drafts if cut is None else cut(drafts)
-            self._group.send(messages.DRAFTS, messages.encode_drafts(kept))
-            return kept
+            remaining = drafts if cut is None else cut(drafts)
+            self._group.send(messages.DRAFTS, messages.encode_drafts(remaining))
+            return remaining
 
         return told
 
@@ -247,8 +247,8 @@ class LeadingHome(Home):
             group = Group(opened.plan, start, build or build_of(opened), machines, launch)
             unbind = bind(opened.plan, 0)
             try:
-                own = plan_of_stage(opened.plan, opened.plan.ranks.stage_of(0))
-                shared = evolve(opened, plan=own, communicator=group.communicator)
+                stage_plan = plan_of_stage(opened.plan, opened.plan.ranks.stage_of(0))
+                shared = evolve(opened, plan=stage_plan, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
                 home.resident = LeadingResident.leading(home.resident, group)
                 group.meet(wanted)
@@ -265,8 +265,8 @@ class LeadingHome(Home):
         self, plan: Plan, groups: CacheGroups, sessions: Sessions | None, *, trial: bool = False
     ) -> tuple[ModelRunner, NoStore]:
         assert plan.ranks is not None, "a plan with ranks"
-        own = plan_of_stage(plan, plan.ranks.stage_of(0))
-        return super().run(own, groups, sessions, trial=trial)
+        stage_plan = plan_of_stage(plan, plan.ranks.stage_of(0))
+        return super().run(stage_plan, groups, sessions, trial=trial)
 
     def runner(self, *given: Any, **more: Any) -> ModelRunner:
         around = Neighbours.of(self.resident.opened, self.resident.present.model)

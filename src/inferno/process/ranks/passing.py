@@ -132,8 +132,8 @@ class Pipelined:
         first = place.rank // each * each
         self._peers = [rank for rank in range(first, first + each) if rank != place.rank]
         self._place, self._own = place, place.rank - first
-        own = inner or Operators.of(self._exchange)
-        self.all_reduce, self.all_gather = own.all_reduce, own.all_gather
+        collectives = inner or Operators.of(self._exchange)
+        self.all_reduce, self.all_gather = collectives.all_reduce, collectives.all_gather
         self.send, self.receive, self.flush = link.send, link.receive, link.flush
 
     def connect(self) -> None:

@@ -100,7 +100,7 @@ class Proposing(StepPart):
         spans = arrays.spans
         same = self.tables.owners[[span.row for span in spans]] == owners
         parts = torch.split(hidden_TD, [span.num_tokens for span in spans])
-        own = [(span, x) for span, x, is_own in zip(spans, parts, same, strict=True) if is_own]
-        if own:
-            kept, hidden = zip(*own, strict=True)
-            self.drafting.show(kept, torch.cat(hidden))
+        pairs = [(span, x) for span, x, is_own in zip(spans, parts, same, strict=True) if is_own]
+        if pairs:
+            own_spans, hidden = zip(*pairs, strict=True)
+            self.drafting.show(own_spans, torch.cat(hidden))

@@ -102,22 +102,22 @@ class SharedStore:
     def __attrs_post_init__(self) -> None:
         self.usage = self.index.usage
         self._waits.register(self.others.descriptor, selectors.EVENT_READ)
-        if (own := self.mover.fileno()) is not None:
-            self._waits.register(own, selectors.EVENT_READ)
+        if (handle := self.mover.fileno()) is not None:
+            self._waits.register(handle, selectors.EVENT_READ)
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
     def groups_of(self, key: bytes) -> int:
-        own, lacking = self.index.groups_of(key), self._lacking.get(key, 0)
-        if lacking and not own:
+        groups, lacking = self.index.groups_of(key), self._lacking.get(key, 0)
+        if lacking and not groups:
             del self._lacking[key]
-        return own & ~lacking
+        return groups & ~lacking
 
     def near(self, key: bytes) -> int:
-        groups = own = self.index.near(key)
-        while own:
-            bit = own & -own
-            own -= bit
+        groups = rest = self.index.near(key)
+        while rest:
+            bit = rest & -rest
+            rest -= bit
             if (key, bit) not in self._holders:
                 groups -= bit
         return groups
@@ -148,8 +148,8 @@ class SharedStore:
 
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
         self._tell(StoreCall("pin", owner=owner, keys=[*keys], until=until))
-        found = self.index.pin(keys, owner, until)
-        return next((i for i, key in enumerate(keys[:found]) if not self.groups_of(key)), found)
+        pinned = self.index.pin(keys, owner, until)
+        return next((i for i, key in enumerate(keys[:pinned]) if not self.groups_of(key)), pinned)
 
     def release(self, owner: str) -> None:
         self.index.release(owner)

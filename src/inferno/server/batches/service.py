@@ -175,12 +175,12 @@ class Batches:
         server."""
         busy, unstored = [*self._runs], [*self._unstored]
         try:
-            found = await self._store.run(lambda db: db.files.claim(busy, unstored))
+            batches = await self._store.run(lambda db: db.files.claim(busy, unstored))
         except StoreError as error:
             if not self._store.is_shared:  # else it is asked again soon, and the log has it
                 log.error("batches are not run: %s", error)
             return []
-        return [_Run(each.owner, each.body) for each in found]
+        return [_Run(each.owner, each.body) for each in batches]
 
     async def _run(self, run: _Run, app: ASGIApp) -> None:
         body = run.body

@@ -43,19 +43,19 @@ class ImageFetcher:
 
     async def fetched(self, url: str, param: str, medium: Medium = IMAGE) -> bytes:
         """Return what is at an address. Raises RequestError."""
-        asked = _Asked(param, medium)
+        request = _Asked(param, medium)
         if not self.limits.hosts:
-            raise asked.refused(
+            raise request.refused(
                 "is an address in the network, and this server fetches none",
                 "Or start it with --allow-image-urls HOST.",
             )
         self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "inferno fetch")
         loop, end = asyncio.get_running_loop(), time.monotonic() + SECONDS
-        fetching = loop.run_in_executor(self._threads, _fetch, url, self.limits, asked, end)
+        fetching = loop.run_in_executor(self._threads, _fetch, url, self.limits, request, end)
         try:
             return await asyncio.wait_for(fetching, SECONDS)
         except TimeoutError as error:
-            raise asked.too_slow() from error
+            raise request.too_slow() from error
 
     def close(self) -> None:
         """Fetch no more of what waits. What is being fetched ends within its time."""
@@ -187,14 +187,14 @@ def _body(answer: http.client.HTTPResponse, limits: ImageLimits, asked: _Asked) 
 
 def public_address(host: str, port: int, param: str, medium: Medium = IMAGE) -> str:
     """Return an address of a host, all of whose addresses are public. Raises RequestError."""
-    asked = _Asked(param, medium)
+    request = _Asked(param, medium)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise asked.refused(f": {host[:100]} is not found") from error
-    addresses = [str(each[4][0]) for each in found]
+        raise request.refused(f": {host[:100]} is not found") from error
+    addresses = [str(each[4][0]) for each in entries]
     if not addresses or not all(map(is_public, addresses)):
-        raise asked.refused(f": {host[:100]} is an address inside of a network")
+        raise request.refused(f": {host[:100]} is an address inside of a network")
     return addresses[0]
 
 

@@ -59,9 +59,9 @@ class UpdateWeightsRequest:
 async def sleep(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """Give back the memory of a model's cache, and of its weights. Its fields may be a body, or in
     the query, as vLLM's are."""
-    asked = await _given(request, SleepRequest)
-    llm = models.named(asked.model).llm
-    await llm.sleep(asked.level, mode=asked.mode)
+    fields = await _given(request, SleepRequest)
+    llm = models.named(fields.model).llm
+    await llm.sleep(fields.level, mode=fields.mode)
     return {"is_sleeping": llm.is_sleeping}
 
 
@@ -70,9 +70,9 @@ async def wake_up(
     request: Request[Any, Any, Any], models: NamedDependency[Models]
 ) -> dict[str, Any]:
     """Have the memory again that a model gave back when it was put to sleep."""
-    asked = await _given(request, WakeRequest)
-    llm = models.named(asked.model).llm
-    await llm.wake_up(asked.tags)
+    fields = await _given(request, WakeRequest)
+    llm = models.named(fields.model).llm
+    await llm.wake_up(fields.tags)
     return {"is_sleeping": llm.is_sleeping}
 
 

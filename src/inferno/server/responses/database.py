@@ -133,8 +133,8 @@ class Database:
         """Ask the server that generates a response to stop. Returns whether there may be one."""
 
         def work() -> bool:
-            found = self._find("response", owner, id, "id") is not None
-            return found and self.leases.cancel(id)
+            exists = self._find("response", owner, id, "id") is not None
+            return exists and self.leases.cancel(id)
 
         return self.room.transaction(work)
 

@@ -206,8 +206,8 @@ class Files:
         def work() -> tuple[int, int]:
             return self._tables.run(query, *values), self.counted()
 
-        found, self.used_bytes = self._tables.transaction(work, deletes=True)
-        return found
+        count, self.used_bytes = self._tables.transaction(work, deletes=True)
+        return count
 
     def expire(self) -> None:
         """Delete what was made too long ago."""
@@ -231,22 +231,22 @@ class Files:
         owners `busy` and the batches `without` are left out."""
 
         def work() -> list[Unfinished]:
-            known, found = set(busy), dict[str, Unfinished]()
+            known, batches = set(busy), dict[str, Unfinished]()
             for each in self.unfinished():
                 id = each.body["id"]
                 if each.owner in known or id in without:
                     continue
                 if self._leases.is_held(id) and not self._leases.has(id):
                     known.add(each.owner)
-                    found.pop(each.owner, None)
+                    batches.pop(each.owner, None)
                 else:
-                    found.setdefault(each.owner, each)
-            for owner, each in [*found.items()]:
+                    batches.setdefault(each.owner, each)
+            for owner, each in [*batches.items()]:
                 if self._leases.is_cancelled(each.body["id"]):
-                    self._cancelled(found.pop(owner).body)
+                    self._cancelled(batches.pop(owner).body)
                 else:
                     self._leases.take(each.body["id"])
-            return [*found.values()]
+            return [*batches.values()]
 
         return self._tables.transaction(work) if self.unfinished() else []
 
@@ -331,12 +331,12 @@ class Files:
             raise over_quota(size, quota)
         query = "SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(CASE WHEN owner = ? THEN bytes "
         query += "ELSE 0 END), 0) FROM files"
-        taken, own = map(int, self._tables.one(query, owner))
+        taken, owned = map(int, self._tables.one(query, owner))
         left = self._max_bytes - taken
-        if size > left or (owner and own + size > PLACES * left):
+        if size > left or (owner and owned + size > PLACES * left):
             raise RequestError(
                 f"{size} bytes do not fit: the store has {self._max_bytes} bytes for files, "
-                f"{taken} are used, {own} of them by this key",
+                f"{taken} are used, {owned} of them by this key",
                 "Delete files, or start the server with a larger --store-size.",
                 code="store_full",
             )

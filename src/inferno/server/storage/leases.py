@@ -53,18 +53,18 @@ class Leases:
     def beat(self) -> Heard:
         """Say that this server lives."""
         now = self._tables.now()
-        kept = self._tables.run(
+        renewed = self._tables.run(
             "UPDATE servers SET until = ? WHERE id = ? AND until >= ?",
             now + self._seconds,
             self.server,
             now,
         )
-        if not kept:
+        if not renewed:
             self._enter()
         rows = self._tables.all(
             "SELECT id FROM leases WHERE server = ? AND cancelled = 1", self.server
         )
-        return Heard(kept > 0, tuple(id for (id,) in rows))
+        return Heard(renewed > 0, tuple(id for (id,) in rows))
 
     def take(self, id: str) -> None:
         """Lease what nobody works at."""

@@ -54,8 +54,8 @@ def next_to_go(tables: Tables, keep: str) -> Any:
     """Return the same of the owner who has most: nobody's records make room for those of another
     who has more."""
     owners = tables.all("SELECT owner FROM records GROUP BY owner ORDER BY SUM(bytes) DESC")
-    found = (oldest(tables, owner, keep) for (owner,) in owners)
-    return next((each for each in found if each is not None), None)
+    records = (oldest(tables, owner, keep) for (owner,) in owners)
+    return next((each for each in records if each is not None), None)
 
 
 def over_quota(size: int, quota: int) -> RequestError:

@@ -46,10 +46,10 @@ class Room:
 
     def _shared(self, work: Callable[[], T]) -> T:
         before = self.used_bytes = self._tables.one("SELECT bytes FROM totals")[0]
-        found = work()
+        result = work()
         if self.used_bytes != before:
             self._tables.run("UPDATE totals SET bytes = ?", self.used_bytes)
-        return found
+        return result
 
     def make(
         self, owner: str, size: int, quota_of: QuotaOf, keep: str = "", already: int = 0

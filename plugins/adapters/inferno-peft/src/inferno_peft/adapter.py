@@ -108,10 +108,10 @@ def open_adapter(path: Path, base: AdapterBase) -> PeftAdapter:
     sources: dict[str, Source] = {}
     parts = _parts(file)
     copies = tuple(_copies(parts)) if config.tied else ()
-    for name, own in parts.items():
-        found = list(_matrices(file, name, own, config, base))
-        pairs |= {path: pair for path, pair, _ in found}
-        sources |= {path: source for path, _, source in found}
+    for name, members in parts.items():
+        entries = list(_matrices(file, name, members, config, base))
+        pairs |= {path: pair for path, pair, _ in entries}
+        sources |= {path: source for path, _, source in entries}
     if not pairs:
         raise CheckpointError(f"{file} has no pair of matrices", DAMAGED)
     return PeftAdapter(path, digest_of(data, _sha256(file)), pairs, sources, copies)
@@ -151,7 +151,7 @@ embeddings and heads; and for the norms of a DoRA's rows."""
 
 def _parts(file: Path) -> dict[str, dict[str, _Part]]:
     """Return the tensors of each module, by A and B."""
-    found: dict[str, dict[str, _Part]] = {}
+    by_path: dict[str, dict[str, _Part]] = {}
     for name, shape, dtype in _headers(file):
         match = _NAME.fullmatch(name)
         if match is None:
@@ -160,22 +160,22 @@ def _parts(file: Path) -> dict[str, dict[str, _Part]]:
                 f"{file}: {reason or 'it is no pair of matrices of a linear layer'}: {name[:100]}",
                 WITH_PEFT,
             )
-        own = found.setdefault(match["path"], {})
+        members = by_path.setdefault(match["path"], {})
         part = match["part"] or match["base"] or match["norms"] or f"{_ROWS}{match['rows']}"
-        if part in own:
+        if part in members:
             raise CheckpointError(f"{file}: {name[:100]} is there twice", DAMAGED)
-        own[part] = name, shape, dtype
-    return found
+        members[part] = name, shape, dtype
+    return by_path
 
 
 def _copies(parts: dict[str, dict[str, _Part]]) -> Iterator[tuple[str, str]]:
     """Remove the pair of a head that PEFT ties to that of the embedding, transposed: inferno adds
     the embedding's in both places. Yields its tensors' names, each with that of the embedding's."""
     rows = f"{_ROWS}B", f"{_ROWS}A"
-    tied = [own for own in parts.values() if own.keys() >= {*rows}]
-    for path, own in list(parts.items()):
-        for embedding in tied if own.keys() >= {*"AB"} else ():
-            pairs = [(own[part], embedding[row]) for part, row in zip("AB", rows, strict=True)]
+    tied = [members for members in parts.values() if members.keys() >= {*rows}]
+    for path, members in list(parts.items()):
+        for embedding in tied if members.keys() >= {*"AB"} else ():
+            pairs = [(members[part], embedding[row]) for part, row in zip("AB", rows, strict=True)]
             if all(copy[1] == stored[1][::-1] for copy, stored in pairs):
                 yield from ((copy[0], stored[0]) for copy, stored in pairs)
                 parts.pop(path, None)
@@ -195,7 +195,7 @@ def _matrices(
     file: Path, path: str, own: dict[str, _Part], config: PeftConfig, base: AdapterBase
 ) -> Iterator[tuple[str, LowRank, Source]]:
     """Yield the pairs of a module's matrices."""
-    kept, rows = own.pop(_BASE, None), any(part.startswith(_ROWS) for part in own)
+    dense, rows = own.pop(_BASE, None), any(part.startswith(_ROWS) for part in own)
     norms = own.pop(_NORMS, None)
     if norms is not None and not base.merging:
         raise UnsupportedError(f"{file}: {DORA}: {path[:100]}", MERGE)
@@ -224,9 +224,9 @@ def _matrices(
             DAMAGED,
         )
     inputs, outputs = shapes[1:][::-1] if rows else shapes[1:]
-    if kept is not None and kept[1] != (outputs, inputs):
+    if dense is not None and dense[1] != (outputs, inputs):
         raise UnsupportedError(
-            f"{file}: {path[:100]} has {list(kept[1])} beside a pair for ({outputs}, {inputs})",
+            f"{file}: {path[:100]} has {list(dense[1])} beside a pair for ({outputs}, {inputs})",
             WITH_PEFT,
         )
     if norms is not None and (rows or norms[1] != (outputs,)):

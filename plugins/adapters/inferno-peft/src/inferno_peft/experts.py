@@ -96,8 +96,8 @@ def expert_pairs(
         pair = ExpertPair(rows.member, experts, rank, rows.rows, swapped)
         inputs = whole.outputs if swapped else whole.inputs
         size = len(range(*rows.rows.indices(outputs)))
-        own = LowRank(rank=rank, scale=scale, inputs=inputs, outputs=size)
-        yield target.removesuffix(".weight"), own, pair
+        low_rank = LowRank(rank=rank, scale=scale, inputs=inputs, outputs=size)
+        yield target.removesuffix(".weight"), low_rank, pair
 
 
 def _matrix(whole: LowRank, names: Sequence[str], config: Mapping[str, Any]) -> tuple[str, bool]:
@@ -110,7 +110,7 @@ def _matrix(whole: LowRank, names: Sequence[str], config: Mapping[str, Any]) -> 
     }
     given = (whole.inputs, whole.outputs)
     for swapped, shape in ((False, given), (True, given[::-1])):
-        if (name := next((n for n, own in shapes.items() if own == shape), None)) is not None:
+        if (name := next((n for n, sizes in shapes.items() if sizes == shape), None)) is not None:
             return name, swapped
     raise CheckpointError(
         f"no tensor of the model's experts has {given[1]} rows of {given[0]}",

@@ -41,11 +41,11 @@ def _marks(body: MessagesRequest) -> Iterator[tuple[Any, str]]:
         yield body.cache_control, "cache_control"
     places = [("tools", body.tools), ("system", body.system)]
     places += [(f"messages[{i}].content", m.get("content")) for i, m in enumerate(body.messages)]
-    found = 0
+    count = 0
     for where, blocks in places:
         for i, block in enumerate(blocks if isinstance(blocks, list) else ()):
             mark = block.get("cache_control") if isinstance(block, Mapping) else None
-            if mark is not None and (found := found + 1) <= MOST_MARKS:
+            if mark is not None and (count := count + 1) <= MOST_MARKS:
                 yield mark, f"{where}[{i}].cache_control"
 
 

@@ -121,8 +121,8 @@ def _user(role: str, content: list[Any], param: str, ignored: list[str]) -> list
             results.append(_result(block, where, ignored))
         elif (part := _part(block, where, ignored)) is not None:
             texts.append(part)
-    said = [{"role": role, "content": _joined(texts)}] if texts or not results else []
-    return [*results, *said]
+    turn = [{"role": role, "content": _joined(texts)}] if texts or not results else []
+    return [*results, *turn]
 
 
 def _assistant(content: list[Any], param: str, ignored: list[str]) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def _text(
         raise RequestError(
             f"{param} is neither a string nor a list", "Send a string or text blocks.", param=param
         )
-    found = [_part(b, f"{param}[{i}]", ignored, images=images) for i, b in enumerate(content)]
-    return _joined([part for part in found if part is not None])
+    parts = [_part(b, f"{param}[{i}]", ignored, images=images) for i, b in enumerate(content)]
+    return _joined([part for part in parts if part is not None])
 
 
 def _part(
@@ -217,14 +217,14 @@ def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def _string(block: dict[str, Any], name: str, param: str, *, empty: bool = False) -> str:
-    found = block.get(name)
-    if not isinstance(found, str) or not (found or empty):
+    value = block.get(name)
+    if not isinstance(value, str) or not (value or empty):
         raise RequestError(
             f"{param}.{name} is not a string, or empty",
             f"Give the block a string in {name}.",
             param=f"{param}.{name}",
         )
-    return found
+    return value
 
 
 # --- tools and options ----------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _tools(
     tools: Sequence[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, str], list[str]]:
     """Return chat's tools, the body's names for them, and the tools ignored."""
-    found: list[dict[str, Any]] = []
+    functions: list[dict[str, Any]] = []
     names, ignored = {}, []
     for i, tool in enumerate(tools):
         param, name, schema = f"tools[{i}]", tool.get("name"), tool.get("input_schema")
@@ -249,9 +249,9 @@ def _tools(
                 "Give a JSON schema of the type object.",
                 param=f"{param}.input_schema",
             )
-        names[f"tools[{len(found)}].function"] = param
-        found.append(function_tool(name, tool.get("description"), schema, tool.get("strict")))
-    return found, names, ignored[:100]
+        names[f"tools[{len(functions)}].function"] = param
+        functions.append(function_tool(name, tool.get("description"), schema, tool.get("strict")))
+    return functions, names, ignored[:100]
 
 
 def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -259,9 +259,9 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     kind = choice.get("type")
     if kind == "tool":
-        found: Any = named_function(_string(dict(choice), "name", "tool_choice"))
+        chat_choice: Any = named_function(_string(dict(choice), "name", "tool_choice"))
     elif isinstance(kind, str) and kind in _CHOICES:
-        found = _CHOICES[kind]
+        chat_choice = _CHOICES[kind]
     else:
         raise RequestError(
             f"tool_choice has the unknown type {shorten(str(kind), 40)!r}",
@@ -269,7 +269,7 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
             param="tool_choice.type",
         )
     parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-    return {"tool_choice": found, **parallel}
+    return {"tool_choice": chat_choice, **parallel}
 
 
 def _thinking(body: CountTokensRequest, model: ServedModel) -> tuple[dict[str, Any], list[str]]:

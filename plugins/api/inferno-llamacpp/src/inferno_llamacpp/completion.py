@@ -102,9 +102,9 @@ async def _respond(
     translation = Translation(chat, _NAMES)
     with translation.naming():
         given = {name: value for name, value in chat.items() if value is not None}
-        found = read(given, CompletionRequest)
-        ignored = (*parsed.ignored, *found.ignored)
-        prepared, _ = await prepare_text(Parsed(found.body, ignored), model)
+        inner = read(given, CompletionRequest)
+        ignored = (*parsed.ignored, *inner.ignored)
+        prepared, _ = await prepare_text(Parsed(inner.body, ignored), model)
     shape = LlamaShape(model, body)
     return await model.pipeline.respond(prepared, shape, request.receive)
 
@@ -144,7 +144,7 @@ def _biases(given: Any) -> Mapping[str, Any] | None:
     if given is None or isinstance(given, dict):
         return given
     pairs = given if isinstance(given, list) else [given]
-    found: dict[str, Any] = {}
+    by_token: dict[str, Any] = {}
     for i, pair in enumerate(pairs):
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int):
             raise RequestError(
@@ -152,5 +152,5 @@ def _biases(given: Any) -> Mapping[str, Any] | None:
                 "Send [[15043, 1.0]], with token ids (POST /tokenize).",
                 param=f"logit_bias[{i}]",
             )
-        found[str(pair[0])] = -100 if pair[1] is False else pair[1]
-    return found
+        by_token[str(pair[0])] = -100 if pair[1] is False else pair[1]
+    return by_token

@@ -86,7 +86,7 @@ def _first(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
 
 def files(extra: Sequence[dict[str, Any]] | None) -> list[tuple[str, str]]:
     """Return the names and contents of `input_extra`. Raises RequestError."""
-    found = []
+    pairs = []
     for i, each in enumerate(extra or ()):
         name, text = each.get("filename", "file"), each.get("text")
         if not isinstance(name, str) or not isinstance(text, str):
@@ -95,5 +95,5 @@ def files(extra: Sequence[dict[str, Any]] | None) -> list[tuple[str, str]]:
                 "Send objects of filename and text.",
                 param=f"input_extra[{i}]",
             )
-        found.append((name, text))
-    return found
+        pairs.append((name, text))
+    return pairs

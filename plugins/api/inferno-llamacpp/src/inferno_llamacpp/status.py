@@ -66,15 +66,15 @@ async def apply_template(
     """Render a conversation with the chat template."""
     body = data.body
     model = await models.find(body.model)
-    asked = TokenizeRequest(
+    request = TokenizeRequest(
         messages=body.messages,
         tools=body.tools,
         chat_template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
     )
-    found = await model.encode_chat(asked, body.tools or [])
-    answer: dict[str, Any] = {"prompt": found.text}
-    if ignored := (*data.ignored, *found.ignored):
+    rendering = await model.encode_chat(request, body.tools or [])
+    answer: dict[str, Any] = {"prompt": rendering.text}
+    if ignored := (*data.ignored, *rendering.ignored):
         answer["x_inferno"] = {"ignored": ignored}
     return Response(answer, media_type="application/json")
 

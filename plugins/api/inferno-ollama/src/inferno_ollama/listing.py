@@ -58,27 +58,27 @@ async def show(
 ) -> Response[Any]:
     """Describe a model."""
     model = await find(models, _name(data.body))
-    found = Description.of(model)
+    description = Description.of(model)
     template = model.preprocessor.template
     named: dict[str, int | None] = {
-        "context_length": found.max_model_len,
-        "embedding_length": found.hidden_size,
-        "original_context_length": found.trained_len,
+        "context_length": description.max_model_len,
+        "embedding_length": description.hidden_size,
+        "original_context_length": description.trained_len,
     }
     info: dict[str, Any] = {
-        "general.architecture": found.family,
+        "general.architecture": description.family,
         "general.basename": model.llm.model_id,
     }
-    info |= {f"{found.family}.{k}": v for k, v in named.items() if v is not None}
+    info |= {f"{description.family}.{k}": v for k, v in named.items() if v is not None}
     body = {
         "modelfile": f"FROM {model.llm.model_id}",
         "parameters": _parameters(model),
         "template": template.source() if template.exists else "",
-        "details": _details(found),
+        "details": _details(description),
         "model_info": info,
         "capabilities": [
             "completion",
-            *(name for each, name in _CAPABILITIES.items() if each in found.capabilities),
+            *(name for each, name in _CAPABILITIES.items() if each in description.capabilities),
         ],
         "modified_at": timestamp(model.created),
     }
@@ -138,26 +138,26 @@ def _name(body: OllamaNameRequest | OllamaPullRequest) -> str:
 
 
 def _entry(name: str, model: ServedModel | None) -> dict[str, Any]:
-    found = None if model is None else Description.of(model)
+    description = None if model is None else Description.of(model)
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp(0 if model is None else model.created),
-        "size": 0 if found is None else found.nbytes,
+        "size": 0 if description is None else description.nbytes,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
-        "details": _details(found),
+        "details": _details(description),
     }
 
 
 def _running(model: ServedModel) -> dict[str, Any]:
-    found = Description.of(model)
+    description = Description.of(model)
     entry = _entry(model.names[0], model)
     entry.pop("modified_at")
     return {
         **entry,
         "expires_at": _NEVER,
-        "size_vram": 0 if found.device.startswith("cpu") else found.nbytes,
-        "context_length": found.max_model_len,
+        "size_vram": 0 if description.device.startswith("cpu") else description.nbytes,
+        "context_length": description.max_model_len,
     }
 
 

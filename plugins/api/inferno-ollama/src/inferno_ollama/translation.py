@@ -75,14 +75,14 @@ def sampling(body: Generating) -> tuple[dict[str, Any], tuple[str, ...]]:
         if error.param is not None:
             error.param = f"options.{error.param}"
         raise
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in fields_dict(Options):
         if (value := getattr(parsed.body, name)) is None:
             continue
         if (name, value) in (("seed", -1), ("num_predict", -1), ("num_predict", -2)):
             continue
-        found[_OPTIONS.get(name, name)] = value
-    return found, tuple(f"options.{name}" for name in parsed.ignored)
+        settings[_OPTIONS.get(name, name)] = value
+    return settings, tuple(f"options.{name}" for name in parsed.ignored)
 
 
 def _translation(
@@ -139,7 +139,7 @@ def _tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | Non
 def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return chat messages. Calls get ids, and results those of the calls that they answer: by
     name, else in order."""
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
@@ -157,8 +157,8 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             id = message.get("tool_call_id") or _answered(open_calls, name)
             new |= {"name": name} if name else {}
             new |= {"tool_call_id": id} if id else {}
-        found.append(new)
-    return found
+        turns.append(new)
+    return turns
 
 
 def _seeing(content: Any, images: Any, param: str = "") -> Any:
@@ -173,7 +173,7 @@ def _seeing(content: Any, images: Any, param: str = "") -> Any:
 
 
 def _calls(calls: Any, i: int, param: str) -> list[dict[str, Any]]:
-    found = []
+    entries = []
     for j, call in enumerate(calls if isinstance(calls, list) else [calls]):
         where = f"{param}.tool_calls[{j}]"
         function = call.get("function") if isinstance(call, dict) else None
@@ -185,8 +185,8 @@ def _calls(calls: Any, i: int, param: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments", {})
         if not isinstance(arguments, str):
             arguments = msgspec.json.encode(arguments).decode()
-        found.append(function_call(str(call.get("id") or f"call_{i}_{j}"), name, arguments))
-    return found
+        entries.append(function_call(str(call.get("id") or f"call_{i}_{j}"), name, arguments))
+    return entries
 
 
 def _answered(open_calls: list[dict[str, Any]], name: Any) -> str | None:

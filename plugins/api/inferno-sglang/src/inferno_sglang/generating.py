@@ -56,9 +56,9 @@ async def generate(
     given, ignored = _completion(body)
     prompt = "text" if body.input_ids is None else "input_ids"
     with Translation(given, {**_BACK, "prompt": prompt}).naming():
-        found = read(given, CompletionRequest)
-        ignored = (*data.ignored, *ignored, *found.ignored)
-        prepared, _ = await prepare_text(Parsed(found.body, ignored), model)
+        inner = read(given, CompletionRequest)
+        ignored = (*data.ignored, *ignored, *inner.ignored)
+        prepared, _ = await prepare_text(Parsed(inner.body, ignored), model)
     shape = GenerateShape(model, _wanted(body, model), running_of(request), body.rid)
     shape.begin_with(prepared)
     return await model.pipeline.respond(prepared, shape, request.receive)

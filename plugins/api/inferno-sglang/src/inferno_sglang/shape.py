@@ -104,22 +104,22 @@ class GenerateShape(Shape[_Choice]):
         if not self._wanted.scores:
             return {}
         outputs = choice.logprobs
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "output_token_logprobs": [[each.logprob, each.token_id, None] for each in outputs]
         }
         if self._wanted.top:
-            found["output_top_logprobs"] = [_top(each) for each in outputs]
+            fields["output_top_logprobs"] = [_top(each) for each in outputs]
         if (start := self._wanted.start) >= 0:
             n = self.generation.prepared.params.n
             scored = self.choices[choice.index // n * n].prompt_logprobs or ()
             prompt = self._prompt(choice)
-            found["input_token_logprobs"] = [
+            fields["input_token_logprobs"] = [
                 [each.logprob if each else None, id, None]
                 for each, id in zip(scored[start:], prompt[start:], strict=False)
             ]
             if self._wanted.top:
-                found["input_top_logprobs"] = [each and _top(each) for each in scored[start:]]
-        return found
+                fields["input_top_logprobs"] = [each and _top(each) for each in scored[start:]]
+        return fields
 
 
 def _top(scored: Any) -> list[list[Any]]:

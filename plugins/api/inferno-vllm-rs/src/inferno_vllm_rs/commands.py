@@ -99,16 +99,16 @@ def _sampling(given: argparse.Namespace) -> list[str]:
 def _model(given: argparse.Namespace) -> list[str]:
     """The reference and how the model is loaded."""
     config = EngineConfig(model_id=given.m, weight_path=given.w, weight_file=given.f)
-    found = [config.ref, "--dtype", DType(given.dtype).name_here, *_options(given, _AS_IT_IS)]
+    arguments = [config.ref, "--dtype", DType(given.dtype).name_here, *_options(given, _AS_IT_IS)]
     if shards := _shards(given):
-        found += ["--tp", str(shards)]
+        arguments += ["--tp", str(shards)]
     if given.isq:
-        found += ["--isq", ISQ.get(given.isq, given.isq)]
+        arguments += ["--isq", ISQ.get(given.isq, given.isq)]
     if given.fp8_kvcache:
-        found += ["--kv-cache-dtype", "fp8_e4m3"]
+        arguments += ["--kv-cache-dtype", "fp8_e4m3"]
     if given.context_cache or given.prefix_cache:
-        found += ["--enable-prefix-caching"]
-    return found + [
+        arguments += ["--enable-prefix-caching"]
+    return arguments + [
         f"--{name.replace('_', '-')}" for name in ("pd_server", "pd_client") if getattr(given, name)
     ]
 

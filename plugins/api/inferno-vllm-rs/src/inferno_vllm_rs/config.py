@@ -79,8 +79,8 @@ class SamplingParams:
         config's `max_tokens` is the most that a request gets."""
         given: dict[str, Any] = _given(config.generation_cfg) | _given(self)
         given.pop("session_id", None)
-        asked, most = self.max_tokens, config.max_tokens
-        limits = [limit for limit in (asked, most) if limit is not None]
+        tokens, most = self.max_tokens, config.max_tokens
+        limits = [limit for limit in (tokens, most) if limit is not None]
         given["max_tokens"] = min(limits, default=MAX_TOKENS)
         return attrs.evolve(default, **given)
 

@@ -80,10 +80,10 @@ class FlashAttend:
 
 
 def _lengths(batch: Batch) -> Lengths:
-    found: Lengths | None = batch.scratch.get(Lengths)
-    if found is None:  # shared by all layers
-        found = batch.scratch[Lengths] = Lengths.of(batch)
-    return found
+    lengths: Lengths | None = batch.scratch.get(Lengths)
+    if lengths is None:  # shared by all layers
+        lengths = batch.scratch[Lengths] = Lengths.of(batch)
+    return lengths
 
 
 def flash(need: AttentionNeed) -> FlashAttend:

@@ -38,12 +38,12 @@ class Variant:
             return f"it runs on CUDA devices, not on {device}"
         if device.capability is None:
             return f"the driver does not tell the compute capability of {device}"
-        found = "{}.{}".format(*device.capability)
+        level = "{}.{}".format(*device.capability)
         if device.capability < _LEAST_CAPABILITY:
-            return f"it needs compute capability 8.0, {device} has {found}"
+            return f"it needs compute capability 8.0, {device} has {level}"
         if self.majors is not None and device.capability[0] not in self.majors:
             wanted = " or ".join(f"{major}.x" for major in sorted(self.majors))
-            return f"it is written for compute capability {wanted}, {device} has {found}"
+            return f"it is written for compute capability {wanted}, {device} has {level}"
         if (reason := self.missing()) is not None:
             return reason
         if need.dtype not in ("float16", "bfloat16"):
@@ -76,10 +76,10 @@ def _missing_flash_attn_3() -> str | None:
 
 
 def _missing_paged_torch() -> str | None:
-    found = version("torch")
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    build = version("torch")
+    numbers = tuple(int(number) for number in re.findall(r"\d+", build)[:2])
     if numbers < _PAGED_TORCH:
-        return f"torch {found} attends to packed sequences, but not through block tables: 2.13 does"
+        return f"torch {build} attends to packed sequences, but not through block tables: 2.13 does"
     return None
 
 

@@ -32,8 +32,8 @@ def refuses_compiled(need: AttentionNeed) -> str | None:
         return reason
     if device.kind == "cuda" and (device.capability or (0, 0)) < _COMPILED_CAPABILITY:
         least = ".".join(map(str, _COMPILED_CAPABILITY))
-        found = "does not tell" if device.capability is None else "does not have"
-        return f"its compiled kernels need compute capability {least}, which {device} {found}"
+        verb = "does not tell" if device.capability is None else "does not have"
+        return f"its compiled kernels need compute capability {least}, which {device} {verb}"
     return None
 
 

@@ -30,8 +30,8 @@ def refuses_device(device: Device) -> str | None:
     if device.capability is None:
         return f"the driver does not tell the compute capability of {device}"
     if device.capability < LEAST_CAPABILITY:
-        least, found = (".".join(map(str, each)) for each in (LEAST_CAPABILITY, device.capability))
-        return f"it needs compute capability {least}, {device} has {found}"
+        least, level = (".".join(map(str, each)) for each in (LEAST_CAPABILITY, device.capability))
+        return f"it needs compute capability {least}, {device} has {level}"
     if find_spec("triton") is None:
         return "triton is not installed: torch's builds for CUDA bring it"
     return None

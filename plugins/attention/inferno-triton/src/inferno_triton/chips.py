@@ -36,6 +36,6 @@ def using(chip: Chip) -> Iterator[None]:
 
 @cache
 def _of(device: torch.device) -> Chip:
-    found: Any = torch.cuda.get_device_properties(device)
-    chip = chip_of((found.major, found.minor), found.shared_memory_per_block_optin)
-    return tuned.read(tuned.path_of(found.name), found.name, chip)
+    properties: Any = torch.cuda.get_device_properties(device)
+    chip = chip_of((properties.major, properties.minor), properties.shared_memory_per_block_optin)
+    return tuned.read(tuned.path_of(properties.name), properties.name, chip)

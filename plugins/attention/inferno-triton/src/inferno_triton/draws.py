@@ -111,8 +111,8 @@ def best(x, own, tops, ids, own_tops, own_ids, width, x_t, own_t, parts, spans,
     if OWN:
         top = tl.max(own_best_D, 0)
         tl.store(own_tops + row * spans + s, top)
-        found = tl.min(tl.where(own_best_D == top, own_id_D, width), 0)
-        tl.store(own_ids + row * spans + s, found)
+        winner = tl.min(tl.where(own_best_D == top, own_id_D, width), 0)
+        tl.store(own_ids + row * spans + s, winner)
 
 
 @triton.jit
@@ -180,17 +180,17 @@ def gather(x, tops, counts, masses, listed, listed_ids, totals, out, temperature
     if (top_k >= width) & (top_p >= 2147483648):
         target = share(uniform, total)
         before = tl.sum(tl.where(each < s, mass_S, 0), 0)
-        own = tl.sum(tl.where(each == s, mass_S, 0), 0)
-        if (before > target) | (before + own <= target):
+        span_mass = tl.sum(tl.where(each == s, mass_S, 0), 0)
+        if (before > target) | (before + span_mass <= target):
             return
-        found = width
+        winner = width
         for at in range(s * span, stop, DB):
             p_D = probability(logits(x + row * x_t + at + d, at + d < stop, OWN), top, temperature)
             mass_D = tl.where(p_D < min_p, 0, mass(p_D))
             beyond_D = before + tl.cumsum(mass_D, 0) > target
-            found = tl.minimum(found, tl.min(tl.where(beyond_D, at + d, width), 0))
+            winner = tl.minimum(winner, tl.min(tl.where(beyond_D, at + d, width), 0))
             before += tl.sum(mass_D, 0)
-        tl.store(out + row, found.to(tl.int64))
+        tl.store(out + row, winner.to(tl.int64))
         return
     mask_SP = (each < spans)[:, None] & (p >= 0)[None, :]
     count_SP = tl.load(counts + from_S[:, None] + p[None, :], mask=mask_SP, other=0)
@@ -294,25 +294,25 @@ def select(tops, ids, own_tops, own_ids, listed, listed_ids, totals, out, temper
             likely_D += tl.where(p_D < min_p, 0, mass(p_D))
         low, high = key(tl.min(lowest_D, 0)).to(tl.int64), key(top).to(tl.int64)
         if top_k < count:
-            found = find(listed, length, top, temperature, low, high, top_k - 1, True, P, DB)
-            before, above, each = place(listed, length, top, temperature, found, DB)
+            pivot = find(listed, length, top, temperature, low, high, top_k - 1, True, P, DB)
+            before, above, each = place(listed, length, top, temperature, pivot, DB)
             total = above + (top_k - before) * each
-        kept = total
+        nucleus = total
         enough = tl.maximum(share(top_p, total), 1)
         if enough < total:
-            found = find(listed, length, top, temperature, low, high, enough - 1, False, P, DB)
-            before, above, each = place(listed, length, top, temperature, found, DB)
-            kept = tl.minimum(above + ((enough - 1 - above) // each + 1) * each, total)
-        target = share(uniform, tl.minimum(kept, tl.sum(likely_D, 0)))
-        found = find(listed, length, top, temperature, low, high, target, False, P, DB)
-        before, above, each = place(listed, length, top, temperature, found, DB)
+            pivot = find(listed, length, top, temperature, low, high, enough - 1, False, P, DB)
+            before, above, each = place(listed, length, top, temperature, pivot, DB)
+            nucleus = tl.minimum(above + ((enough - 1 - above) // each + 1) * each, total)
+        target = share(uniform, tl.minimum(nucleus, tl.sum(likely_D, 0)))
+        pivot = find(listed, length, top, temperature, low, high, target, False, P, DB)
+        before, above, each = place(listed, length, top, temperature, pivot, DB)
         rank = (target - above) // each  # among the tokens with this logit
         token = width
         seen = rank * 0
         for at in range(0, length, DB):
             x_D = tl.load(listed + at + d, mask=at + d < length, other=-float("inf"))
             id_D = tl.load(listed_ids + at + d, mask=at + d < length, other=0)
-            equal_D = ((key(x_D).to(tl.int64) == found) & (at + d < length)).to(tl.int64)
+            equal_D = ((key(x_D).to(tl.int64) == pivot) & (at + d < length)).to(tl.int64)
             past_D = (seen + tl.cumsum(equal_D, 0) > rank) & (equal_D > 0)
             token = tl.minimum(token, tl.min(tl.where(past_D, id_D, width), 0))
             seen += tl.sum(equal_D, 0)

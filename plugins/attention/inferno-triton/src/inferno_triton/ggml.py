@@ -31,8 +31,8 @@ class Ggml:
 def parts(layout: str, data_OB: Tensor) -> Parts:
     """Return the codes and scales of rows of blocks."""
     kind, rows = FORMS[layout], len(data_OB)
-    found = kind.read(data_OB.reshape(-1, kind.nbytes))
-    codes_OI, scales_OG, *rest = (each.reshape(rows, -1) for each in found)
+    tensors = kind.read(data_OB.reshape(-1, kind.nbytes))
+    codes_OI, scales_OG, *rest = (each.reshape(rows, -1) for each in tensors)
     mins_OG = rest.pop(0) if kind.form.mins else None
     steps, least = (*rest, None, None)[:2]
     return Parts(codes_OI, scales_OG, mins_OG, steps, least)

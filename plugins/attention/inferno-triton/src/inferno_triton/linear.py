@@ -144,8 +144,8 @@ def stack(*weights: Weight) -> Weight | None:
         return fp8.stack(whole)
     if isinstance(whole, W8A8):
         return w8a8.stack(whole)
-    found = planes_of(whole)
-    return None if found is None else PackedPlanes(found, whole.layout, dtype_of(whole))
+    planes = planes_of(whole)
+    return None if planes is None else PackedPlanes(planes, whole.layout, dtype_of(whole))
 
 
 def dtype_of(weight: Any) -> torch.dtype:
@@ -177,9 +177,9 @@ def _grouping(group: int) -> tuple[Literal[32, 64], int] | None:
 
 
 def _of_ints(weight: IntGroups) -> Planes | None:
-    if (found := _grouping(weight.group)) is None:
+    if (grouping := _grouping(weight.group)) is None:
         return None
-    (group, repeats), symmetric = found, weight.zeros is None
+    (group, repeats), symmetric = grouping, weight.zeros is None
 
     def parts(rows: slice) -> Parts:
         data_OB = weight.data[rows]
@@ -199,9 +199,9 @@ def _of_ints(weight: IntGroups) -> Planes | None:
 
 
 def _of_table(weight: TableGroups) -> Planes | None:
-    if (found := _grouping(weight.group)) is None:
+    if (grouping := _grouping(weight.group)) is None:
         return None
-    group, repeats = found
+    group, repeats = grouping
 
     def parts(rows: slice) -> Parts:
         scales_OG = weight.scales[rows].repeat_interleave(repeats, 1)

@@ -115,8 +115,8 @@ def argmax(x, out, x_t, width, DB: tl.constexpr):
         best_D = tl.where(better_D, x_D, best_D)
         id_D = tl.where(better_D, at + d, id_D)
     best = tl.max(best_D, 0)
-    found = tl.min(tl.where(best_D == best, id_D, width), 0)
-    tl.store(out + row, tl.where(tl.abs(best) < float("inf"), found, -1).to(tl.int64))
+    winner = tl.min(tl.where(best_D == best, id_D, width), 0)
+    tl.store(out + row, tl.where(tl.abs(best) < float("inf"), winner, -1).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -196,10 +196,10 @@ def product_of(chip: Chip, tokens: int) -> Product:
 def grouped_of(chip: Chip, tokens: int, itemsize: int) -> Product:
     """Return the chip's share of products of plain matrices, of elements of `itemsize` bytes, with
     this number of tokens for each."""
-    found = chip.grouped[_least(chip.grouped, tokens)]
+    product = chip.grouped[_least(chip.grouped, tokens)]
     if itemsize == 4:  # as in `tile_of`
-        return Product(32, min(found.tokens, 32), 4, 1, columns=64)
-    return found
+        return Product(32, min(product.tokens, 32), 4, 1, columns=64)
+    return product
 
 
 def fp8_of(chip: Chip, tokens: int, *, rounded: bool) -> Product:

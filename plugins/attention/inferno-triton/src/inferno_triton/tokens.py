@@ -86,8 +86,8 @@ def draw(logits_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None = N
     step = B if params is None else max(1, _LISTED // width // 16) * 16
     for at in range(0, B, max(1, step)):
         part = slice(at, at + step)
-        own = None if own_BV is None else own_BV[part]
-        _draw(x_BV[part], None if params is None else params.of(part), own, ids_B[part])
+        own_rows = None if own_BV is None else own_BV[part]
+        _draw(x_BV[part], None if params is None else params.of(part), own_rows, ids_B[part])
     return ids_B
 
 
@@ -102,7 +102,7 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
     own_tops_BS, own_best_BS = tops_BS, best_BS
     if own_BV is not None:
         own_tops_BS, own_best_BS = torch.empty_like(tops_BS), torch.empty_like(best_BS)
-    own = own_BV is not None
+    has_own = own_BV is not None
     draws.best[(B, spans)](
         x_BV,
         x_BV if own_BV is None else own_BV,
@@ -115,7 +115,7 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
         x_BV.stride(0) if own_BV is None else own_BV.stride(0),
         parts,
         spans,
-        OWN=own,
+        OWN=has_own,
         PART=_SUMMED,
         DB=_BEST,
     )
@@ -135,10 +135,10 @@ def _draw(x_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None, ids_B:
     sizes = width, x_BV.stride(0), parts, spans
     tiles = {"SP": _SPANS, "P": _PIVOTS, "DB": _SUMMED, "num_warps": 8, **_EXACT}
     draws.measure[(B, spans)](
-        x_BV, tops_BS, counts_BSP, masses_BSP, *given, *sizes, OWN=own, **tiles
+        x_BV, tops_BS, counts_BSP, masses_BSP, *given, *sizes, OWN=has_own, **tiles
     )
     draws.gather[(B, spans)](
         x_BV, tops_BS, counts_BSP, masses_BSP, *listed, totals_B3, ids_B, *given, *sizes,
-        OWN=own, **tiles,
+        OWN=has_own, **tiles,
     )  # fmt: skip
     draws.select[(B,)](*best, *listed, totals_B3, ids_B, *given, width, spans, DRAW=True, **tiles)

@@ -70,16 +70,16 @@ def best(
     `until`."""
     fastest = measure(run(entry))
     known = {entry}
-    found = fastest is not None
-    while found and clock() < until:
-        found = False
+    better = fastest is not None
+    while better and clock() < until:
+        better = False
         for other in neighbours(entry, fixed):
             if other in known or clock() >= until:
                 continue
             known.add(other)
             seconds = measure(run(other))
             if seconds is not None and fastest is not None and seconds < GAIN * fastest:
-                entry, fastest, found = other, seconds, True
+                entry, fastest, better = other, seconds, True
                 break
     return entry, fastest
 
@@ -115,14 +115,14 @@ def tune(
         return clock() + share
 
     def told(name: str, entry: Tile | Product, seconds: float | None) -> None:
-        said = "does not run here" if seconds is None else f"{seconds * 1e6:.1f} us"
-        say(f"{name}: {entry}, {said}")
+        timing = "does not run here" if seconds is None else f"{seconds * 1e6:.1f} us"
+        say(f"{name}: {entry}, {timing}")
 
     for (work, dim), tile in chip.tiles.items():
         run = cases.attention(work, dim)
-        found, seconds = best(tile, run, measure, until=until(), clock=clock)
-        tiles[work, dim] = found
-        told(f"attention, {work}, heads of {dim}", found, seconds)
+        winner, seconds = best(tile, run, measure, until=until(), clock=clock)
+        tiles[work, dim] = winner
+        told(f"attention, {work}, heads of {dim}", winner, seconds)
     for tokens, product in chip.products.items():
         packed = cases.product(tokens)
         products[tokens], seconds = best(
@@ -214,8 +214,8 @@ class Cases:
         self, table: str, tokens: int, call: Callable[[], object]
     ) -> Callable[[Product], Callable[[], object]]:
         def run(entry: Product) -> Callable[[], object]:
-            own: Any = {table: {tokens: entry}}
-            chip = attrs.evolve(self.chip, **own)
+            changes: Any = {table: {tokens: entry}}
+            chip = attrs.evolve(self.chip, **changes)
 
             def measured() -> object:
                 with chips.using(chip):
@@ -259,12 +259,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     torch.cuda.set_device(options.device)
     device = torch.device("cuda", options.device)
-    found: Any = torch.cuda.get_device_properties(device)
-    capability = (found.major, found.minor)
-    chip = chip_of(capability, found.shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    chip = chip_of(capability, properties.shared_memory_per_block_optin)
     result = tune(chip, Cases(chip, device, capability), on_device, budget=options.budget)
-    path = tuned.path_of(found.name)
-    tuned.save(path, found.name, result)
+    path = tuned.path_of(properties.name)
+    tuned.save(path, properties.name, result)
     print(f"Written: {path}")
     return 0
 

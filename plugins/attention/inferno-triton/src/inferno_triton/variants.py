@@ -27,11 +27,11 @@ def variants(need: AttentionNeed, block_size: int) -> Mapping[str, Callable[[], 
     work = work_of(need, single=True)
     itemsize = 4 if need.dtype == "float32" else 2
     tile = tile_of(chip, work, max(need.head_dim, need.output_dim), itemsize, block_size)
-    found = {_described(each, 1.0): _with(chip, work, each) for each in _tiles(tile, block_size)}
+    by_name = {_described(each, 1.0): _with(chip, work, each) for each in _tiles(tile, block_size)}
     for factor in _SPLITS:
         more = attrs.evolve(chip, processors=max(1, int(chip.processors * factor)))
-        found[_described(tile, factor)] = _with(more, work, tile)
-    return {name: partial(TritonAttend, need, each) for name, each in found.items()}
+        by_name[_described(tile, factor)] = _with(more, work, tile)
+    return {name: partial(TritonAttend, need, each) for name, each in by_name.items()}
 
 
 def _tiles(tile: Tile, block_size: int) -> Iterator[Tile]:

@@ -155,8 +155,8 @@ class Client:
             self._greet()
 
     def _tick(self, now: float) -> None:
-        for transfer, asked in list(self._open.items()):
-            if now > asked.deadline:
+        for transfer, request in list(self._open.items()):
+            if now > request.deadline:
                 self._end(transfer, "late")
                 self._send(messages.Release(transfer))
         if self.joined and now - self._heard > SILENCE:
@@ -275,9 +275,9 @@ class Client:
 
     def _blocks(self, blocks: messages.Blocks, frame: zmq.Frame | None) -> None:
         """Check parts that have come. Raises Foreign if they are not as they should be."""
-        if (asked := self._open.get(blocks.transfer)) is None:
+        if (request := self._open.get(blocks.transfer)) is None:
             return  # it has ended here
-        wanted, group = asked.message.wanted, blocks.group
+        wanted, group = request.message.wanted, blocks.group
         if group >= len(self.sizes) or not blocks.indices:
             raise Foreign("parts of no group")
         for i in blocks.indices:

@@ -20,5 +20,5 @@ def differences(theirs: str, ours: str) -> tuple[str, str]:
 
 
 def _said(layout: Mapping[str, Any], names: list[str]) -> str:
-    said = (f"{name[:40]} {str(layout.get(name))[:60]!r}" for name in names[:8])
-    return ", ".join(said) or "another spelling"
+    fields = (f"{name[:40]} {str(layout.get(name))[:60]!r}" for name in names[:8])
+    return ", ".join(fields) or "another spelling"

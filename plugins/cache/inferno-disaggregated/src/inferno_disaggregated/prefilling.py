@@ -152,8 +152,8 @@ class Prefilling:
                 for group, place in enumerate(placed.places):
                     if noted >> group & 1 and place is not None:
                         rows.setdefault((transfer.id, group), []).append((index, place))
-        for (name, group), found in rows.items():
-            self._send(touched[name], group, found)
+        for (name, group), pairs in rows.items():
+            self._send(touched[name], group, pairs)
         for transfer in touched.values():
             self._finish(transfer)
 

@@ -284,8 +284,8 @@ class Server:
                 peer.arena = arena
                 return messages.Welcome(arena.name, arena.nbytes)
             arena.hide()
-            held = arena.reserve_all()
-            agent = pulling.Agent.offering(arena.address, arena.nbytes) if held else None
+            reserved = arena.reserve_all()
+            agent = pulling.Agent.offering(arena.address, arena.nbytes) if reserved else None
             if agent is not None:
                 peer.arena, peer.agent = arena, agent
                 return messages.Welcome("", arena.nbytes, agent.metadata(), arena.address)

@@ -66,4 +66,4 @@ def _extra_keys(event: BlocksStored) -> list[list[str] | None] | None:
     each = [[*adapter, *filter(None, digests.split(","))] for digests in images]
     if event.salt and event.parent is None:
         each[0].append(event.salt)
-    return [found or None for found in each]
+    return [extras or None for extras in each]

@@ -39,26 +39,26 @@ class Strip:
 def strips(pieces: Sequence[Tensor]) -> list[Strip]:
     """Divide pieces on a CPU into as few strips as their addresses allow."""
     starts = [0, *accumulate(piece.shape[1] for piece in pieces)]
-    found = list[Strip]()
+    result = list[Strip]()
     for shape, strides in dict.fromkeys((piece.shape, piece.stride()) for piece in pieces):
         same = [
             i for i, piece in enumerate(pieces) if (piece.shape, piece.stride()) == (shape, strides)
         ]
         first = pieces[same[0]]
-        apart = [pieces[i].data_ptr() - first.data_ptr() for i in same]
+        offsets = [pieces[i].data_ptr() - first.data_ptr() for i in same]
         into = [starts[i] - starts[same[0]] for i in same]
-        pitch, step = (apart[1], into[1]) if len(same) > 1 else (0, 0)
+        pitch, step = (offsets[1], into[1]) if len(same) > 1 else (0, 0)
         memory = {pieces[i].untyped_storage().data_ptr() for i in same}
         count = range(len(same))
-        equal = apart == [k * pitch for k in count] and into == [k * step for k in count]
+        equal = offsets == [k * pitch for k in count] and into == [k * step for k in count]
         if len(memory) == 1 and equal and pitch >= 0:
             strided = first.as_strided(
                 (shape[0], len(same), shape[1]), (strides[0], pitch, strides[1])
             )
-            found.append(Strip(strided.numpy(), starts[same[0]], step))
+            result.append(Strip(strided.numpy(), starts[same[0]], step))
         else:
-            found += [Strip(pieces[i].numpy()[:, None], starts[i], 0) for i in same]
-    return found
+            result += [Strip(pieces[i].numpy()[:, None], starts[i], 0) for i in same]
+    return result
 
 
 @define(eq=False)

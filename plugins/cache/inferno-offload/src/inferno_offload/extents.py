@@ -27,12 +27,12 @@ class Extents:
     def without(cls, used: Iterable[tuple[int, int]], limit: int) -> Extents:
         """Return what is free beside these extents (offset, size), which are in order and do not
         overlap."""
-        found = cls(limit)
+        room = cls(limit)
         for offset, size in used:
-            if offset > found.end:
-                found._insert(len(found._starts), found.end, offset - found.end)
-            found.end = found._next = offset + size
-        return found
+            if offset > room.end:
+                room._insert(len(room._starts), room.end, offset - room.end)
+            room.end = room._next = offset + size
+        return room
 
     def take(self, size: int) -> int | None:
         """Return the offset of an extent, or None if none is that large."""

@@ -60,18 +60,18 @@ class Index:
 
     def read(self) -> dict[Part, Place]:
         """Return where the parts are, written or rewritten last at the end."""
-        found = dict[Part, Place]()
+        places = dict[Part, Place]()
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return found
+            return places
         for change in self.entries(data):
             if change is None:
                 continue
-            found.pop(change.part, None)
+            places.pop(change.part, None)
             if change.place is not None:
-                found[change.part] = change.place
-        return found
+                places[change.part] = change.place
+        return places
 
     def entries(self, data: bytes) -> Iterator[Change | None]:
         """Return the entries in some bytes of the log; None: one that is not whole."""

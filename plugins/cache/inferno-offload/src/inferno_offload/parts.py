@@ -105,11 +105,11 @@ class PartsFile:
     def recover(self) -> tuple[dict[Part, Place], Extents]:
         """Return the parts there are, used longest ago first, and what is free beside them. Removes
         what a crash has left behind. Raises OSError."""
-        found, size = self._index.read(), os.fstat(self._descriptor).st_size
-        rank = {part: i for i, part in enumerate(found)}
-        kept = dict[Part, Place]()
+        index, size = self._index.read(), os.fstat(self._descriptor).st_size
+        rank = {part: i for i, part in enumerate(index)}
+        survivors = dict[Part, Place]()
         last, end = None, 0
-        for part, place in sorted(found.items(), key=lambda item: (item[1].offset, rank[item[0]])):
+        for part, place in sorted(index.items(), key=lambda item: (item[1].offset, rank[item[0]])):
             if part[1] >= len(self.sizes):
                 continue
             stop = place.offset + self.extent(part)
@@ -119,12 +119,12 @@ class PartsFile:
             if last is not None and place.offset < end:  # the system has lost what was between
                 if rank[last] > rank[part]:
                     continue
-                del kept[last]
-            kept[part] = place
+                del survivors[last]
+            survivors[part] = place
             last, end = part, stop
-        used = [(place.offset, self.extent(part)) for part, place in kept.items()]
+        used = [(place.offset, self.extent(part)) for part, place in survivors.items()]
         free = Extents.without(used, self.limit)
-        places = {part: kept[part] for part in found if part in kept}
+        places = {part: survivors[part] for part in index if part in survivors}
         self.write_index(places, free.end)
         return places, free
 
@@ -229,16 +229,16 @@ def extent(size: int) -> int:
 
 def _together(work: Iterable[_Moved], most: int) -> Iterator[list[_Moved]]:
     """Divide parts into neighbours in order, each list of at most so many bytes, or of one part."""
-    found, end, left = list[_Moved](), 0, most
+    batch, end, left = list[_Moved](), 0, most
     for each in work:
         nbytes = each.buffer.nbytes
-        if found and (each.offset != end or nbytes > left or len(found) == _MOST_BUFFERS):
-            yield found
-            found, left = [], most
-        found.append(each)
+        if batch and (each.offset != end or nbytes > left or len(batch) == _MOST_BUFFERS):
+            yield batch
+            batch, left = [], most
+        batch.append(each)
         end, left = each.offset + nbytes, left - nbytes
-    if found:
-        yield found
+    if batch:
+        yield batch
 
 
 def parts_of(key: bytes, groups: int) -> Iterator[Part]:

@@ -75,8 +75,8 @@ class Store:
     _changed: Callable[[bytes], object] = lambda key: None
 
     def __attrs_post_init__(self) -> None:
-        kept = self.need.host_limit + SPARE
-        self._slots = [Slots.of(size, kept, kept + BURST) for size in self.need.sizes]
+        count = self.need.host_limit + SPARE
+        self._slots = [Slots.of(size, count, count + BURST) for size in self.need.sizes]
 
     def use(self, folder: Folder) -> None:
         """Take a folder as the disk tier."""
@@ -124,11 +124,11 @@ class Store:
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         parts = [part for key, groups in wanted for part in parts_of(key, groups)]
-        held, reads = self._held.setdefault(owner, []), list[Read]()
+        claims, reads = self._held.setdefault(owner, []), list[Read]()
         if not all(part in self._host or self._on_disk(part) for part in parts):
             self._look(None)
         for part in parts:
-            held.append(part)
+            claims.append(part)
             self._holders[part] += 1
             if part in self._host:
                 self._not_idle(part)
@@ -334,9 +334,9 @@ class Store:
     def _remove_file(self, part: Part) -> None:
         if part in self.on_disk:
             self.usage.folder_bytes -= self._extent(part)
-        found = self.on_disk.pop(part, None) or self._writing.pop(part, None)
-        if found is not None and self._folder is not None and self.files is not None:
-            self._folder.free.give(found.offset, self._extent(part))
+        place = self.on_disk.pop(part, None) or self._writing.pop(part, None)
+        if place is not None and self._folder is not None and self.files is not None:
+            self._folder.free.give(place.offset, self._extent(part))
             self.files.remove(part)
         self._changed(part[0])
 

@@ -24,11 +24,11 @@ async def list_sessions(
     limit: FromQuery[Annotated[int, Parameter(ge=1, le=MOST)]] = 20,
 ) -> dict[str, Any]:
     """List the sessions of the client's key, of each model those used last first."""
-    found = list[dict[str, Any]]()
+    bodies = list[dict[str, Any]]()
     for model in _served(request, models):
         views = await model.llm.sessions(owner=_owner(), limit=limit)
-        found += [_body(model, view) for view in views]
-    return {"object": "list", "data": found}
+        bodies += [_body(model, view) for view in views]
+    return {"object": "list", "data": bodies}
 
 
 @get("/v1/sessions/{name:path}")
@@ -37,13 +37,13 @@ async def get_session(
 ) -> dict[str, Any]:
     """Report what is kept of a session of the client's key: where its tokens are, and how long."""
     name = name.removeprefix("/")
-    found = list[dict[str, Any]]()
+    bodies = list[dict[str, Any]]()
     for model in _served(request, models):
         views = await model.llm.sessions(name, owner=_owner())
-        found += [_body(model, view) for view in views]
-    if not found:
+        bodies += [_body(model, view) for view in views]
+    if not bodies:
         raise _unknown(name)
-    return found[0] if len(found) == 1 else {**found[0], "models": found}
+    return bodies[0] if len(bodies) == 1 else {**bodies[0], "models": bodies}
 
 
 @delete("/v1/sessions/{name:path}", status_code=200)

@@ -115,10 +115,10 @@ class Keeper:
 
     def _repin(self, session: Session, keys: list[bytes]) -> None:
         """Pin a session's new keys, and let go what only its older ones were."""
-        kept = min(session.common(keys), session.pinned)
-        for key in keys[kept:]:
+        shared = min(session.common(keys), session.pinned)
+        for key in keys[shared:]:
             self.cache.pin(key)
-        for key in reversed(session.keys[kept : session.pinned]):
+        for key in reversed(session.keys[shared : session.pinned]):
             self.cache.unpin(key)
         self._count_keys(session, len(keys) - len(session.keys))
         self._pinned(session, len(keys))
@@ -197,13 +197,13 @@ class Keeper:
         if name is not None:
             session = self._sessions.get((owner, name))
             return [] if session is None else [self._view(session, now)]
-        found = list[SessionView]()
+        recent = list[SessionView]()
         for id, session in reversed(self._sessions.items()):
-            if len(found) == limit:
+            if len(recent) == limit:
                 break
             if id[0] == owner:
-                found.append(self._view(session, now))
-        return found
+                recent.append(self._view(session, now))
+        return recent
 
     def _view(self, session: Session, now: float) -> SessionView:
         tiers, store = Counter[str](), self.store

@@ -53,22 +53,22 @@ class _Found:
 
 def read_call(text: Text, calls: Calls, tools: Tools) -> Wait[list[Call]]:
     """Read a call, or several if they are written as one array. Raises Broken."""
-    found = _Found()
+    fields = _Found()
     for i, part in enumerate(calls.call):
         if isinstance(part, Slot):
             following = calls.call[i + 1] if i + 1 < len(calls.call) else ""
-            yield from _slot(text, part, following, calls, tools, found)
+            yield from _slot(text, part, following, calls, tools, fields)
         elif not (yield from text.accept(part)):
             before = calls.call[i - 1] if i else ""
             last = i == len(calls.call) - 1
             if not (last and before is not Slot.NAME and _is_cut(text, part)):
                 raise Broken
             text.pos = len(text.buffer)
-    if found.whole is not None:
-        return found.whole
-    if not found.name:
+    if fields.whole is not None:
+        return fields.whole
+    if not fields.name:
         raise Broken
-    return [Call(found.name, dump_json(found.arguments), found.id)]
+    return [Call(fields.name, dump_json(fields.arguments), fields.id)]
 
 
 def _is_cut(text: Text, literal: str) -> bool:
@@ -184,11 +184,11 @@ def call_of(value: Any, keys: Keys) -> Call:
     arguments = next(
         (value[key] for key in (keys.arguments, "arguments", "parameters") if key in value), {}
     )
-    own = value.get(keys.id or "id", "")
+    call_id = value.get(keys.id or "id", "")
     return Call(
         _name(value.get(keys.name)),
         dump_json(arguments_of(arguments)),
-        str(own) if isinstance(own, str | int) else "",
+        str(call_id) if isinstance(call_id, str | int) else "",
     )
 
 

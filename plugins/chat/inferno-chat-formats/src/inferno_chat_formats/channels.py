@@ -65,13 +65,13 @@ class Channels:
         """Go to the next header. What comes before it, outside of any message, is content."""
         text = parser.text
         while True:
-            found = text.find(self.headers)
-            end = found[0] if found else len(text.buffer)
-            if not found and not text.ended:
+            match = text.find(self.headers)
+            end = match[0] if match else len(text.buffer)
+            if not match and not text.ended:
                 end = text.held(self.headers)
             parser.content(text.buffer[text.pos : end])
             text.pos = end
-            if found:
+            if match:
                 return True
             if text.ended:
                 return False
@@ -93,17 +93,17 @@ class Channels:
     def _stream(self, parser: Parser, *, reasoning: bool) -> Wait[None]:
         text = parser.text
         while True:
-            found = text.find(self.body_ends)
-            end = found[0] if found else len(text.buffer)
-            if not found and not text.ended:
+            match = text.find(self.body_ends)
+            end = match[0] if match else len(text.buffer)
+            if not match and not text.ended:
                 end = text.held(self.body_ends)
             piece, text.pos = text.buffer[text.pos : end], end
             if reasoning:
                 parser.reasoning(piece)
             else:
                 parser.content(piece)
-            if found:
-                text.pos += len(found[1]) if found[1] in self.ends else 0
+            if match:
+                text.pos += len(match[1]) if match[1] in self.ends else 0
                 return
             if text.ended:
                 return
@@ -124,9 +124,9 @@ class Channels:
         """Read a message's text, and the marker that ends it; the end of the output ends it
         too."""
         start = text.pos
-        while (found := text.find(self.body_ends)) is None:
+        while (match := text.find(self.body_ends)) is None:
             if not (yield from text.more()):
                 text.pos = len(text.buffer)
                 return text.buffer[start:]
-        text.pos = found[0] + (len(found[1]) if found[1] in self.ends else 0)
-        return text.buffer[start : found[0]]
+        text.pos = match[0] + (len(match[1]) if match[1] in self.ends else 0)
+        return text.buffer[start : match[0]]

@@ -20,10 +20,10 @@ def elements(text: Text, mark: str, schema: Schema) -> Wait[dict[str, Any]]:
 
 
 def _members(children: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(children)
-    if len(found) < len(children):
+    members = dict(children)
+    if len(members) < len(children):
         raise Broken
-    return found
+    return members
 
 
 def _children(
@@ -31,20 +31,20 @@ def _children(
 ) -> Wait[list[tuple[str, Any]]]:
     if depth > MAX_DEPTH // 8:
         raise Broken
-    found: list[tuple[str, Any]] = []
+    children: list[tuple[str, Any]] = []
     while True:
         start = text.pos
         opens = yield from text.accept(f"{mark}<")
         if not opens or (yield from text.peek()) in ("/", ""):
             text.pos = start
-            return found
+            return children
         key = yield from text.until(">", most=256)
         if not key or key != key.strip():
             raise Broken
         items = schema.get("items")
         of = items if key == ITEM and isinstance(items, Mapping) else property_of(schema, key)
         inner = resolve(root, of)
-        found.append((key, (yield from _value(text, mark, key, root, inner, depth))))
+        children.append((key, (yield from _value(text, mark, key, root, inner, depth))))
 
 
 def _value(text: Text, mark: str, key: str, root: Schema, schema: Schema, depth: int) -> Wait[Any]:

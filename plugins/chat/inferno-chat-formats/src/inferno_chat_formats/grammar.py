@@ -54,14 +54,14 @@ class _Tool:
     def of(cls, tool: Mapping[str, Any], *, all_strict: bool) -> _Tool:
         function = tool.get("function") or {}
         schema = function.get("parameters")
-        held = isinstance(schema, Mapping) and (all_strict or function.get("strict") is True)
-        found = dict(schema) if held and isinstance(schema, Mapping) else {}
-        return cls(str(function.get("name")), {**found, "type": "object"})
+        is_strict = isinstance(schema, Mapping) and (all_strict or function.get("strict") is True)
+        fields = dict(schema) if is_strict and isinstance(schema, Mapping) else {}
+        return cls(str(function.get("name")), {**fields, "type": "object"})
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        found = self.schema.get("properties")
-        return found if isinstance(found, Mapping) else {}
+        value = self.schema.get("properties")
+        return value if isinstance(value, Mapping) else {}
 
     def part(self, schema: Any) -> dict[str, Any]:
         """Return the schema of one parameter, with the definitions that it may refer to."""
@@ -91,15 +91,15 @@ class _Rules:
         first = min(marks, key=lambda m: (text.index(m), -len(m)), default=None)
         if first is None:
             return json.dumps(text, ensure_ascii=False)
-        found = self.token(first)
-        assert found is not None, "it was looked up"
+        entry = self.token(first)
+        assert entry is not None, "it was looked up"
         before, _, after = text.partition(first)
-        parts = [self.literal(before), f"<[{found.id}]>", self.literal(after)]
+        parts = [self.literal(before), f"<[{entry.id}]>", self.literal(after)]
         return " ".join(filter(None, parts))
 
     def is_special(self, text: str) -> bool:
-        found = self.token(text)
-        return found is not None and found.special
+        entry = self.token(text)
+        return entry is not None and entry.special
 
     def up_to(self, name: str, marker: str) -> str:
         """Return what matches text up to the marker, and the marker. Text has no special tokens."""
@@ -384,15 +384,15 @@ def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:
             return [walk(each, False) for each in value]
         if not isinstance(value, Mapping):
             return value
-        kept = {}
+        members = {}
         for key, each in value.items():
             if key in ("$defs", "definitions") and isinstance(each, Mapping) and not top:
                 definitions.setdefault(key, {}).update(each)
             else:
-                kept[key] = walk(each, False)
-        return kept
+                members[key] = walk(each, False)
+        return members
 
     moved: dict[str, Any] = walk(schema, True)
-    for key, found in definitions.items():
-        moved[key] = {**found, **(moved.get(key) or {})}
+    for key, schemas in definitions.items():
+        moved[key] = {**schemas, **(moved.get(key) or {})}
     return moved

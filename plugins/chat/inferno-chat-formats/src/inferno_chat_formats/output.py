@@ -28,8 +28,8 @@ class Format:
         if spec.always_reasons and not shown:
             shown = list(spec.reasoning[:1])
         self.reasoning = shown[0] if shown else None
-        own = [*(self.reasoning or ()), *spec.around]
-        self._special = any(need.is_special(mark) for text in own for mark in strings(text))
+        markers = [*(self.reasoning or ()), *spec.around]
+        self._special = any(need.is_special(mark) for text in markers for mark in strings(text))
         self._special_calls = any(
             need.is_special(mark)
             for calls in spec.calls

@@ -122,13 +122,13 @@ class Tagged:
         ends = Markers([closing, *(self.marked if self.spec.call_ends_reasoning else ())])
         yield from _skip_breaks(text)
         while True:
-            found = text.find(ends)
-            if found or text.ended:
-                end = found[0] if found else len(text.buffer)
+            match = text.find(ends)
+            if match or text.ended:
+                end = match[0] if match else len(text.buffer)
                 piece = text.buffer[text.pos : end]
                 text.pos = end
                 parser.reasoning(piece.rstrip("\n"))
-                if found and found[1] == closing:
+                if match and match[1] == closing:
                     text.pos += len(closing)
                 return
             end = _before_space(text.buffer, text.pos, text.held(ends))
@@ -147,13 +147,13 @@ class Tagged:
         while True:
             if trim and not seen:
                 yield from text.skip_space()
-            found = text.find(self.markers)
-            if found:
-                piece, text.pos = text.buffer[text.pos : found[0]], found[0]
+            match = text.find(self.markers)
+            if match:
+                piece, text.pos = text.buffer[text.pos : match[0]], match[0]
                 marker = yield from text.longest(self.markers)
-                kept = piece.rstrip() if marker in self.marked or marker == self.closes else piece
-                parser.content(kept)
-                return marker, piece[len(kept) :], seen or bool(kept)
+                front = piece.rstrip() if marker in self.marked or marker == self.closes else piece
+                parser.content(front)
+                return marker, piece[len(front) :], seen or bool(front)
             end = len(text.buffer)
             if holds and not text.ended:
                 end = _before_space(text.buffer, text.pos, text.held(self.markers))
@@ -192,11 +192,11 @@ class Tagged:
             try:
                 if num_read:
                     yield from text.expect(calls.between)
-                found = yield from read_call(text, calls, self.tools)
+                new_calls = yield from read_call(text, calls, self.tools)
             except Broken:
                 text.pos = start
                 return num_read > 0
-            parser.calls(found)
+            parser.calls(new_calls)
             num_read += 1
             if not calls.repeated and not calls.closing:
                 return True
@@ -211,9 +211,9 @@ class Tagged:
                 if parser.num_calls:
                     yield from text.accept(calls.between)
                 yield from _looks_like(text, calls)
-                found = yield from read_call(text, calls, self.tools)
-                if all(call.name in self.tools for call in found):
-                    parser.calls(found)
+                new_calls = yield from read_call(text, calls, self.tools)
+                if all(call.name in self.tools for call in new_calls):
+                    parser.calls(new_calls)
                     return True
             except Broken:
                 pass

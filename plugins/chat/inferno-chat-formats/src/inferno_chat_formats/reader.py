@@ -70,9 +70,9 @@ class Text:
         ):
             if not (yield from self.more()):
                 return False
-        found = self.buffer.startswith(piece, self.pos)
-        self.pos += len(piece) if found else 0
-        return found
+        matches = self.buffer.startswith(piece, self.pos)
+        self.pos += len(piece) if matches else 0
+        return matches
 
     def expect(self, literal: str) -> Wait[None]:
         if not (yield from self.accept(literal)):
@@ -88,8 +88,8 @@ class Text:
         yield from self.skip_space()
         start = self.pos
         while True:
-            found = _NAME.match(self.buffer, start)
-            self.pos = found.end() if found else start
+            span = _NAME.match(self.buffer, start)
+            self.pos = span.end() if span else start
             if self.pos - start > MAX_NAME:
                 raise Broken
             if self.pos < len(self.buffer) or not (yield from self.more()):
@@ -118,13 +118,13 @@ class Text:
         start = seen = self.pos
         depth, inside = 0, False
         while True:
-            found = (_INSIDE if inside else _OUTSIDE).search(self.buffer, seen)
-            if found is None or (inside and found.end() == len(self.buffer) and found[0] == "\\"):
-                seen = len(self.buffer) if found is None else found.start()
+            match = (_INSIDE if inside else _OUTSIDE).search(self.buffer, seen)
+            if match is None or (inside and match.end() == len(self.buffer) and match[0] == "\\"):
+                seen = len(self.buffer) if match is None else match.start()
                 if not (yield from self.more()):
                     raise Broken
                 continue
-            seen, mark = found.end(), found[0]
+            seen, mark = match.end(), match[0]
             if mark == "\\":
                 seen += 1
             elif mark == '"':
@@ -191,8 +191,8 @@ class Text:
     def find(self, markers: Markers) -> tuple[int, str] | None:
         """Find the first of the markers in the rest; the longer one if two begin at the same
         place."""
-        found = markers.pattern.search(self.buffer, self.pos)
-        return (found.start(), found[0]) if found else None
+        match = markers.pattern.search(self.buffer, self.pos)
+        return (match.start(), match[0]) if match else None
 
     def held(self, markers: Markers) -> int:
         """Return the position from which the text may be the beginning of a marker."""

@@ -34,8 +34,8 @@ class Recipients(Channels):
         self.calls = evolve(calls, opening=opening, call=tuple(call), closing=closing)
 
     def _body(self, parser: Parser, header: str, start: int) -> Wait[None]:
-        found = _RECIPIENT.search(header)
-        name = found[1] if found else "user"
+        match = _RECIPIENT.search(header)
+        name = match[1] if match else "user"
         if name not in ("self", "user") and self.tools:
             yield from self._call(parser, name, start)
             return
@@ -47,7 +47,7 @@ class Recipients(Channels):
         text, body = parser.text, parser.text.pos
         try:
             yield from text.expect(self.calls.opening)
-            found = yield from read_call(text, self.calls, self.tools)
+            new_calls = yield from read_call(text, self.calls, self.tools)
             if not (yield from text.accept(self.calls.closing)) and not _is_cut(text, self.calls):
                 raise Broken
             if (yield from self._message(text)).strip():
@@ -57,7 +57,7 @@ class Recipients(Channels):
             yield from self._message(text)
             parser.content(text.buffer[start : text.pos])
             return
-        parser.calls(found)
+        parser.calls(new_calls)
 
 
 def _is_cut(text: Text, calls: Calls) -> bool:

@@ -36,8 +36,8 @@ def tools_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
 def property_of(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the schema of one parameter; empty if there is none."""
     properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return resolve(schema, found) if isinstance(found, Mapping) else {}
+    value = properties.get(key) if isinstance(properties, Mapping) else None
+    return resolve(schema, value) if isinstance(value, Mapping) else {}
 
 
 def resolve(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,12 +46,12 @@ def resolve(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, 
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        found: Any = root
+        target: Any = root
         for step in reference[2:].split("/"):
-            found = found.get(step) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping):
+            target = target.get(step) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping):
             return {}
-        schema = found
+        schema = target
     return {}
 
 
@@ -67,12 +67,12 @@ def types_of(root: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 0)
         return {_type_of(value) for value in values}
     if "const" in schema:
         return {_type_of(schema["const"])}
-    found = set[str]()
+    names = set[str]()
     for key in ("anyOf", "oneOf", "allOf"):
         for each in schema.get(key) or () if depth < 4 else ():
             if isinstance(each, Mapping):
-                found |= types_of(root, each, depth + 1)
-    return found
+                names |= types_of(root, each, depth + 1)
+    return names
 
 
 def _type_of(value: Any) -> str:
@@ -165,12 +165,12 @@ def _literal(node: ast.expr, depth: int = 0) -> Any:
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_literal(each, depth + 1) for each in elements]
         case ast.Dict(keys=keys, values=values):
-            found = {}
+            members = {}
             for key, each in zip(keys, values, strict=True):
                 if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                     raise Broken
-                found[key.value] = _literal(each, depth + 1)
-            return found
+                members[key.value] = _literal(each, depth + 1)
+            return members
     raise Broken
 
 
@@ -214,9 +214,9 @@ def _gemma(text: Text, depth: int) -> Wait[Any]:
 
 def _gemma_members(text: Text, depth: int) -> Wait[dict[str, Any]]:
     text.pos += 1
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if (yield from text.accept("}")):
-        return found
+        return members
     while True:
         quoted = yield from text.accept(_QUOTE)
         key = yield from text.until(_QUOTE if quoted else ":", most=256)
@@ -224,21 +224,21 @@ def _gemma_members(text: Text, depth: int) -> Wait[dict[str, Any]]:
             yield from text.expect(":")
         elif key.strip().startswith('"'):  # as in JSON
             key = str(parse_json(key.strip()))
-        if (key := key.strip()) in found or not key:
+        if (key := key.strip()) in members or not key:
             raise Broken
-        found[key] = yield from _gemma(text, depth + 1)
+        members[key] = yield from _gemma(text, depth + 1)
         if (yield from text.accept("}")):
-            return found
+            return members
         yield from text.expect(",")
 
 
 def _gemma_elements(text: Text, depth: int) -> Wait[list[Any]]:
     text.pos += 1
-    found: list[Any] = []
+    elements: list[Any] = []
     if (yield from text.accept("]")):
-        return found
+        return elements
     while True:
-        found.append((yield from _gemma(text, depth + 1)))
+        elements.append((yield from _gemma(text, depth + 1)))
         if (yield from text.accept("]")):
-            return found
+            return elements
         yield from text.expect(",")

@@ -119,7 +119,7 @@ class Calibration:
         quantized = {e.path for e in self._folder.encoded.values() if e.path in watched}
         self._too_large += len(quantized & sights.too_large)
         self._unseen += len(quantized - seen.keys() - sights.too_large)
-        scaled = {path: found for path, found in seen.items() if path in quantized}
+        scaled = {path: sight for path, sight in seen.items() if path in quantized}
         return self._scaled(number, tensors, scaled, first), seen
 
     @torch.inference_mode()
@@ -157,8 +157,8 @@ class Calibration:
         for each, weight in weights.items():  # of the right shape, and not read
             tensors[f"{each}.weight".removeprefix(f"{path}.")] = torch.empty(weight.shape)
         layer, watched = self.layers.load(number, tensors, None)
-        for each, held in watched.items():
-            held.quantized = weights.get(each)
+        for each, matrix in watched.items():
+            matrix.quantized = weights.get(each)
         self.layers.advance(layer, number)
 
     def _loaded(self, path: str, parts: Mapping[str, Tensor]) -> Weight:

@@ -60,8 +60,8 @@ class Merged:
         placed = defaultdict[str, list[tuple[RowRange, Change]]](list)
         for path, changes in self.changes.items():
             names = [f"{each}.weight" for each in names_in_model(path)]
-            found = [RowRange(name) if name in tensors else ranges.get(name) for name in names]
-            rows = next((each for each in found if each and each.stored in tensors), None)
+            spans = [RowRange(name) if name in tensors else ranges.get(name) for name in names]
+            rows = next((each for each in spans if each and each.stored in tensors), None)
             if rows is None:
                 raise CheckpointError(
                     f"the adapter changes {path[:100]}, and the model has no such matrix", _OTHER

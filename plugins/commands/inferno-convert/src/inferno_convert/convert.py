@@ -113,8 +113,8 @@ def _written(
     progress: Progress,
 ) -> tuple[int, dict[str, str]]:
     """Write the files and give them their names. Returns their size and SHA-256."""
-    own = {**key, "source": [list(each) for each in source.state()]}
-    hashes = write(output, place, own, progress)
+    full_key = {**key, "source": [list(each) for each in source.state()]}
+    hashes = write(output, place, full_key, progress)
     hashes |= {name: hashlib.sha256(text).hexdigest() for name, text in output.texts.items()}
     sizes = {file.name: file.nbytes for file in output.files}
     sizes |= {name: len(text) for name, text in output.texts.items()}

@@ -126,9 +126,9 @@ def command(
 
 
 def _list(catalog: Catalog) -> None:
-    found = sorted((o.item.name, o.item.describe) for o in catalog.of("inferno_writers"))
-    width = max((len(name) for name, _ in found), default=0)
-    for name, describe in found:
+    writers = sorted((o.item.name, o.item.describe) for o in catalog.of("inferno_writers"))
+    width = max((len(name) for name, _ in writers), default=0)
+    for name, describe in writers:
         click.echo(f"{name:{width}}  {describe}")
 
 

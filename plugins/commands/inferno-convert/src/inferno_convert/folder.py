@@ -93,13 +93,13 @@ class Folder:
 
     def headers(self) -> dict[str, TensorInfo]:
         """Return all headers of the result, in the order in which they are stored."""
-        found: dict[str, TensorInfo] = {}
+        by_name: dict[str, TensorInfo] = {}
         for name in self.view.tensors:
             if name in self.encoded:
-                found |= self.encoded[name].names()
+                by_name |= self.encoded[name].names()
             else:
-                found[name] = self.info(name)
-        return found
+                by_name[name] = self.info(name)
+        return by_name
 
     def read(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """Yield a dense tensor in parts, as it is stored."""
@@ -186,10 +186,10 @@ def _check_names(
     """Raise UnsupportedError if the model's plugin would not find the tensors that are written."""
     result = _Written(source.checkpoint, headers, config)
     try:
-        found = adapted(result, source.architecture).tensors
+        readable = adapted(result, source.architecture).tensors
     except InfernoError as error:
         raise UnsupportedError(f"the result could not be read: {error.cause}", _OTHERS) from error
-    if missing := headers.keys() - found.keys():
+    if missing := headers.keys() - readable.keys():
         raise UnsupportedError(
             f"the result could not be read: {source.architecture.name} has other names than the "
             f"checkpoint, and would not find {min(missing)}",
@@ -208,11 +208,11 @@ def _divided(
     encoded: dict[str, Encoded] = {}
     dense: dict[str, str] = {}
     for path, shape in linear_shapes(source, view).items():
-        found = encoding.parts(path, shape)
-        if isinstance(found, str):
-            dense[path] = found
+        answer = encoding.parts(path, shape)
+        if isinstance(answer, str):
+            dense[path] = answer
         else:
-            encoded[f"{path}.weight"] = Encoded(path, found)
+            encoded[f"{path}.weight"] = Encoded(path, answer)
     if not encoded:
         raise UnsupportedError(
             f"no matrix can be quantized: {next(iter(dense.values()), 'none is linear')}",
@@ -224,7 +224,7 @@ def _divided(
 def _notes(source: Source, view: DenseView, dense: Mapping[str, str]) -> Iterator[str]:
     """Yield what the user should know of the result."""
     for reason in dict.fromkeys(dense.values()):
-        count = sum(said == reason for said in dense.values())
+        count = sum(cause == reason for cause in dense.values())
         yield f"{count} {'matrix stays' if count == 1 else 'matrices stay'} dense: {reason}"
     if view.checkpoint is not source.checkpoint:
         yield (
@@ -241,13 +241,13 @@ def _stays(info: TensorInfo) -> bool:
 def linear_shapes(source: Source, view: DenseView) -> dict[str, tuple[int, int]]:
     """Return rows and columns of the matrices that quantization applies to, by path. Raises
     UnsupportedError."""
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for path in linear_modules(source):
         info = view.tensors.get(f"{path}.weight")
         if info is None or len(info.shape) != 2:
             raise UnsupportedError(f"{path} is not stored separately under that name", _OTHERS)
-        found[path] = info.shape[0], info.shape[1]
-    return found
+        shapes[path] = info.shape[0], info.shape[1]
+    return shapes
 
 
 def linear_modules(source: Source) -> list[str]:

@@ -18,15 +18,15 @@ def in_groups(
     if not writer.groups or writer.encoding is None:
         return options, ()
     shapes = linear_shapes(source, source.by_modules())
-    asked, usual = options.group, writer.groups[0]
+    choice, usual = options.group, writer.groups[0]
     dense: dict[int, int] = {}
-    for group in writer.groups if asked is None else (asked, *writer.groups):
+    for group in writer.groups if choice is None else (choice, *writer.groups):
         encoding = writer.encoding(evolve(options, group=group))
         parts = (encoding.parts(path, shape) for path, shape in shapes.items())
-        dense[group] = sum(isinstance(found, str) for found in parts)
+        dense[group] = sum(isinstance(part, str) for part in parts)
     best = min(dense, key=lambda group: dense[group])  # of several the first
-    if asked is not None:
-        if dense[best] == dense[asked]:
+    if choice is not None:
+        if dense[best] == dense[choice]:
             return options, ()
         return options, (f"--group-size {best} leaves {dense[best]} matrices dense",)
     if best == usual:

@@ -64,9 +64,9 @@ class Table(Weight):
 
     def rows(self, ids_T: Tensor) -> Tensor:
         [view] = self._view
-        held = view.weight(self._name)
-        if held is not None:
-            return held.rows(ids_T).float()
+        matrix = view.weight(self._name)
+        if matrix is not None:
+            return matrix.rows(ids_T).float()
         return view.read(self._name)[ids_T].float()
 
 
@@ -179,7 +179,7 @@ class Layers:
         modules = modules_of(view.tensors, unused_tensors(view.model))
         named = (name for name, _ in model.named_modules())
         stored = dict(zip(named, pair(model, modules), strict=True))
-        path, found = _list_of_layers(model)
+        path, stack = _list_of_layers(model)
         specs = dict(enumerate(view.model.cache_specs()))
         cpu = Device("cpu")
         needs = {
@@ -190,18 +190,18 @@ class Layers:
         for need in needs.values():
             if (reason := refuses(need)) is not None:
                 raise UnsupportedError(f"the model cannot be calibrated: {reason}", WITHOUT)
-        held = list(found)
+        blocks = list(stack)
         made = cls(
             view=view,
             model=model,
-            paths=[f"{path}.{number}" for number in range(len(held))],
-            layers=held,
+            paths=[f"{path}.{number}" for number in range(len(blocks))],
+            layers=blocks,
             stored=stored,
             needs=needs,
             states={n: spec for n, spec in specs.items() if isinstance(spec, StateSpec)},
             batches=[_batch(ids) for ids in sequences],
         )
-        stubs = nn.ModuleList(Stub(number, made) for number in range(len(held)))
+        stubs = nn.ModuleList(Stub(number, made) for number in range(len(blocks)))
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, stubs)
         made._fill(model, "", {}, None)
@@ -245,7 +245,7 @@ class Layers:
             if isinstance(module, Attention):
                 need, size = self.needs[module.layer_id], self._longest()
                 module.cache = {
-                    name: torch.zeros(1, *kept.shape) for name, kept in layout(need, size).items()
+                    name: torch.zeros(1, *spec.shape) for name, spec in layout(need, size).items()
                 }
         return layer, watched
 
@@ -270,8 +270,8 @@ class Layers:
         for args, kwargs in self.inputs(number):
             for state in states:
                 state.cache = {
-                    name: torch.zeros(1, *kept.shape, dtype=getattr(torch, kept.dtype))
-                    for name, kept in self.states[state.layer_id].resolved("float32").items()
+                    name: torch.zeros(1, *spec.shape, dtype=getattr(torch, spec.dtype))
+                    for name, spec in self.states[state.layer_id].resolved("float32").items()
                 }
             yield layer(*args, **kwargs)
 

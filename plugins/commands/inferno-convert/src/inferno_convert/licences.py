@@ -33,9 +33,9 @@ def licence_of(model: str, given: str | None, checkpoint: Checkpoint, folder: Pa
     try:
         return str(canonicalize_license_expression(stated if given is None else given))
     except InvalidLicenseExpression as error:
-        said = f"the model's licence, {stated!r}," if given is None else f"--license {given!r}"
+        subject = f"the model's licence, {stated!r}," if given is None else f"--license {given!r}"
         raise OptionError(
-            f"{said} is not an SPDX expression",
+            f"{subject} is not an SPDX expression",
             "Give one: --license Apache-2.0. For a licence of another kind give a name and the "
             "text: --license LicenseRef-NAME --license-file LICENSE.",
         ) from error
@@ -43,13 +43,13 @@ def licence_of(model: str, given: str | None, checkpoint: Checkpoint, folder: Pa
 
 def split_card(text: str) -> tuple[str, str]:
     """Return a model card's fields, in YAML, and its text."""
-    found = _CARD.match(text)
-    return (found["fields"], found["text"]) if found else ("", text)
+    parts = _CARD.match(text)
+    return (parts["fields"], parts["text"]) if parts else ("", text)
 
 
 def _of_card(folder: Path) -> str:
     card = folder / "README.md"
     if not card.is_file():
         return ""
-    found = _LICENCE.search(split_card(card.read_text(encoding="utf-8", errors="replace"))[0])
-    return found["name"] if found else ""
+    match = _LICENCE.search(split_card(card.read_text(encoding="utf-8", errors="replace"))[0])
+    return match["name"] if match else ""

@@ -138,8 +138,8 @@ def _files(source: Path, folder: Path | None, checkpoint: Checkpoint) -> dict[st
 def _texts(options: PackageOptions, folder: Path | None) -> list[Path]:
     if options.license_file is not None:
         return [options.license_file]
-    found = {file for text in TEXTS for file in (folder.glob(text) if folder else ())}
-    return sorted(file for file in found if file.is_file())
+    files = {file for text in TEXTS for file in (folder.glob(text) if folder else ())}
+    return sorted(file for file in files if file.is_file())
 
 
 def _facts(checkpoint: Checkpoint, format: str) -> dict[str, str]:
@@ -152,7 +152,7 @@ def _facts(checkpoint: Checkpoint, format: str) -> dict[str, str]:
         if config.get("max_position_embeddings")
         else "",
     }
-    return {fact: said for fact, said in facts.items() if said}
+    return {fact: value for fact, value in facts.items() if value}
 
 
 def _header(name: str, version: str, license: str, texts: Sequence[Path]) -> str:
@@ -179,13 +179,13 @@ def _card(
 ) -> str:
     """A model card in Markdown: how to run the model, what it is, its files, and the model's own
     card."""
-    rows = [f"| {fact} | {said} |" for fact, said in facts.items()]
+    rows = [f"| {fact} | {value} |" for fact, value in facts.items()]
     listed = [
         f"| `{file}` | {format_bytes(place.stat().st_size)} | `{hashes[file]}` |"
         for file, place in files.items()
     ]
-    own = folder / "README.md" if folder is not None else None
-    text = own.read_text(encoding="utf-8", errors="replace") if own and own.is_file() else ""
+    page = folder / "README.md" if folder is not None else None
+    text = page.read_text(encoding="utf-8", errors="replace") if page and page.is_file() else ""
     parts = [
         f"# {name}",
         f"```sh\npip install {name}\ninferno serve package:{name}\n```",

@@ -90,9 +90,9 @@ class Place:
             for name, content in texts.items():
                 (self.part / name).parent.mkdir(exist_ok=True)
                 write_synced(self.part / name, content)
-            kept = {*names, *[name.partition("/")[0] for name in texts]}
+            outputs = {*names, *[name.partition("/")[0] for name in texts]}
             for file in self.part.iterdir():
-                if file.name not in kept:
+                if file.name not in outputs:
                     file.unlink()
             if self.is_folder:
                 self._finish_folder()

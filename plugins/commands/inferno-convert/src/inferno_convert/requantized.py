@@ -17,14 +17,14 @@ def check_requantized(
     that is `allowed`. `layouts` are what matrices become, by name."""
     again = Counter[str]()
     for name, layout in layouts.items():
-        if (found := view.quantized.get(name)) is None:
+        if (matrix := view.quantized.get(name)) is None:
             continue
-        held = found.scheme.holds(found.stored, "float32").layout
-        dtypes = {info.dtype for info in found.stored.parts.values()}
+        old_layout = matrix.scheme.holds(matrix.stored, "float32").layout
+        dtypes = {info.dtype for info in matrix.stored.parts.values()}
         # Eight bits of floating point are what some models are published in.
-        copied = held == layout and not view.changes.get(name)
+        copied = old_layout == layout and not view.changes.get(name)
         if not copied and not any(dtype.startswith("float8") for dtype in dtypes):
-            again[held or found.scheme.name] += 1
+            again[old_layout or matrix.scheme.name] += 1
     if not again:
         return ()
     most_first = dict(again.most_common())

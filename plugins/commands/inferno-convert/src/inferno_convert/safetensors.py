@@ -27,26 +27,26 @@ def arranged(
     if len(shards) == 1:
         return [_file("model.safetensors", tensors, shards[0])], {}
     names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    files = [_file(name, tensors, held) for name, held in zip(names, shards, strict=True)]
+    files = [_file(name, tensors, shard) for name, shard in zip(names, shards, strict=True)]
     index = {
         "metadata": {"total_size": sum(info.nbytes for info in tensors.values())},
         "weight_map": {
-            tensor: name for name, held in zip(names, shards, strict=True) for tensor in held
+            tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard
         },
     }
     return files, {INDEX: json.dumps(index, indent=2).encode() + b"\n"}
 
 
 def _shards(tensors: Mapping[str, TensorInfo], most: int) -> Iterable[list[str]]:
-    held: list[str] = []
+    shard: list[str] = []
     nbytes = 0
     for name, info in tensors.items():
-        if held and nbytes + info.nbytes > most:
-            yield held
-            held, nbytes = [], 0
-        held.append(name)
+        if shard and nbytes + info.nbytes > most:
+            yield shard
+            shard, nbytes = [], 0
+        shard.append(name)
         nbytes += info.nbytes
-    yield held
+    yield shard
 
 
 def _file(name: str, tensors: Mapping[str, TensorInfo], held: Iterable[str]) -> WrittenFile:

@@ -162,14 +162,14 @@ def _readers(
     factor_D: Tensor, inputs: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
     """Return the matrices whose inputs were multiplied by the factors."""
-    found: list[str] = []
+    paths: list[str] = []
     for path, x_NI in inputs.items():
         y_NI = after.get(path)
         if y_NI is None or y_NI.shape != x_NI.shape or x_NI.shape[1] != len(factor_D):
             continue
         if x_NI.any() and (y_NI - x_NI * factor_D).norm() <= CHANGED * y_NI.norm():
-            found.append(path)
-    return tuple(found)
+            paths.append(path)
+    return tuple(paths)
 
 
 def distance(one: Any, other: Any) -> float:

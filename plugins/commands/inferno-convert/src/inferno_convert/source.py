@@ -109,9 +109,9 @@ class DenseView:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        found = dict(self.checkpoint.config)
-        found.pop("quantization_config", None)
-        return found
+        fields = dict(self.checkpoint.config)
+        fields.pop("quantization_config", None)
+        return fields
 
     @property
     def matrices(self) -> DenseMatrices:
@@ -148,8 +148,8 @@ class DenseView:
         import torch
 
         if name not in self.quantized:
-            found = self.checkpoint.read(name)
-            return found[start:stop] if found.ndim else found
+            values = self.checkpoint.read(name)
+            return values[start:stop] if values.ndim else values
         weight = self._weight(name)
         assert weight is not None, "it is quantized"
         stop = weight.shape[0] if stop is None else min(stop, weight.shape[0])
@@ -159,12 +159,12 @@ class DenseView:
         return None if self.changes.get(name) else self._weight(name)
 
     def _weight(self, name: str) -> Weight | None:
-        found = self.quantized.get(name)
-        if found is None:
+        matrix = self.quantized.get(name)
+        if matrix is None:
             return None
         if name not in self._held:
             self._held.clear()
-            self._held[name] = _load(self.checkpoint, found.stored, found.scheme)
+            self._held[name] = _load(self.checkpoint, matrix.stored, matrix.scheme)
         return self._held[name]
 
     def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -244,5 +244,5 @@ class Source:
     def state(self) -> list[tuple[str, int, int]]:
         """Return what changes when the checkpoint does: its files' names, sizes and times."""
         files = [Path(file) for file in getattr(self.checkpoint, "files", ())]
-        found = [(file, file.stat()) for file in files]
-        return [(str(file.absolute()), s.st_size, s.st_mtime_ns) for file, s in found]
+        pairs = [(file, file.stat()) for file in files]
+        return [(str(file.absolute()), s.st_size, s.st_mtime_ns) for file, s in pairs]

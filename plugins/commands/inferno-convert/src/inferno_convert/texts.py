@@ -40,8 +40,8 @@ def text_files(path: Path, assets: TextAssets, config: Mapping[str, Any]) -> dic
     folder = path if path.is_dir() else path.parent
     written = {"config.json": _json(config)}
     if (folder / "config.json").is_file():
-        found = {name: folder / name for name in (*COPIED, *_of_modules(assets))}
-        return written | {name: f.read_bytes() for name, f in found.items() if f.is_file()}
+        paths = {name: folder / name for name in (*COPIED, *_of_modules(assets))}
+        return written | {name: f.read_bytes() for name, f in paths.items() if f.is_file()}
     return written | _made(assets)
 
 

@@ -135,9 +135,9 @@ def write(
         if not journal.finished:
             for file in output.files:  # another run's may be larger
                 (place.part / file.name).unlink(missing_ok=True)
-        held = sum(_allocated(place.part / file.name) for file in output.files)
+        on_disk = sum(_allocated(place.part / file.name) for file in output.files)
         try:
-            place.check_room(max(0, sum(file.nbytes for file in output.files) - held))
+            place.check_room(max(0, sum(file.nbytes for file in output.files) - on_disk))
         except WriteError:
             if not journal.finished:  # nothing to continue with
                 shutil.rmtree(place.part, ignore_errors=True)

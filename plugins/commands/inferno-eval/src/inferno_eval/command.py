@@ -108,16 +108,16 @@ def table(report: Report) -> Iterator[str]:
     yield f"  perplexity  {_perplexity(report.perplexity)}"
     if report.divergence is None or report.reference_perplexity is None:
         return
-    found = report.divergence
+    shift = report.divergence
     yield f"  reference   {_perplexity(report.reference_perplexity)}: {report.reference}"
-    yield f"  ratio       {found.perplexity_ratio:.5f} ± {found.ratio_error:.5f}"
+    yield f"  ratio       {shift.perplexity_ratio:.5f} ± {shift.ratio_error:.5f}"
     yield (
-        f"  KL          mean {found.mean:.5f} ± {found.error:.5f}, median {found.median:.5f}, "
-        f"99% {found.p99:.4f}, max {found.max:.3f} nats"
+        f"  KL          mean {shift.mean:.5f} ± {shift.error:.5f}, median {shift.median:.5f}, "
+        f"99% {shift.p99:.4f}, max {shift.max:.3f} nats"
     )
     yield (
-        f"  top token   same at {100 * found.top1:.2f} ± {100 * found.top1_error:.2f} %; "
-        f"{found.flips} flips: {found.lost} lost the text's token, {found.gained} found it"
+        f"  top token   same at {100 * shift.top1:.2f} ± {100 * shift.top1_error:.2f} %; "
+        f"{shift.flips} flips: {shift.lost} lost the text's token, {shift.gained} found it"
     )
     if report.groups:
         yield ""
@@ -139,17 +139,17 @@ def _groups(report: Report) -> Iterator[str]:
     head = ("mean KL", "median", "99%", "max", "same top", "flips", "saves", "KL/MiB")
     yield f"  {title:<{width}}" + "".join(f" {name:>9}" for name in head)
     for group in report.groups:
-        if (found := group.divergence) is None:
+        if (shift := group.divergence) is None:
             yield f"  {group.name:<{width}}  not swapped: {group.note}"
             continue
         cells = (
-            f"{found.mean:.5f}",
-            f"{found.median:.5f}",
-            f"{found.p99:.4f}",
-            f"{found.max:.3f}",
-            f"{100 * found.top1:.2f} %",
-            str(found.flips),
+            f"{shift.mean:.5f}",
+            f"{shift.median:.5f}",
+            f"{shift.p99:.4f}",
+            f"{shift.max:.3f}",
+            f"{100 * shift.top1:.2f} %",
+            str(shift.flips),
             format_bytes(group.saved),
-            f"{found.mean / group.saved * UNITS['MI']:.5f}" if group.saved > 0 else "",
+            f"{shift.mean / group.saved * UNITS['MI']:.5f}" if group.saved > 0 else "",
         )
         yield f"  {group.name:<{width}}" + "".join(f" {cell:>9}" for cell in cells)

@@ -53,8 +53,8 @@ def evaluate(
     length = window if stride is None else window + stride // 2
     model = _one_window(options or Options(), max(1, length))
     plain = evolve(model, isq=None, imatrix=None, overrides=(), revision=None)
-    asked = [(ref, model), *([(against, plain)] if against is not None else [])]
-    token_ids, bos, vocab_size = _encoded(_read(Path(text)), asked, length)
+    models = [(ref, model), *([(against, plain)] if against is not None else [])]
+    token_ids, bos, vocab_size = _encoded(_read(Path(text)), models, length)
     windows = windows_of(token_ids, window=window, stride=stride, limit=limit, bos=bos)
     passage = Passage(tuple(windows), vocab_size, progress)
     report = partial(
@@ -91,18 +91,18 @@ class _Pair:
     def compared(self, report: Callable[..., Report], by: str, count: int) -> Report:
         """Run both, and then the reference with each group of modules from the model."""
         reference = self.passage.through(self.against, self.plain, write=self.spool.write)
-        found = self.passage.through(self.ref, self.model, compare=self.spool.reader())
-        apart, notes = groups_of(reference.modules, by, count), tuple[str, ...]()
-        if apart and self.model.overrides:
-            apart, notes = [], (_NOT_APART,)
+        result = self.passage.through(self.ref, self.model, compare=self.spool.reader())
+        parts, notes = groups_of(reference.modules, by, count), tuple[str, ...]()
+        if parts and self.model.overrides:
+            parts, notes = [], (_NOT_APART,)
         return report(
             reference=self.against,
-            weights=found.weights,
-            perplexity=found.perplexity,
+            weights=result.weights,
+            perplexity=result.perplexity,
             reference_perplexity=reference.perplexity,
-            divergence=found.divergence(reference),
+            divergence=result.divergence(reference),
             outside=float(np.mean(self.spool.outside)),
-            groups=tuple(self.measured(group, apart, reference) for group in apart),
+            groups=tuple(self.measured(group, parts, reference) for group in parts),
             notes=notes,
         )
 
@@ -111,15 +111,15 @@ class _Pair:
         options = _with_group(group, apart, self.ref, self.model, self.plain)
         compare = self.spool.reader()
         try:
-            found = self.passage.through(self.against, options, compare=compare, name=group.name)
+            result = self.passage.through(self.against, options, compare=compare, name=group.name)
         except (CheckpointError, OptionError) as error:
             return GroupReport(name=group.name, patterns=group.patterns, note=error.cause)
         return GroupReport(
             name=group.name,
             patterns=group.patterns,
-            saved=reference.weights - found.weights,
-            divergence=found.divergence(reference),
-            perplexity=found.perplexity,
+            saved=reference.weights - result.weights,
+            divergence=result.divergence(reference),
+            perplexity=result.perplexity,
         )
 
 

@@ -34,12 +34,12 @@ def groups_of(paths: Iterable[str], by: str, count: int) -> list[Group]:
             layers[layer] = None
             name = path.rpartition(".")[2]
             names[name] = (f"{layer.rpartition('.')[0]}.*.{name}",)
-    found: list[Group] = []
+    result: list[Group] = []
     if by == "layers":
-        found = [_group(part) for part in _split(list(layers), count)]
+        result = [_group(part) for part in _split(list(layers), count)]
     elif by == "modules":
-        found = [Group(name, patterns) for name, patterns in names.items()]
-    return [*found, *(Group(path, (path,)) for path in others)] if by != "none" else []
+        result = [Group(name, patterns) for name, patterns in names.items()]
+    return [*result, *(Group(path, (path,)) for path in others)] if by != "none" else []
 
 
 def _layer_of(path: str) -> str | None:

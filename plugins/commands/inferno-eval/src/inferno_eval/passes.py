@@ -109,21 +109,21 @@ class Passage:
         """Run the windows. Returns arrays by the fields of `Pass`."""
         import torch
 
-        found: dict[str, list[Tensor]] = {"nll": [], "best": [], "target": [], "kl": []}
+        lists: dict[str, list[Tensor]] = {"nll": [], "best": [], "target": [], "kl": []}
         done = 0
         for scored in scorer.score(self.windows, self.vocab_size):
             logprob_PV = torch.log_softmax(scored.logits_PV, -1)
             nll_P1 = -logprob_PV.gather(-1, scored.target_P[:, None])
-            found["nll"].append(nll_P1[:, 0].double())
-            found["best"].append(logprob_PV.argmax(-1))
-            found["target"].append(scored.target_P)
+            lists["nll"].append(nll_P1[:, 0].double())
+            lists["best"].append(logprob_PV.argmax(-1))
+            lists["target"].append(scored.target_P)
             if write is not None:
                 write(logprob_PV)
             if compare is not None:
-                found["kl"].append(compare(logprob_PV))
+                lists["kl"].append(compare(logprob_PV))
             done += len(logprob_PV)
             self.progress(name, done, self.num_tokens)
         return {
             name: torch.cat(each).cpu().numpy() if each else np.zeros(0)
-            for name, each in found.items()
+            for name, each in lists.items()
         }

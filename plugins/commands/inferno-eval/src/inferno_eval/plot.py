@@ -46,7 +46,7 @@ def _panel(
     yield svg.words(x, _HEAD - 14, title, "class")
     longest = max(value(divergence) for _, divergence in rows) or 1.0
     for i, (_, divergence) in enumerate(rows):
-        y, found = _HEAD + i * _ROW, value(divergence)
-        length = max(2, round((_PANEL - _VALUE) * found / longest))
+        y, figure = _HEAD + i * _ROW, value(divergence)
+        length = max(2, round((_PANEL - _VALUE) * figure / longest))
         yield svg.bar(x, y, length, _BAR, 0 if i == 0 else 1)
-        yield svg.words(x + length + 6, y + 12, form.format(found))
+        yield svg.words(x + length + 6, y + 12, form.format(figure))

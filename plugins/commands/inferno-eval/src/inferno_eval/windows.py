@@ -56,8 +56,8 @@ def windows_of(
         starts = range(0, len(token_ids) - length + 1, length)
     else:
         starts = range(0, max(1, len(token_ids) - length), stride)
-    found = []
+    result = []
     for start in starts[:limit]:
         ids = tuple(token_ids[start : start + length])
-        found.append(Window(ids if bos is None or stride else (bos, *ids[1:]), first))
-    return found
+        result.append(Window(ids if bos is None or stride else (bos, *ids[1:]), first))
+    return result

@@ -83,13 +83,13 @@ def contexts(job: Job) -> None:
             job.attempt(name, run, backend.name)
         kinds: tuple[CacheDType, ...] = ("auto", "int8", "fp8_e4m3")
         for kind in kinds:
-            own = attrs.evolve(need, cache_dtype=kind)
-            if own.features <= backend.features and backend.refuses(own) is None:
+            variant = attrs.evolve(need, cache_dtype=kind)
+            if variant.features <= backend.features and backend.refuses(variant) is None:
                 lengths = _ragged(job, 4 if job.small else 256)
                 name = f"{len(lengths)} ragged, cache {'bfloat16' if kind == 'auto' else kind}"
-                builds = {"": partial(backend.build, own)}
+                builds = {"": partial(backend.build, variant)}
                 job.check_time(name)
-                run = partial(_measure, job, name, backend, own, lengths, page, builds)
+                run = partial(_measure, job, name, backend, variant, lengths, page, builds)
                 job.attempt(name, run, backend.name)
 
 
@@ -136,8 +136,8 @@ def _measure(
     of these."""
     count, device = len(contexts), job.device.torch_name
     batch = _step(contexts, page, device, longest)
-    held = backend.cache(need, page).values()
-    per_token = sum(DTYPE_BYTES[each.dtype] * math.prod(each.shape) for each in held) / page
+    specs = backend.cache(need, page).values()
+    per_token = sum(DTYPE_BYTES[each.dtype] * math.prod(each.shape) for each in specs) / page
     nbytes = sum(contexts) * per_token
     layers = 2 if job.small else max(1, int(_COLD // nbytes) + 1)
     blocks = count * (max(contexts) // page + 1)

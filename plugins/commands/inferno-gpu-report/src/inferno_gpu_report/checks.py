@@ -45,9 +45,9 @@ def sanitized(job: Job) -> None:
             job.attempt(matrix.name, partial(_product, job, matrix, (3,)))
     distributions = {offer.distribution for offer in job.catalog.of("inferno_kernels")}
     attention = job.catalog.of("inferno_attention_backends")
-    own = {offer.item.name for offer in attention if offer.distribution in distributions}
+    names = {offer.item.name for offer in attention if offer.distribution in distributions}
     for backend, need in _attention(job, list(_few_needs(job))):
-        if backend.name in own:
+        if backend.name in names:
             _steps(job, backend, need, STEPS[:3], padding=True)
 
 
@@ -181,8 +181,8 @@ def _draws(device: str) -> DrawParams:
 
 def _op(job: Job, name: str, run: Any, op: str, given: tuple[Any, ...]) -> None:
     wide = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
-    found, exact = run(*given), getattr(reference, op)(*wide)
-    pairs = zip(found, exact, strict=True) if isinstance(found, tuple) else [(found, exact)]
+    output, exact = run(*given), getattr(reference, op)(*wide)
+    pairs = zip(output, exact, strict=True) if isinstance(output, tuple) else [(output, exact)]
     worst = 0.0
     for ours, theirs in pairs:
         lost = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()

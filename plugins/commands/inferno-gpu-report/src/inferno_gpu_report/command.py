@@ -43,7 +43,7 @@ def command(device: str | None, budget: str, sections: tuple[str, ...], output: 
 
 def seconds_of(text: str) -> float:
     """Parse a time such as 480s, 8m or 90. Raises OptionError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None or not float(match[1]):
         raise OptionError(f"{text!r} is not a time", "Write seconds, minutes or hours: 480s, 8m.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]

@@ -23,16 +23,16 @@ Variants = Callable[[AttentionNeed, int], Mapping[str, Callable[[], Attend]]]
 
 def sizes_of(offer: Offer[Architecture]) -> Mapping[str, Mapping[str, Any]]:
     """Return the sizes of an installed architecture."""
-    found: Mapping[str, Mapping[str, Any]] = _declared(SIZES, offer.item.name) or {}
-    return found
+    by_name: Mapping[str, Mapping[str, Any]] = _declared(SIZES, offer.item.name) or {}
+    return by_name
 
 
 def variants_of(backend: str) -> Variants | None:
     """Return what makes variants of an attention backend; None if its plugin declares none."""
-    found: Variants | None = _declared(VARIANTS, backend)
-    return found
+    maker: Variants | None = _declared(VARIANTS, backend)
+    return maker
 
 
 def _declared(group: str, name: str) -> Any:
-    found = sorted(entry_points(group=group, name=name), key=lambda entry: entry.value)
-    return found[0].load() if found else None
+    entries = sorted(entry_points(group=group, name=name), key=lambda entry: entry.value)
+    return entries[0].load() if entries else None

@@ -137,8 +137,8 @@ class Job:
 
     def attention_backends(self) -> list[AttentionBackend]:
         """Return the installed attention backends, the preferred one first."""
-        found = [offer.item for offer in self.catalog.of("inferno_attention_backends")]
-        return sorted(found, key=lambda backend: -backend.priority)
+        items = [offer.item for offer in self.catalog.of("inferno_attention_backends")]
+        return sorted(items, key=lambda backend: -backend.priority)
 
     def need(self, kind: MissingKind, name: str) -> None:
         """Raise NotInstalled, with the hint of an installed index."""

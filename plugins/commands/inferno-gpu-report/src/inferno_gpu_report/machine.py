@@ -41,19 +41,19 @@ def measure(job: Job) -> None:
 
 
 def _cuda_facts(job: Job) -> None:
-    found = torch.cuda.get_device_properties(job.device.index)
+    properties = torch.cuda.get_device_properties(job.device.index)
     job.fact("CUDA", torch.version.cuda)
-    job.fact("multiprocessors", found.multi_processor_count)
-    job.fact("L2", f"{getattr(found, 'L2_cache_size', 0) / 2**20:.0f} MiB")
-    asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.memory"]
+    job.fact("multiprocessors", properties.multi_processor_count)
+    job.fact("L2", f"{getattr(properties, 'L2_cache_size', 0) / 2**20:.0f} MiB")
+    command = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.memory"]
     try:
-        said = subprocess.run(
-            [*asked, "--format=csv,noheader", "-i", str(job.device.index)],
+        reply = subprocess.run(
+            [*command, "--format=csv,noheader", "-i", str(job.device.index)],
             capture_output=True,
             text=True,
             timeout=20,
         )
-        job.fact("driver, highest clocks", said.stdout.strip() or "unknown")
+        job.fact("driver, highest clocks", reply.stdout.strip() or "unknown")
     except (OSError, subprocess.TimeoutExpired):
         job.fact("driver", "nvidia-smi does not answer")
 

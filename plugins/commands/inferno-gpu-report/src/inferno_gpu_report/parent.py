@@ -90,18 +90,18 @@ def plan_of(
     device: str | None, budget: float, output: Path, names: Sequence[str] = ()
 ) -> ReportPlan:
     """Choose the device. Raises OptionError if there is no GPU, unless `device` is cpu."""
-    found = find_device(device or "auto")
-    if found.kind == "cpu" and device != "cpu":
+    target = find_device(device or "auto")
+    if target.kind == "cpu" and device != "cpu":
         raise OptionError(
             "no GPU was found", "--device cpu runs every section on the CPU with tiny sizes."
         )
     if not output.absolute().parent.is_dir():
         raise OptionError(f"the folder of {output} does not exist", "Make it first.")
     return ReportPlan(
-        device=found,
+        device=target,
         budget=budget,
         output=output,
-        small=found.kind == "cpu",
+        small=target.kind == "cpu",
         sections=sections_of(names),
     )
 
@@ -156,11 +156,11 @@ def _run(
         return
     prefix = list[str]()
     if section.tool:
-        found, result.reason = _sanitizer(section.tool, plan.device)
-        if not found:
+        wrapper, result.reason = _sanitizer(section.tool, plan.device)
+        if not wrapper:
             result.status = "skipped"
             return
-        prefix = found
+        prefix = wrapper
     lines, log = folder / f"{section.name}.jsonl", folder / f"{section.name}.log"
     lines.touch()
     command = [
@@ -184,13 +184,13 @@ def _run(
         result.read(line)
     if code == 0 and result.status != "waiting":
         return  # it said how it ended
-    said = _last_lines(log)
+    tail = _last_lines(log)
     if code is None:
         result.status, result.reason = "stopped", f"it took more than {budget:.0f} s"
     elif code == MEMORY_FAULT and section.tool:
-        result.status, result.reason = "failed", f"{section.tool} found faults: {said}"
+        result.status, result.reason = "failed", f"{section.tool} found faults: {tail}"
     else:
-        result.status, result.reason = "failed", f"{_ended(code)}: {said}"
+        result.status, result.reason = "failed", f"{_ended(code)}: {tail}"
     if section.tool:
         faults = sum(any(word in line for word in _FAULTS) for line in _lines(log))
         result.notes.append(f"{section.tool} reported {faults} faults")

@@ -81,8 +81,8 @@ class _PlainDecoder:
     @property
     def nbytes(self) -> int:
         """Bytes that a step reads."""
-        held = [tensor for layer in self.layers for tensor in layer.values()]
-        return sum(tensor.nbytes for tensor in [*held, self.head_VD])
+        weights = [tensor for layer in self.layers for tensor in layer.values()]
+        return sum(tensor.nbytes for tensor in [*weights, self.head_VD])
 
     @torch.inference_mode()
     def step(self) -> Tensor:
@@ -138,7 +138,7 @@ def _transformers(job: Job, name: str, config: Mapping[str, Any]) -> None:
 
         def generate(ids: Tensor = ids, length: int = output) -> float:
             begin = time.perf_counter()
-            found = model.generate(
+            tokens = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=length,
@@ -146,8 +146,8 @@ def _transformers(job: Job, name: str, config: Mapping[str, Any]) -> None:
                 do_sample=False,
                 pad_token_id=0,
             )
-            assert found.shape[1] == ids.shape[1] + length
-            found.cpu()
+            assert tokens.shape[1] == ids.shape[1] + length
+            tokens.cpu()
             return time.perf_counter() - begin
 
         generate(length=2)

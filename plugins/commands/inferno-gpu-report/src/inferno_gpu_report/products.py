@@ -92,14 +92,14 @@ class Matrix:
 def matrices(job: Job, rows: int, columns: int) -> list[Matrix]:
     """Return a dense matrix, and one of each layout that a scheme can pack in this shape: those
     that have a kernel first."""
-    found = [Matrix("bfloat16", job, rows, columns, None)]
+    kinds = [Matrix("bfloat16", job, rows, columns, None)]
     for offer in job.catalog.of("inferno_quant_schemes"):
         if offer.item.pack is not None:
             try:
-                found.append(Matrix(offer.item.name, job, rows, columns, offer.item))
+                kinds.append(Matrix(offer.item.name, job, rows, columns, offer.item))
             except ValueError as refused:  # `contracts.Refused`
                 job.note(f"{offer.item.name}: {refused}")
-    return sorted(found, key=lambda matrix: (not matrix.has_kernel, matrix.scheme is not None))
+    return sorted(kinds, key=lambda matrix: (not matrix.has_kernel, matrix.scheme is not None))
 
 
 def measure(job: Job) -> None:

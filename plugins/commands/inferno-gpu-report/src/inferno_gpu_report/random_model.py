@@ -139,6 +139,6 @@ def _stored(model: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         at = checkpoint_path(path)
         for part, parameter in module.named_parameters(recurse=False):
             yield join(at, part), tuple(parameter.shape)
-        held = getattr(module, "weight", None)
-        if isinstance(held, Unloaded):
-            yield join(at, "weight"), held.shape
+        matrix = getattr(module, "weight", None)
+        if isinstance(matrix, Unloaded):
+            yield join(at, "weight"), matrix.shape

@@ -106,8 +106,8 @@ class GpuReport:
 
     def figure(self, section: str, name: str) -> float | None:
         """Return the value of a figure, or None if it was not measured."""
-        found = [each.value for each in self.section(section).figures if each.name == name]
-        return found[-1] if found else None
+        values = [each.value for each in self.section(section).figures if each.name == name]
+        return values[-1] if values else None
 
 
 def to_json(report: GpuReport) -> str:

@@ -71,12 +71,12 @@ class Floor:
 
     @classmethod
     def of(cls, plan: Plan) -> Floor:
-        held = sum(use.nbytes for use in plan.schemes)
+        total = sum(use.nbytes for use in plan.schemes)
         config = plan.config
         vocabulary = int(config["vocab_size"]) * int(config["hidden_size"])
         looked_up = 0 if config.get("tie_word_embeddings") else _table_bytes(plan, vocabulary)
         weights = _number_of_weights(config)
-        return cls(held - looked_up, weights, plan.kv_bytes_per_token)
+        return cls(total - looked_up, weights, plan.kv_bytes_per_token)
 
     def seconds(self, job: Job, load: Load) -> float | None:
         """Return the minimum time for a workload whose requests all run at once: a step for each
@@ -109,10 +109,10 @@ def engine_of(job: Job, config: Mapping[str, Any], **options: Any) -> Iterator[E
     few = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 256}
     usual = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "max_model_len": 2_304}
     given = {**(few | {"memory": "1GiB"} if job.small else usual), **options}
-    asked = Options(device=job.device.torch_name, cache_policy="none", packed_cache="none", **given)
+    setup = Options(device=job.device.torch_name, cache_policy="none", packed_cache="none", **given)
     begin = time.perf_counter()
-    with opened(job, config, asked) as found:
-        engine = Engine.load(found)
+    with opened(job, config, setup) as model:
+        engine = Engine.load(model)
     job.fact("last load", f"{time.perf_counter() - begin:.1f} s")
     try:
         yield engine
@@ -247,9 +247,9 @@ class _TimedTicket:
 
     def result(self) -> Sampled:
         begin = time.perf_counter()
-        found = self.ticket.result()
+        sample = self.ticket.result()
         self.times.wait.append(time.perf_counter() - begin)
-        return found
+        return sample
 
 
 @frozen

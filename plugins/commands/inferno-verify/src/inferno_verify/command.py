@@ -40,9 +40,9 @@ def command(refs: tuple[str, ...], seconds: float, memory: str, load: bool, as_j
     inferno pull."""
     fine = True
     for line in results(refs, seconds, parse_size(memory, "--memory"), load=load):
-        found = json.loads(line)
-        fine &= found["ended"] == "fine"
-        click.echo(line if as_json else "\n".join(told(found)))
+        verdict = json.loads(line)
+        fine &= verdict["ended"] == "fine"
+        click.echo(line if as_json else "\n".join(told(verdict)))
     if not fine:
         raise SystemExit(CheckpointError.exit_code)
 

@@ -49,16 +49,16 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _odd(file: Path, name: str, inside: Path) -> Iterator[str]:
     try:
-        found = file.lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = file.lstat()
+        if stat.S_ISLNK(status.st_mode):
             target = file.resolve(strict=True)
             if not target.is_relative_to(inside):
                 yield f"{name} is a link that leads out of the folder, to {target}."
-            found = target.stat()
+            status = target.stat()
     except (OSError, RuntimeError):  # RuntimeError: a loop, in Python 3.12 and older
         yield f"{name} is a link that leads nowhere."
         return
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         yield f"{name} is no file: a pipe, a socket or a device."
         return
     if (what := CODE.get(file.suffix)) is not None:
@@ -66,14 +66,14 @@ def _odd(file: Path, name: str, inside: Path) -> Iterator[str]:
     elif file.suffix in PICKLES:
         yield f"{name} may be a pickle, which runs code when it is read: it is never read."
     most = MAX_TEXT if file.name == "tokenizer.json" else MAX_CONFIG
-    if file.suffix == ".json" and found.st_size > most:
-        yield f"{name} has {found.st_size} bytes, more than any configuration: it is not read."
+    if file.suffix == ".json" and status.st_size > most:
+        yield f"{name} has {status.st_size} bytes, more than any configuration: it is not read."
 
 
 def _auto_map(file: Path) -> Iterator[str]:
     try:
-        found = json.loads(contents(file, MAX_CONFIG)) if file.exists() else {}
+        config = json.loads(contents(file, MAX_CONFIG)) if file.exists() else {}
     except (CheckpointError, OSError, ValueError, RecursionError):
         return  # the trial says it
-    if isinstance(found, dict) and found.get("auto_map"):
+    if isinstance(config, dict) and config.get("auto_map"):
         yield f"{file.name} asks for code of its own (auto_map): other programs run it, this not."

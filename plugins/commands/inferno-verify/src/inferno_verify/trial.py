@@ -201,16 +201,16 @@ def _read(result: Result, lines: bytes) -> str:
     stage = "before the plan"
     for line in lines.splitlines():
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:  # it was ended while it said this
             break
-        stage = said.get("stage", stage)
-        if "done" in said:
-            result.done[stage] = said["done"]
-        if "odd" in said:
-            result.odd.append(said["odd"])
-        if "ended" in said:
-            result.ended, result.sentence = said["ended"], said["sentence"]
+        stage = message.get("stage", stage)
+        if "done" in message:
+            result.done[stage] = message["done"]
+        if "odd" in message:
+            result.odd.append(message["odd"])
+        if "ended" in message:
+            result.ended, result.sentence = message["ended"], message["sentence"]
     return stage
 
 
@@ -237,11 +237,11 @@ def _run(
     except MemoryError:
         say({"ended": "memory", "sentence": f"It wants more than {memory} bytes of memory."})
     except BaseException as error:
-        said = f"{type(error).__name__}: {one_line(error)}"
-        if "not enough memory" in said or "can't allocate" in said:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        if "not enough memory" in reason or "can't allocate" in reason:
             say({"ended": "memory", "sentence": f"It wants more than {memory} bytes of memory."})
         else:
-            say({"ended": "crash", "sentence": said})
+            say({"ended": "crash", "sentence": reason})
     finally:
         os._exit(code)
 

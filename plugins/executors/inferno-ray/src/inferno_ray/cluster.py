@@ -82,12 +82,12 @@ def _start(what: MachineStart) -> Sequence[ActorProcess]:
     if not ray.is_initialized():
         ray.init(log_to_driver=False, configure_logging=False)
     cpus = what.ranks * what.threads
-    apart = sum(node["Alive"] for node in ray.nodes()) > what.machines
+    spread = sum(node["Alive"] for node in ray.nodes()) > what.machines
     # The first bundle is where the engine is, so that the others are elsewhere.
-    bundles = [{f"node:{ray.util.get_node_ip_address()}": _HERE}] if apart else []
+    bundles = [{f"node:{ray.util.get_node_ip_address()}": _HERE}] if spread else []
     first = len(bundles)
     bundles += [{"CPU": cpus}] * what.machines
-    group = placement_group(bundles, strategy="STRICT_SPREAD" if apart else "SPREAD")
+    group = placement_group(bundles, strategy="STRICT_SPREAD" if spread else "SPREAD")
     room = Room(group)
     if not group.wait(ROOM_SECONDS):
         room.leave(None)

@@ -22,8 +22,8 @@ def blamed(spec: GrammarSpec, error: str, error_of: Callable[[GrammarSpec], str]
         return ""
     value, path, tries = json.loads(spec.text), "", _MAX_TRIES
     shared = {name: value[name] for name in ("$defs", "definitions") if name in value}
-    while (found := _guilty(spec, value, shared, error, error_of, tries)) is not None:
-        step, value, tries = found
+    while (culprit := _guilty(spec, value, shared, error, error_of, tries)) is not None:
+        step, value, tries = culprit
         path += step
     return path.lstrip(".")
 

@@ -106,14 +106,14 @@ class Compiler:
         words = -(-self._tokenizer.vocab_size // 32)
         assert masks_MW.flags["C_CONTIGUOUS"] and masks_MW.shape[1] >= words, "a row per mask"
         memory = masks_MW.ctypes.data, masks_MW.strides[0], len(masks_MW)
-        asked: list[Any] = [(r.matcher.inner, r.index, list(r.drafts)) for r in requests]  # type: ignore[attr-defined]
-        plain = [(inner, index) for inner, index, drafts in asked if not drafts]
+        jobs: list[Any] = [(r.matcher.inner, r.index, list(r.drafts)) for r in requests]  # type: ignore[attr-defined]
+        plain = [(inner, index) for inner, index, drafts in jobs if not drafts]
         if min(len(plain), self._threads) > 1:
             self._executor.unsafe_compute_mask_ptr(plain, *memory)
         else:  # to wake another thread takes as long as a mask
             for inner, index in plain:
                 inner.unsafe_compute_mask_ptr(memory[0] + index * memory[1], 4 * words)
-        if drafted := [each for each in asked if each[2]]:
+        if drafted := [each for each in jobs if each[2]]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
         for matcher, drafts, index in requests:
             if isinstance(matcher, JsonMatcher):

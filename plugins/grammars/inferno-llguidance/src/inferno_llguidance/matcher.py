@@ -43,7 +43,7 @@ class LLGuidanceMatcher:
 
 def brief(text: str) -> str:
     """Return a message in one line, without the state that llguidance appends to it."""
-    found = re.search(r"^error: (.*)$", text, re.MULTILINE)  # of the library for regexes
+    match = re.search(r"^error: (.*)$", text, re.MULTILINE)  # of the library for regexes
     head = text.partition("<state>")[0].strip().partition("\n")[0]
-    line = f"{head} {found[1]}" if found else head
+    line = f"{head} {match[1]}" if match else head
     return line[:500] or "the grammar cannot be compiled"

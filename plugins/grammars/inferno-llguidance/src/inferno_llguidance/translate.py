@@ -104,8 +104,8 @@ def _embedded(schema: Any, whitespace: str | None) -> str:
     text = json.dumps(schema)
     if not isinstance(schema, dict):
         return text
-    own = GrammarSpec(kind="json_schema", text=text, whitespace=whitespace)
-    return json.dumps({"x-guidance": own.embedded_json_options, **schema})
+    spec = GrammarSpec(kind="json_schema", text=text, whitespace=whitespace)
+    return json.dumps({"x-guidance": spec.embedded_json_options, **schema})
 
 
 def _lark(text: str) -> str:
@@ -155,9 +155,9 @@ def _check_multiples(schema: Any) -> None:
                         f"The least common multiple of all must be at most {MAX_MULTIPLE}.",
                         path=f"{path}.multipleOf".lstrip("."),
                     )
-            stack += [(held, f"{path}.{key}") for key, held in value.items()]
+            stack += [(child, f"{path}.{key}") for key, child in value.items()]
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            stack += [(held, f"{path}[{i}]") for i, held in enumerate(value)]
+            stack += [(child, f"{path}[{i}]") for i, child in enumerate(value)]
 
 
 def _digits_of(number: float) -> int:

@@ -113,7 +113,7 @@ def _step(batch: Batch) -> tuple[int, int, int, int, int, int]:
     """Return what the layers of a step share: the addresses of slots, query starts, context lengths
     and block tables, and the stride and number of the tables."""
     slots_T, tables_SM = batch.slots_T, batch.blocks_SM
-    found = batch.scratch[_step] = (
+    numbers = batch.scratch[_step] = (
         slots_T.data_ptr(),
         batch.query_starts_S1.data_ptr(),
         batch.context_lens_S.data_ptr(),
@@ -121,4 +121,4 @@ def _step(batch: Batch) -> tuple[int, int, int, int, int, int]:
         tables_SM.stride(0),
         len(batch.context_lens_S),
     )
-    return found
+    return numbers

@@ -30,12 +30,12 @@ def pack(*parts: Fp8Blocks) -> Panels:
     for part in parts:
         scales, data_OI = panel_scales(part), part.data.contiguous()
         for piece in pieces(data_OI):
-            codes, own = data_OI[piece], scales[piece.start // PANEL_ROWS :]
+            codes, factors = data_OI[piece], scales[piece.start // PANEL_ROWS :]
             numbers = _native.dense_repack_fp8(
                 CODES[layout],
                 codes.data_ptr(),
                 columns,
-                own.data_ptr(),
+                factors.data_ptr(),
                 to,
                 len(codes),
                 columns,

@@ -58,10 +58,10 @@ def forget(address: int, nbytes: int) -> bool:
     try:
         with open(_PAGEMAP, "rb", buffering=0) as pagemap:
             pagemap.seek(first * 8)
-            found = np.frombuffer(pagemap.read(count * 8), dtype=np.uint64)
+            entries = np.frombuffer(pagemap.read(count * 8), dtype=np.uint64)
     except OSError:
         return False
-    present = found[found & _PRESENT != 0]
-    if len(found) < count or not (present & _OF_FILE).all():
+    present = entries[entries & _PRESENT != 0]
+    if len(entries) < count or not (present & _OF_FILE).all():
         return False
     return reserve.give_back(first * mmap.PAGESIZE, count * mmap.PAGESIZE)

@@ -194,10 +194,10 @@ def reserved(nbytes: int) -> Iterator[None]:
     if not hasattr(mmap, "MADV_HUGEPAGE") or has_nodes():
         yield
         return
-    found = Reserve(nbytes)
-    token = current.set(found)
+    pool = Reserve(nbytes)
+    token = current.set(pool)
     try:
         yield
     finally:
         current.reset(token)
-        found.release()
+        pool.release()

@@ -95,11 +95,11 @@ class GteConfig(GatedConfig):
 
     def read_rope(self, config: Mapping[str, Any]) -> RopeConfig:
         scaling = config.get("rope_parameters") or config.get("rope_scaling")
-        said = scaling if isinstance(scaling, Mapping) else {}
-        if "ntk" not in (said.get("rope_type"), said.get("type")):
+        fields = scaling if isinstance(scaling, Mapping) else {}
+        if "ntk" not in (fields.get("rope_type"), fields.get("type")):
             return super().read_rope(config)
-        check_known(said, "mixed_b", None)
-        given = {"rope_theta": config.get("rope_theta", self.theta), **said}
+        check_known(fields, "mixed_b", None)
+        given = {"rope_theta": config.get("rope_theta", self.theta), **fields}
         return read_config(NtkScaling, given).as_linear(self.spec().head_dim)
 
 

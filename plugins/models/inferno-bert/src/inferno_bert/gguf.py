@@ -105,8 +105,8 @@ def _window_pattern(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return which layers have a window: a number for the usual order, else one flag for each."""
     layers, every = config["num_hidden_layers"], config["global_attn_every_n_layers"]
     types = [SLIDING if i % every else FULL for i in range(layers)]
-    own = list(config.get("layer_types") or types)
-    return {"window_pattern": every if own == types else [kind == SLIDING for kind in own]}
+    kinds = list(config.get("layer_types") or types)
+    return {"window_pattern": every if kinds == types else [kind == SLIDING for kind in kinds]}
 
 
 MODERN = Dialect(

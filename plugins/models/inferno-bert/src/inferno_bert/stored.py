@@ -72,15 +72,15 @@ class Encoder(RenamedView):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        found = {**self.checkpoint.config}
+        fields = {**self.checkpoint.config}
         if types := self.rows_of(TYPES):
-            found.setdefault("type_vocab_size", types)  # not every format says it
+            fields.setdefault("type_vocab_size", types)  # not every format says it
         if self.gated:
-            found["fused_qkv"] = any(".qkv_proj." in name for name in self.names)
-            found["fused_mlp"] = any(".up_gate_proj." in name for name in self.names)
+            fields["fused_qkv"] = any(".qkv_proj." in name for name in self.names)
+            fields["fused_mlp"] = any(".up_gate_proj." in name for name in self.names)
         if self.classifies:
-            found["num_labels"] = self.rows_of(HEAD)
-        return found
+            fields["num_labels"] = self.rows_of(HEAD)
+        return fields
 
     def rows_of(self, module: str) -> int:
         """Return the rows of a module's matrix, dense or packed; 0 if it is not stored."""
@@ -106,17 +106,17 @@ def gated_classifier(checkpoint: Checkpoint) -> Checkpoint:
 
 def classifier(checkpoint: Checkpoint, *, gated: bool = False) -> Checkpoint:
     """View a model with a head for labels. Raises CheckpointError if it stores none."""
-    found = Encoder(checkpoint, classifies=True, gated=gated)
-    if not found.rows_of(HEAD):
+    view = Encoder(checkpoint, classifies=True, gated=gated)
+    if not view.rows_of(HEAD):
         raise CheckpointError(
             "the checkpoint stores no head for labels: classifier.weight or "
             "classifier.out_proj.weight",
             "Its config.json names a classifier; check that it belongs to these weights.",
         )
-    if not found.rows_of(POOLER):
+    if not view.rows_of(POOLER):
         raise CheckpointError(
             "the checkpoint stores no layer before the head for labels, which was trained to read "
             "it: llama.cpp's converter leaves it out",
             "Serve the original, or its file of `inferno convert`.",
         )
-    return found
+    return view

@@ -55,9 +55,9 @@ def _multiplied(config: Mapping[str, Any]) -> Recast | None:
     if all(factor == 1.0 for rows in factors.values() for _, factor in rows):
         return None
     untied = read.tie_word_embeddings and embedding != head
-    kept = {name: value for name, value in config.items() if "multiplier" not in name}
+    fields = {name: value for name, value in config.items() if "multiplier" not in name}
     return Recast(
-        config={**kept, "tie_word_embeddings": read.tie_word_embeddings and not untied},
+        config={**fields, "tie_word_embeddings": read.tie_word_embeddings and not untied},
         factors=factors,
         copies={_HEAD: _EMBEDDING} if untied else {},
     )

@@ -143,6 +143,6 @@ class MelFrames:
             raise ValueError(f"it hears {SECONDS} s")
         if len(samples_N) <= FRAME - FRAME // 2:
             raise ValueError("it hears frames of 20 ms")
-        found = self.made([samples_N], return_tensors="np")
-        values_PW = found["input_features"][0][found["input_features_mask"][0]]
+        features = self.made([samples_N], return_tensors="np")
+        values_PW = features["input_features"][0][features["input_features_mask"][0]]
         return Pixels(values_PW, (1, len(values_PW), len(values_PW)))

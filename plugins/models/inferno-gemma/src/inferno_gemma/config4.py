@@ -105,10 +105,10 @@ class Gemma4Config(SharingConfig):
             )
         fields: Mapping[str, Any] = next(iter(each.values()), {})
         names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-        found = {ours: fields[name] for name, ours in names.items() if name in fields}
+        sizes = {ours: fields[name] for name, ours in names.items() if name in fields}
         if not self.attention_k_eq_v:
-            found["num_global_key_value_heads"] = None
-        return found
+            sizes["num_global_key_value_heads"] = None
+        return sizes
 
     @property
     def num_experts_per_tok(self) -> int:

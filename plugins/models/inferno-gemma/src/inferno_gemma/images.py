@@ -37,9 +37,9 @@ class _Processor:
 
     def __call__(self, image: Image) -> Pixels:
         """Return patches row by row."""
-        found = np.asarray(self.made(images=[image], return_tensors="np")["pixel_values"][0])
+        pixels = np.asarray(self.made(images=[image], return_tensors="np")["pixel_values"][0])
         side, size = self.vision.side, self.vision.patch_size
-        cut = found.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
+        cut = pixels.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
         patches = np.ascontiguousarray(cut.reshape(side**2, -1), np.float32)
         return Pixels(patches, (1, side, side))
 

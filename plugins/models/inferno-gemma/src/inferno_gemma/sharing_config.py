@@ -81,8 +81,8 @@ class SharingConfig(WindowedConfig):
 
     def source(self, layer: int) -> int:
         """Return the layer whose keys and values this one reads; its own index, if it has some."""
-        own = range(min(layer, self.num_own - 1), -1, -1)
-        return next(n for n in own if self.layer_types[n] == self.layer_types[layer])
+        layers = range(min(layer, self.num_own - 1), -1, -1)
+        return next(n for n in layers if self.layer_types[n] == self.layer_types[layer])
 
     def has_values(self, layer: int) -> bool:
         """Whether a layer with keys projects values, too."""
@@ -93,10 +93,10 @@ class SharingConfig(WindowedConfig):
 
     def check_sharing(self) -> None:
         """Raise CheckpointError unless every layer has keys and values to read."""
-        kinds, own = set(self.layer_types), set(self.layer_types[: max(self.num_own, 0)])
-        if kinds != own:
+        kinds, own_kinds = set(self.layer_types), set(self.layer_types[: max(self.num_own, 0)])
+        if kinds != own_kinds:
             raise CheckpointError(
                 f"config.json: num_kv_shared_layers is {self.num_kv_shared_layers} of "
-                f"{self.num_hidden_layers}, and no other layer is {' or '.join(kinds - own)}",
+                f"{self.num_hidden_layers}, and no other layer is {' or '.join(kinds - own_kinds)}",
                 "Each kind of layer needs one with keys and values of its own.",
             )

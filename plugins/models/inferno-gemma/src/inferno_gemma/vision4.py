@@ -130,8 +130,8 @@ class VisionTower(Layer):
         places_2P = torch.from_numpy(places(grid)).to(pixels_PW.device)
         x_PD = self.patch_embedder(pixels_PW, places_2P)
         turns = [angles(place_P, config) for place_P in places_2P]
-        found: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
-        for layer in found:
+        blocks: nn.ModuleList = self.encoder.layers  # type: ignore[assignment]
+        for layer in blocks:
             x_PD = layer(x_PD, turns)
         x_DRR = x_PD.float().T.unflatten(1, (rows, columns))
         x_MD = F.avg_pool2d(x_DRR, config.pooling_kernel_size).flatten(1).T

@@ -69,14 +69,14 @@ class DeltaAttention(Layer):
         if not shard.states:
             return
         heads, _ = shard.heads(self.state.spec)
-        own = heads[0] * self.width, heads[1] * self.width
-        self.inputs.keep_rows(q_proj=[own], k_proj=[own], v_proj=[own], b_proj=[heads])
+        span = heads[0] * self.width, heads[1] * self.width
+        self.inputs.keep_rows(q_proj=[span], k_proj=[span], v_proj=[span], b_proj=[heads])
         for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d):
-            conv.keep(own)
+            conv.keep(span)
         for linear in (self.f_b_proj, self.g_b_proj):
-            linear.keep_rows(own)
-        self.cuts = {"dt_bias": Cut.rows(own), "A_log": Cut(2, (heads,))}
-        self.o_proj.keep_columns(own, shard)
+            linear.keep_rows(span)
+        self.cuts = {"dt_bias": Cut.rows(span), "A_log": Cut(2, (heads,))}
+        self.o_proj.keep_columns(span, shard)
         self.state.spec = shard.local(self.state.spec)
 
     def finalize(self, to: Finalize) -> None:
@@ -90,16 +90,16 @@ class DeltaAttention(Layer):
         del self.q_conv1d, self.k_conv1d, self.v_conv1d
 
     def forward(self, x_TD: Tensor, rotation: object, batch: Batch) -> Tensor:
-        held = self.state.load(batch)
+        states = self.state.load(batch)
         *qkv, f_TC, g_TC, b_TH = self.inputs(x_TD)
-        qkv_TN, conv_SLN = self.conv1d(torch.cat(qkv, -1), held["conv"], batch)
+        qkv_TN, conv_SLN = self.conv1d(torch.cat(qkv, -1), states["conv"], batch)
         q_THC, k_THC, v_THC = (
             part.unflatten(-1, (-1, self.width)) for part in F.silu(qkv_TN).chunk(3, -1)
         )
         steps_THC = F.softplus(self.f_b_proj(f_TC).float() + self.dt_bias).view_as(q_THC)
         decays_THC = -self.A_log[0].exp() * steps_THC
         y_THC, state_SHCC = channel_gated_delta(
-            q_THC, k_THC, v_THC, decays_THC, b_TH.float().sigmoid(), held["state"], batch
+            q_THC, k_THC, v_THC, decays_THC, b_TH.float().sigmoid(), states["state"], batch
         )
         self.state.store(batch, conv=conv_SLN, state=state_SHCC)
         gate_THC = self.g_b_proj(g_TC).view_as(q_THC).float().sigmoid()

@@ -38,14 +38,14 @@ class Lfm2Config(DecoderConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         rope = {} if config.get("rope_parameters") else {"rope_theta": 1_000_000.0}
-        own = {
+        fields = {
             "rms_norm_eps": config.get("norm_eps"),
             "tie_word_embeddings": config.get(
                 "tie_embedding", config.get("tie_word_embeddings", True)
             ),
             "intermediate_size": cls.inner_width(config),
         }
-        read = super().from_json({**rope, **config, **own})
+        read = super().from_json({**rope, **config, **fields})
         check_positive(conv_L_cache=read.conv_L_cache)
         types = numbered_layers(config, read.num_hidden_layers)
         if len(types) != read.num_hidden_layers or not {*types} <= {FULL, CONV}:

@@ -29,23 +29,23 @@ _BILINEAR = 2
 
 def processor(config: SeeingLfm2Config, fields: Mapping[str, Any], most: int) -> ImageProcessor:
     """An `Architecture.images`. Raises CheckpointError for settings that cannot be."""
-    vision, asked = config.vision, config.tiling
+    vision, defaults = config.vision, config.tiling
     fixed = {
-        "tile_size": asked.tile_size,
+        "tile_size": defaults.tile_size,
         "downsample_factor": vision.downsample_factor,
         "encoder_patch_size": vision.patch_size,
     }
     for name, value in fixed.items():
         check_known(fields, name, None, value)
-    said = {name: value for name, value in fields.items() if value is not None}
-    tiling = within(Tiling.from_json({**attrs.asdict(asked), **said}, vision), vision, most)
-    factor = said.get("rescale_factor", 1 / 255)
+    options = {name: value for name, value in fields.items() if value is not None}
+    tiling = within(Tiling.from_json({**attrs.asdict(defaults), **options}, vision), vision, most)
+    factor = options.get("rescale_factor", 1 / 255)
     mean, std = (
-        np.array(said.get(name, (0.5,) * 3), np.float32)[:, None]
+        np.array(options.get(name, (0.5,) * 3), np.float32)[:, None]
         for name in ("image_mean", "image_std")
     )
     values = (np.arange(256, dtype=np.float32) * np.float32(factor) - mean) / std
-    return _Processor(vision, tiling, said.get("resample", _BILINEAR), values)
+    return _Processor(vision, tiling, options.get("resample", _BILINEAR), values)
 
 
 def within(tiling: Tiling, vision: VisionConfig, most: int) -> Tiling:
@@ -95,13 +95,13 @@ class _Processor:
 
     def _pixels(self, pictures: list[Array], tiles: Shape | None, size: Shape | None) -> Pixels:
         patch, colours = self.vision.patch_size, np.arange(3)
-        found = []
+        patches = []
         for picture in pictures:
             rows, columns = picture.shape[0] // patch, picture.shape[1] // patch
             cut = picture.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
-            found.append(self.values[colours, cut].reshape(rows * columns, -1))
+            patches.append(self.values[colours, cut].reshape(rows * columns, -1))
         whole = None if size is None else (size[0] // patch, size[1] // patch)
-        return Pixels(np.concatenate(found), grid_of(tiles, whole))
+        return Pixels(np.concatenate(patches), grid_of(tiles, whole))
 
 
 def scaled_size(size: Shape, tiling: Tiling, vision: VisionConfig) -> Shape:
@@ -133,10 +133,10 @@ def tile_grid(size: Shape, tiling: Tiling) -> Shape:
     height, width = size
     counts, able = range(1, tiling.max_tiles + 1), range(tiling.min_tiles, tiling.max_tiles + 1)
     grids = [(rows, columns) for columns in counts for rows in counts if rows * columns in able]
-    least, found = float("inf"), (1, 1)
+    least, best = float("inf"), (1, 1)
     for rows, columns in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         far = abs(width / height - columns / rows)
         fits = height * width > 0.5 * tiling.tile_size**2 * columns * rows
         if far < least or (far == least and fits):
-            least, found = far, (rows, columns)
-    return found
+            least, best = far, (rows, columns)
+    return best

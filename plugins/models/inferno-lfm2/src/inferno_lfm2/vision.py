@@ -56,11 +56,11 @@ class TiledEncoder(ImageEncoder):
         """Return the embeddings of the image's tokens, (M, O), tile by tile and row by row."""
         shapes = self.config.parts(grid)
         parts = pixels_PW.split([rows * columns for rows, columns in shapes])
-        found = [
+        outputs = [
             self.multi_modal_projector(self.vision_tower(part_PW, shape), shape)
             for part_PW, shape in zip(parts, shapes, strict=True)
         ]
-        return torch.cat(found)
+        return torch.cat(outputs)
 
 
 class Embeddings(nn.Module):

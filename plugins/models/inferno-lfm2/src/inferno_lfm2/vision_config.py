@@ -204,11 +204,11 @@ class SeeingLfm2Config(Lfm2Config):
         rows, columns = tiles_of(grid)
         before = [_TILE + MOST_TILES * row + n for row in range(rows) for n in range(columns)]
         before += [_WHOLE] if 0 < len(before) < len(self.parts(grid)) else []
-        found: list[int | None] = [self.image_token_id + _START]
+        layout: list[int | None] = [self.image_token_id + _START]
         for number, (high, wide) in zip_longest(before, self.parts(grid)):
-            found += [] if number is None else [self.image_token_id + number]
-            found += [None] * (high * wide // self.vision.unit)
-        return [*found, self.image_token_id + _END]
+            layout += [] if number is None else [self.image_token_id + number]
+            layout += [None] * (high * wide // self.vision.unit)
+        return [*layout, self.image_token_id + _END]
 
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:

@@ -98,7 +98,7 @@ def canvases(most_tiles: int, tile: int) -> Array:
             if count % rows == 0:
                 columns = count // rows
                 by_shape.setdefault(rows / columns, []).append((rows * tile, columns * tile))
-    return np.array([canvas for found in by_shape.values() for canvas in found])
+    return np.array([canvas for group in by_shape.values() for canvas in group])
 
 
 def best_canvas(size: tuple[int, int], found: Array, largest: bool) -> tuple[int, int]:

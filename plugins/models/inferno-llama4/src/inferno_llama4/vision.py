@@ -87,8 +87,8 @@ class VisionModel(nn.Module):
         x_RD = self.layernorm_pre(x_NLD.flatten(0, 1))
         angles_RE = place_angles(self.config).to(x_RD.device).repeat(tiles, 1)
         turn = angles_RE.cos(), angles_RE.sin()
-        found: nn.ModuleList = self.model.layers  # type: ignore[assignment]
-        for layer in found:
+        blocks: nn.ModuleList = self.model.layers  # type: ignore[assignment]
+        for layer in blocks:
             x_RD = layer(x_RD, turn)
         x_NLD = self.layernorm_post(x_RD).unflatten(0, (tiles, -1))
         y_MD: Tensor = self.vision_adapter(x_NLD[:, :-1])

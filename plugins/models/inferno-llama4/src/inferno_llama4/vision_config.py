@@ -166,11 +166,11 @@ class SeeingLlama4Config(Llama4Config):
     def image_layout(self, grid: Grid) -> Sequence[int | None]:
         begin, tile = self.boi_token_index, [None] * self.vision.tile_tokens
         rows, columns = self.vision.tiles(grid)
-        found: list[int | None] = [begin]
+        layout: list[int | None] = [begin]
         if rows * columns > 1:
             row = [*tile, *[begin + _NEXT_TILE, *tile] * (columns - 1), begin + _NEXT_ROW]
-            found += row * rows
-        return [*found, begin + _WHOLE, *tile, self.eoi_token_index]
+            layout += row * rows
+        return [*layout, begin + _WHOLE, *tile, self.eoi_token_index]
 
 
 _MODULES = {

@@ -40,9 +40,9 @@ class _Processor:
 
     def __call__(self, image: Image) -> Pixels:
         """Return patches in the order of their tokens."""
-        found = self.made(images=[image], return_tensors="np")["pixel_values"][0]
+        values = self.made(images=[image], return_tensors="np")["pixel_values"][0]
         size, merge = self.vision.patch_size, self.vision.spatial_merge_size
-        rows, columns = (pixels // size for pixels in found.shape[1:])
-        cut = found.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
+        rows, columns = (pixels // size for pixels in values.shape[1:])
+        cut = values.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
         patches = cut.transpose(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, -1)
         return Pixels(np.ascontiguousarray(patches, np.float32), (1, rows, columns))

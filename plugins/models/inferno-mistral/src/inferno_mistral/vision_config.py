@@ -100,8 +100,8 @@ class SeesRows:
     def image_layout(self, grid: Grid) -> Sequence[int | None]:
         merge, image = self.vision.spatial_merge_size, self.image_token_id
         row = [None] * (grid[2] // merge)
-        found: list[int | None] = [*row, image + _BREAK] * (grid[1] // merge)
-        return [*found[:-1], image + _END]
+        layout: list[int | None] = [*row, image + _BREAK] * (grid[1] // merge)
+        return [*layout[:-1], image + _END]
 
 
 @frozen(kw_only=True)

@@ -73,14 +73,14 @@ class NemotronHConfig(DecoderConfig):
         check_known(known, "sliding_window", None)
         check_known(known, "attention_bias", None, False)
         types = _layer_types(known)
-        own = {
+        fields = {
             "layer_types": types,
             "num_hidden_layers": len(types),
             "rms_norm_eps": known.get("layer_norm_epsilon", known.get("norm_eps")),
             "num_key_value_heads": known.get("num_key_value_heads", 8),
             "head_dim": known.get("head_dim", known.get("attention_head_dim", 128)),
         }
-        read = super().from_json({**known, **own})
+        read = super().from_json({**known, **fields})
         sizes = (
             "mamba_num_heads",
             "mamba_head_dim",

@@ -33,11 +33,11 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 def predicting(name: str, layers: object) -> str:
     """Return the name of a tensor of multi-token prediction, which some files store as layers after
     the last one; what these share is in the first of them."""
-    found = _NUMBERED.fullmatch(name)
-    if found is None or not isinstance(layers, int) or int(found[1]) < layers:
+    match = _NUMBERED.fullmatch(name)
+    if match is None or not isinstance(layers, int) or int(match[1]) < layers:
         return name
-    is_shared = found[2].partition(".")[0] in _SHARED
-    return f"mtp.{found[2]}" if is_shared else f"mtp.layers.{int(found[1]) - layers}.{found[2]}"
+    is_shared = match[2].partition(".")[0] in _SHARED
+    return f"mtp.{match[2]}" if is_shared else f"mtp.layers.{int(match[1]) - layers}.{match[2]}"
 
 
 def seeing(checkpoint: Checkpoint) -> Checkpoint:

@@ -57,13 +57,13 @@ class GatedDeltaNet(Layer):
         before, channels = spec.tensors["conv"].shape
         keys, values = self.key_heads * self.key_dim, heads * self.value_dim
         self.sizes = [keys, keys, values]
-        apart = {"in_proj_qkv": channels, "in_proj_z": values}
+        widths = {"in_proj_qkv": channels, "in_proj_z": values}
         beta = {"in_proj_b": heads, "in_proj_a": heads}
         if not self.separate:
-            apart, beta = {"in_proj_qkvz": channels + values}, {"in_proj_ba": 2 * heads}
+            widths, beta = {"in_proj_qkvz": channels + values}, {"in_proj_ba": 2 * heads}
         elif self.grouped:
             beta = {"in_proj_ba": 2 * heads}
-        self.in_proj = MergedLinear(hidden, bias=False, **apart, **beta)
+        self.in_proj = MergedLinear(hidden, bias=False, **widths, **beta)
         self.conv1d = CausalConv(channels, before + 1)
         self.dt_bias, self.A_log = (nn.Parameter(torch.empty(heads)) for _ in range(2))
         self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps)
@@ -82,10 +82,10 @@ class GatedDeltaNet(Layer):
             )
         (start, stop), key_heads = shard.heads(self.state.spec)
         keys, _, values = self.sizes
-        own = start * self.value_dim, stop * self.value_dim
+        span = start * self.value_dim, stop * self.value_dim
         first, last = (head * self.key_dim for head in key_heads)
         after = 2 * keys
-        channels = [(first, last), (keys + first, keys + last), (after + own[0], after + own[1])]
+        channels = [(first, last), (keys + first, keys + last), (after + span[0], after + span[1])]
         shared, both = values // self.value_dim // self.key_heads, 2 * self.key_dim
         qkvz, ba = list[Range](), list[Range]()
         for j in range(*key_heads):
@@ -96,22 +96,22 @@ class GatedDeltaNet(Layer):
         if not self.separate:
             self.in_proj.keep_rows(in_proj_qkvz=qkvz, in_proj_ba=ba)
         elif self.grouped:
-            self.in_proj.keep_rows(in_proj_qkv=channels, in_proj_z=[own], in_proj_ba=ba)
+            self.in_proj.keep_rows(in_proj_qkv=channels, in_proj_z=[span], in_proj_ba=ba)
         else:
             self.in_proj.keep_rows(
-                in_proj_qkv=channels, in_proj_z=[own], in_proj_b=heads, in_proj_a=heads
+                in_proj_qkv=channels, in_proj_z=[span], in_proj_b=heads, in_proj_a=heads
             )
         self.conv1d.keep(*channels)
         self.cuts = dict.fromkeys(self.keep_fp32, Cut.rows((start, stop)))
-        self.out_proj.keep_columns(own, shard)
+        self.out_proj.keep_columns(span, shard)
         self.state.spec = shard.local(self.state.spec)
         self.key_heads = key_heads[1] - key_heads[0]
         self.sizes = [j - i for i, j in channels]
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
-        held = self.state.load(batch)
+        states = self.state.load(batch)
         qkv_TN, z_TX, b_TH, a_TH = self.inputs(x_TD)
-        qkv_TN, conv_SLN = self.conv1d(qkv_TN, held["conv"], batch)
+        qkv_TN, conv_SLN = self.conv1d(qkv_TN, states["conv"], batch)
         q_TX, k_TX, v_TX = torch.split(F.silu(qkv_TN), self.sizes, -1)
         q_TJK, k_TJK = (x.reshape(len(x), -1, self.key_dim) for x in (q_TX, k_TX))
         v_THV, z_THV = (x.reshape(len(x), -1, self.value_dim) for x in (v_TX, z_TX))
@@ -122,7 +122,7 @@ class GatedDeltaNet(Layer):
                 swapped(x, self.key_heads) for x in (v_THV, decay_TH, beta_TH)
             )
         y_THV, state_SHKV = gated_delta(
-            q_TJK, k_TJK, v_THV, decay_TH, beta_TH, held["state"], batch
+            q_TJK, k_TJK, v_THV, decay_TH, beta_TH, states["state"], batch
         )
         self.state.store(batch, conv=conv_SLN, state=state_SHKV)
         if self.tiled:

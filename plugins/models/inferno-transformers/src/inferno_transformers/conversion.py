@@ -33,9 +33,9 @@ def recipes(question: str) -> dict[str, Any]:
     """From {"config": config.json, "names": stored tensors}: for each parameter its sources and
     operations, as [[[name, ...], ...], [[operation, dim], ...]]. Stored tensors that transformers
     does not read are omitted; unknown ones keep their names."""
-    asked = json.loads(question)
-    found = skeleton.build(asked["config"])
-    model, wanted = found.model, dict.fromkeys(found.parameters, True)
+    request = json.loads(question)
+    outline = skeleton.build(request["config"])
+    model, wanted = outline.model, dict.fromkeys(outline.parameters, True)
     transforms = [
         *get_model_conversion_mapping(model),
         *conversions(model.config.model_type),
@@ -43,7 +43,7 @@ def recipes(question: str) -> dict[str, Any]:
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     sources: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(asked["names"], key=dot_natural_key):
+    for name in sorted(request["names"], key=dot_natural_key):
         target, pattern = rename_source_key(
             name, renamings, converters, model.base_model_prefix, wanted
         )

@@ -58,10 +58,10 @@ def inspect(config: str) -> dict[str, Any]:
     fields = json.loads(config)
     plain: set[str] = set()
     while True:
-        found = skeleton.build(fields, plain)
-        weights = _give_shapes(found.model)
+        outline = skeleton.build(fields, plain)
+        weights = _give_shapes(outline.model)
         try:
-            record, vocab_size = _run(found)
+            record, vocab_size = _run(outline)
         except UnsupportedError as error:
             read = {path for path, weight in weights.items() if weight.is_read}
             if read and not isinstance(error, TooManyOperatorsError):
@@ -72,8 +72,8 @@ def inspect(config: str) -> dict[str, Any]:
             cause = f"{skeleton.called(fields)} {CANNOT}: {error.cause}"
             raise UnsupportedError(cause, error.remedy) from error
         break
-    states = _states(found, record)
-    paths = {module: path for path, module in found.model.named_modules()}
+    states = _states(outline, record)
+    paths = {module: path for path, module in outline.model.named_modules()}
     return {
         "vocab_size": vocab_size,
         "max_position_embeddings": record.longest,
@@ -83,10 +83,10 @@ def inspect(config: str) -> dict[str, Any]:
         },
         "states": {f"{paths[module]}.{KEPT}": tensors for module, tensors in states.items()},
         "products": [paths[module] for module in record.products],
-        "parameters": sorted(found.parameters),
+        "parameters": sorted(outline.parameters),
         "plain": sorted(plain),
-        "divides": divides(found.model),
-        "unused_tensors": list(found.tied),
+        "divides": divides(outline.model),
+        "unused_tensors": list(outline.tied),
     }
 
 
@@ -105,9 +105,9 @@ def _states(found: skeleton.Skeleton, record: _Record) -> dict[nn.Module, dict[s
                 if other.states[module].tensors[name].dtype == torch.bfloat16
                 else "float32",
             )
-            for name, tensor in kept.tensors.items()
+            for name, tensor in state.tensors.items()
         }
-        for module, kept in record.states.items()
+        for module, state in record.states.items()
     }
 
 

@@ -63,13 +63,13 @@ def _tied_biases(names: Sequence[str]) -> list[str]:
 
 def divides(model: nn.Module) -> dict[str, Divided]:
     """Return what each matrix is divided by among ranks, by path."""
-    found: dict[str, Divided] = {}
+    axes: dict[str, Divided] = {}
     for path, module in model.named_modules():
         if isinstance(module, HostedEmbedding | HostedHead):
-            found[path] = "vocabulary"
+            axes[path] = "vocabulary"
         elif isinstance(module, HostedLinear):
-            found[path] = "outputs"
-    return found
+            axes[path] = "outputs"
+    return axes
 
 
 def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) -> nn.Module | None:

@@ -36,12 +36,12 @@ class HostedForCausalLM(Layer):
 
     def __init__(self, config: HostedConfig) -> None:
         super().__init__()
-        found = skeleton.build(config.fields, config.plain)
-        causal = found.model
+        outline = skeleton.build(config.fields, config.plain)
+        causal = outline.model
         # States are multiplied by a module's tables, and code takes both to be of one type.
         keeping = {path.rpartition(".")[0] for path in config.states}
-        own = {name for name in found.tables if name.rpartition(".")[0] in keeping}
-        self.keep_fp32 = found.keep_fp32 - own
+        own = {name for name in outline.tables if name.rpartition(".")[0] in keeping}
+        self.keep_fp32 = outline.keep_fp32 - own
         for layer_id, (path, spec) in enumerate(config.attention.items()):
             parent, _, name = path.rpartition(".")
             causal.get_submodule(parent).add_module(name, Attention(layer_id, spec))
@@ -109,9 +109,9 @@ def logits(causal: Any, x_SD: Tensor) -> Tensor:
 
 def _decoder(causal: Any) -> Any:
     """The module from token ids to hidden states. In some models it is inside the base model."""
-    found = causal.get_decoder()
+    backbone = causal.get_decoder()
     return (
-        found if isinstance(found, PreTrainedModel) else causal.base_model
+        backbone if isinstance(backbone, PreTrainedModel) else causal.base_model
     )  # some heads are `decoder`
 
 

@@ -185,8 +185,8 @@ class Scores:
         q_1HTC, k_1KTC, v_1KTC = (
             x.reshape(1, -1, *x.shape[-2:]).to(value.dtype) for x in (self.query, self.key, value)
         )
-        asked = {"scaling": self.scale}
-        y_1THC = self.read.attend(self.module, q_1HTC, k_1KTC, v_1KTC, self.mask, asked)
+        options = {"scaling": self.scale}
+        y_1THC = self.read.attend(self.module, q_1HTC, k_1KTC, v_1KTC, self.mask, options)
         return y_1THC.transpose(1, 2).reshape(*self.shape[:-1], value.shape[-1])
 
     matmul = bmm = __matmul__

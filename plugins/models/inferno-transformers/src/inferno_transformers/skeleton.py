@@ -130,10 +130,10 @@ def _config(fields: Mapping[str, Any]) -> Any:
             f"(model_type {kind!r})",
             "Upgrade transformers, or install a plugin for it.",
         )
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    entry: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
     masked = CONFIG_MAPPING[kind] in MODEL_FOR_MASKED_LM_MAPPING
-    is_text = found is None and kind in TEXT_MODELS and TEXT_PART_OF in fields
-    is_causal = found is not None and _means(fields, kind, found, by_name=masked)
+    is_text = entry is None and kind in TEXT_MODELS and TEXT_PART_OF in fields
+    is_causal = entry is not None and _means(fields, kind, entry, by_name=masked)
     if masked and not is_causal and not CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise UnsupportedError(
             f"{name} is an encoder (model_type {kind!r}): it reads a text in both directions and "
@@ -141,7 +141,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
             "inferno serves decoders; some of them embed and rerank, such as Qwen3-Embedding and "
             "Qwen3-Reranker. Encoders run in sentence-transformers or text-embeddings-inference.",
         )
-    if found is None and not is_text:
+    if entry is None and not is_text:
         raise UnsupportedError(
             f"{name}: transformers {transformers.__version__} has no causal language model of the "
             f"type {kind!r}",
@@ -149,7 +149,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
         )
     if not is_causal and not is_text:
         raise UnsupportedError(
-            f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY
+            f"{name} is not the causal language model of {kind!r}: that is {entry.__name__}", REMEDY
         )
     for key in (
         "num_hidden_layers",
@@ -259,11 +259,11 @@ def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
 def _parameters_on_meta() -> Iterator[None]:
     """Context in which parameters take no memory, but a module's own tables are computed."""
     original, count = nn.Module.register_parameter, itertools.count(1)
-    own = threading.get_ident()
+    thread = threading.get_ident()
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, param)
-        if threading.get_ident() != own:
+        if threading.get_ident() != thread:
             return
         if param is not None and not param.is_meta:
             param = module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)

@@ -65,8 +65,8 @@ class Kept:
 def slots_of(module: nn.Module) -> StepSlots | None:
     """The slots that adapted matrices of a module read, in a step with adapters."""
     weights = (getattr(each, "weight", None) for each in module.modules())
-    found = (each.step for each in weights if isinstance(each, Adapted))
-    return next((step for step in found if step.active), None)
+    steps = (each.step for each in weights if isinstance(each, Adapted))
+    return next((step for step in steps if step.active), None)
 
 
 def call(
@@ -95,8 +95,8 @@ def call(
 
         taking = slots.taking(tokens_of[0].flatten()) if slots else nullcontext()
         with using(states), taking:
-            found = code(*map(sliced, args), **{k: sliced(v) for k, v in kwargs.items()})
-        y, wrapped = only(found, states)
+            output = code(*map(sliced, args), **{k: sliced(v) for k, v in kwargs.items()})
+        y, wrapped = only(output, states)
         wrap.append(wrapped)
         return y
 
@@ -115,10 +115,10 @@ def call(
             # several tokens goes on with a state.
             step = last - first
             for begin in range(start, stop, step):
-                held = Kept(unpacked(states, spec, compute))
-                y = called([x_T[begin : begin + step, None] for x_T in inputs], held)
+                holder = Kept(unpacked(states, spec, compute))
+                y = called([x_T[begin : begin + step, None] for x_T in inputs], holder)
                 outputs.append(y[:, 0])
-                states = packed(held.tensors, spec)
+                states = packed(holder.tensors, spec)
             new.append(states)
         return torch.cat(outputs), torch.cat(new)
 

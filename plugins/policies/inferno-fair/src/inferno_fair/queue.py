@@ -183,9 +183,9 @@ class FairQueue(Generic[T]):
         return max(able, key=lambda s: (s.request.priority, s.arrival), default=None)
 
     def victim(self, running: Iterable[T]) -> T:
-        found = list(running)
-        rows = Counter(map(flow_of, found))
-        return max(found, key=lambda s: (s.request.priority, rows[flow_of(s)], s.arrival))
+        sequences = list(running)
+        rows = Counter(map(flow_of, sequences))
+        return max(sequences, key=lambda s: (s.request.priority, rows[flow_of(s)], s.arrival))
 
     def computed(self, parts: Iterable[tuple[T | None, int]], seconds: float) -> None:
         if not self._order:

@@ -67,10 +67,10 @@ def adapt(checkpoint: Checkpoint) -> Checkpoint:
         tensors[weight] = TensorInfo("uint8", (rows, columns // 2), nbytes)
         codes.add(weight)
     for name in stored:
-        module, found, part = name.partition(".weight.")
-        if found and f"{module}.weight" in codes:
-            own = f"{module}.{part.rpartition('.')[2]}"
-            tensors[own], names[own] = tensors.pop(name), name
+        module, infix, part = name.partition(".weight.")
+        if infix and f"{module}.weight" in codes:
+            alias = f"{module}.{part.rpartition('.')[2]}"
+            tensors[alias], names[alias] = tensors.pop(name), name
     return Bits4(checkpoint, tensors, names, frozenset(codes)) if codes else checkpoint
 
 

@@ -68,9 +68,9 @@ class Packing:
         kind = states[0].rpartition("_")[2]
         if config.get("load_in_8bit") is True or config.get("_load_in_8bit") is True:
             raise Refused("quantization_config says load_in_8bit, but codes of 4 bits are stored")
-        said = config.get("bnb_4bit_quant_type", kind)
-        if said != kind:
-            raise Refused(f"bnb_4bit_quant_type is {said!r}, but {kind} is stored")
+        quant_type = config.get("bnb_4bit_quant_type", kind)
+        if quant_type != kind:
+            raise Refused(f"bnb_4bit_quant_type is {quant_type!r}, but {kind} is stored")
         return cls._of_bits4(parts, kind, nested=nested)
 
     @classmethod

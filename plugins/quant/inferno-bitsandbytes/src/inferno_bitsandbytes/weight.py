@@ -76,8 +76,8 @@ def scales(packing: Packing, tensors: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(offset, int | float) or not isfinite(offset):
         raise _contradiction(f"quant_state has the nested_offset {offset!r}")
     inner_N = tensors["nested_quant_map"].float()[absmax_N.int()]
-    found: Tensor = inner_N * outer_M.repeat_interleave(size)[: len(absmax_N)]
-    return found + torch.tensor(offset, dtype=torch.float32)
+    scales_N: Tensor = inner_N * outer_M.repeat_interleave(size)[: len(absmax_N)]
+    return scales_N + torch.tensor(offset, dtype=torch.float32)
 
 
 def _blocks(values: int, size: object) -> int | None:

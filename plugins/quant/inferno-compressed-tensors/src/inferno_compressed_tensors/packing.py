@@ -157,16 +157,16 @@ def described(config: Mapping[str, Any], path: str, part: str = "weights") -> Ma
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
         raise Refused("config_groups of quantization_config must be an object")
-    held = list(_targets(groups))
+    targets = list(_targets(groups))
     for wanted in (lambda target: _matches(target, path), lambda target: target == "Linear"):
-        for target, group in held:
+        for target, group in targets:
             if wanted(target):
                 if not isinstance(group.get("weights"), Mapping):
                     raise Refused(f"config_groups say by {target!r} that this is not quantized")
-                found = group.get(part) or {}
-                if not isinstance(found, Mapping):
+                fields = group.get(part) or {}
+                if not isinstance(fields, Mapping):
                     raise Refused(f"{part} of config_groups must be an object")
-                return found
+                return fields
     raise Refused("no target of config_groups matches this module")
 
 
@@ -184,11 +184,11 @@ def _activations(stored: StoredMatrix) -> Activations | None:
     if (given.get("strategy"), dynamic) != ("tensor", False):
         return None
     for part in (SCALE,) if symmetric else (SCALE, ZERO_POINT):
-        found = stored.parts.get(part)
-        if found is None or found.shape not in ((), (1,), (1, 1)):
+        info = stored.parts.get(part)
+        if info is None or info.shape not in ((), (1,), (1, 1)):
             raise Refused(
                 f"input_activations say that one scale of activations is stored for all tokens, "
-                f"but {part} is {'missing' if found is None else found.shape}"
+                f"but {part} is {'missing' if info is None else info.shape}"
             )
     return "tensor"
 
@@ -246,13 +246,13 @@ def _block(
 def _check_zero_points(
     parts: Mapping[str, TensorInfo], *, symmetric: bool, bits: int, rows: int, packed: bool
 ) -> None:
-    found, scale = parts.get("weight_zero_point"), parts["weight_scale"].shape
-    if found is None:
+    zeros, scale = parts.get("weight_zero_point"), parts["weight_scale"].shape
+    if zeros is None:
         if not symmetric:
             raise Refused("quantization_config says it is not symmetric, but has no zero points")
         return
     wanted = (-(-rows * bits // 32), scale[-1] if scale else 1) if packed else scale
     if symmetric:
         return  # all zero, and not read
-    if found.dtype != ("int32" if packed else "int8") or found.shape != wanted:
-        raise Refused(f"weight_zero_point is {found.dtype} {found.shape}, not {wanted}")
+    if zeros.dtype != ("int32" if packed else "int8") or zeros.shape != wanted:
+        raise Refused(f"weight_zero_point is {zeros.dtype} {zeros.shape}, not {wanted}")

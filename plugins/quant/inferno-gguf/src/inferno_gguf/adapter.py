@@ -112,14 +112,14 @@ def _only_file(path: Path) -> Path:
 
 def _digest(path: Path) -> str:
     """Return 128 bits of SHA-256, in hexadecimal."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     try:
         with opened(path) as stream:
             while chunk := stream.read(_CHUNK):
-                found.update(chunk)
+                hasher.update(chunk)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}", DAMAGED) from error
-    return found.hexdigest()[:32]
+    return hasher.hexdigest()[:32]
 
 
 def _alpha(file: GgufFile, dialect: Dialect) -> float:
@@ -202,11 +202,11 @@ def _dense(stored: StoredTensors, name: str) -> Tensor:
 
     from inferno_gguf.unpacked import dequantize
 
-    held, kind = stored[name], stored[name].type
+    tensor, kind = stored[name], stored[name].type
     values = stored.in_host_order(name, stored.read(name))
     if kind.dtype is None:
         values = dequantize(kind.name, values.reshape(-1, values.shape[-1]), torch.float32)
-    return values.view(held.shape)
+    return values.view(tensor.shape)
 
 
 def _pair(source: Source, a: Any, b: Any) -> tuple[Tensor, Tensor]:

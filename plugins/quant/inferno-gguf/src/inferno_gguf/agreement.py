@@ -50,7 +50,7 @@ def check(
             adapt = source.architecture.adapt
             adapted = checkpoint if adapt is None else adapt(checkpoint)
             model = source.architecture.config(adapted.config)
-            found = {module_pattern(name) for name in checkpoint.tensors}
+            patterns = {module_pattern(name) for name in checkpoint.tensors}
             written = checkpoint.text().tokenizer_json
             checkpoint.close()
     except InfernoError as error:
@@ -58,7 +58,7 @@ def check(
             f"a GGUF file of {source.architecture.name} would not be read: {error.cause}", OTHERWISE
         ) from error
     different = _different(source, model)
-    if not different and found != {module_pattern(name) for name in names}:
+    if not different and patterns != {module_pattern(name) for name in names}:
         different = ["names of tensors"]
     if different:
         raise UnsupportedError(
@@ -100,7 +100,7 @@ def same_models(ours: nn.Module, theirs: nn.Module) -> bool:
 def _alike(one: nn.Module, other: nn.Module) -> bool:
     if type(one) is not type(other):
         return False
-    held = [
+    fields = [
         {k: v for k, v in vars(each).items() if not k.startswith("_") and not callable(v)}
         for each in (one, other)
     ]
@@ -109,9 +109,9 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
         for each in (one, other)
     ]
     return (
-        held[0].keys() == held[1].keys()
+        fields[0].keys() == fields[1].keys()
         and tensors[0].keys() == tensors[1].keys()
-        and all(_same(value, held[1][name]) for name, value in held[0].items())
+        and all(_same(value, fields[1][name]) for name, value in fields[0].items())
         and all(_same(value, tensors[1][name]) for name, value in tensors[0].items())
     )
 

@@ -47,10 +47,10 @@ class GgufCheckpoint:
         architecture, dialect = _architecture(files, architectures)
         config = make_config(architecture, dialect, files)
         stored = StoredTensors.of(files, config)
-        found = translate(stored, dialect, config)
-        rows = RowsView(stored, found.ranges)
-        tensors = {**rows.tensors, **found.infos}
-        return cls(config, tensors, stored, rows, found.changes, found.joins, dialect)
+        translation = translate(stored, dialect, config)
+        rows = RowsView(stored, translation.ranges)
+        tensors = {**rows.tensors, **translation.infos}
+        return cls(config, tensors, stored, rows, translation.changes, translation.joins, dialect)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -116,16 +116,16 @@ def _architecture(
     if not isinstance(name, str):
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
     known = [(a, a.dialects["gguf"]) for a in architectures if "gguf" in a.dialects]
-    found = [(a, named) for a, dialect in known if (named := dialect.named(name)) is not None]
-    marked = [each for each in found if any(each[1].mark in f.tensors for f in files)]
-    found = marked or [each for each in found if not each[1].mark]
-    first = max((dialect.priority for _, dialect in found), default=0)
-    found = [(a, dialect) for a, dialect in found if dialect.priority == first]
-    if len(found) == 1:
-        [(architecture, dialect)] = found
+    matches = [(a, named) for a, dialect in known if (named := dialect.named(name)) is not None]
+    marked = [each for each in matches if any(each[1].mark in f.tensors for f in files)]
+    matches = marked or [each for each in matches if not each[1].mark]
+    first = max((dialect.priority for _, dialect in matches), default=0)
+    matches = [(a, dialect) for a, dialect in matches if dialect.priority == first]
+    if len(matches) == 1:
+        [(architecture, dialect)] = matches
         return architecture, dialect.over(DEFAULTS)
-    if found:
-        claims = " and ".join(a.name for a, _ in found)
+    if matches:
+        claims = " and ".join(a.name for a, _ in matches)
         raise CheckpointError(
             f"{claims} both read GGUF files of {name!r}",
             "Disable one of their plugins: --disable NAME",
@@ -135,7 +135,7 @@ def _architecture(
             f"{file.path.name} is an encoder of images, not a model",
             "Name the model's file, and the encoder by --mmproj if it is not beside it.",
         )
-    names = {f"{d.architecture} ({a.name})" for a, own in known for d in (own, *own.variants)}
+    names = {f"{d.architecture} ({a.name})" for a, base in known for d in (base, *base.variants)}
     installed = ", ".join(sorted(names)) or "none"
     raise CheckpointError(
         f"{file.path.name}: no installed architecture reads GGUF files of {name!r}",

@@ -213,12 +213,12 @@ def _scaling(values: _Values, factors: Mapping[str, list[float]]) -> dict[str, A
 
 def _yarn(values: _Values, factor: float, attention: float | None) -> dict[str, float]:
     keys = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-    found = {name: value for name, key in keys.items() if (value := values.number(key)) is not None}
+    terms = {name: value for name, key in keys.items() if (value := values.number(key)) is not None}
     if (
         attention is not None and attention != 1.0 and factor > 0
     ):  # multiplied with yarn's own, as in llama.cpp
-        found["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
-    return found
+        terms["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
+    return terms
 
 
 def _factors(name: str, files: list[GgufFile], rotated: int | None) -> list[float]:
@@ -233,9 +233,9 @@ def _factors(name: str, files: list[GgufFile], rotated: int | None) -> list[floa
             DAMAGED,
         )
     pages, begin = file.pages_of(stored)
-    found = list(struct.unpack_from(f"{file.order}{count}f", pages, begin))
-    if not all(math.isfinite(f) and f > 0 for f in found):
+    factors = list(struct.unpack_from(f"{file.order}{count}f", pages, begin))
+    if not all(math.isfinite(f) and f > 0 for f in factors):
         raise CheckpointError(
             f"{file.path.name}: {name} holds a divisor that is not positive", DAMAGED
         )
-    return found
+    return factors

@@ -139,7 +139,7 @@ def _places(file: GgufFile) -> dict[str, int]:
         if numbers := _NUMBER.findall(name):
             layers[pattern(name)].append((int(numbers[0]), name))
     return {
-        name: place for found in layers.values() for place, (_, name) in enumerate(sorted(found))
+        name: place for group in layers.values() for place, (_, name) in enumerate(sorted(group))
     }
 
 

@@ -80,9 +80,9 @@ def encoders(path: Path, architectures: Sequence[Architecture]) -> list[EncoderF
     folder, above = first.parent, first.parent.parent
     near = [p for each in (folder, above) for p in each.glob("*.gguf") if is_encoder_file(p.name)]
     names = (p.relative_to(above).as_posix() for p in near if p.is_file())
-    found = encoders_beside(first.relative_to(above).as_posix(), names)
-    text = GgufFile.open(first) if found else None
-    return [_judged(above / name, text, architectures) for name in found if text is not None]
+    files = encoders_beside(first.relative_to(above).as_posix(), names)
+    text = GgufFile.open(first) if files else None
+    return [_judged(above / name, text, architectures) for name in files if text is not None]
 
 
 def _judged(path: Path, text: GgufFile, architectures: Sequence[Architecture]) -> EncoderFile:
@@ -117,9 +117,9 @@ def _joined(
     file, text = GgufFile.open(path), checkpoint.first_file
     architecture, dialect = _find(file, text, architectures)
     fields = dict(_fields(file, text, dialect))
-    own = {k: v for k, v in checkpoint.config.items() if k != "architectures"}
+    settings = {k: v for k, v in checkpoint.config.items() if k != "architectures"}
     try:
-        whole = dialect.config(own, fields)
+        whole = dialect.config(settings, fields)
         processor = dialect.processor(fields)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -137,8 +137,8 @@ def _joined(
 def _notes(file: GgufFile, dialect: EncoderDialect) -> tuple[str, ...]:
     keys = ((dialect.fields[name], value) for name, value in dialect.assumed.items())
     lacking = [f"{key} ({value})" for key, value in keys if key not in file.metadata]
-    said = f"{file.path.name} lacks {' and '.join(lacking)}: assumed as in the family's models"
-    return (said,) if lacking else ()
+    note = f"{file.path.name} lacks {' and '.join(lacking)}: assumed as in the family's models"
+    return (note,) if lacking else ()
 
 
 def _find(
@@ -159,14 +159,14 @@ def _find(
             f"{file.path.name}: no installed architecture has encoders of the kind {kind!r}",
             f"Installed: {installed}. Or run it without images: --no-mmproj.",
         )
-    found = [(a, dialect) for a, dialect in alike if family in dialect.texts]
-    if not found:
+    matches = [(a, dialect) for a, dialect in alike if family in dialect.texts]
+    if not matches:
         texts = ", ".join(sorted({each for _, dialect in alike for each in dialect.texts}))
         raise Unfit(
             f"{file.path.name} is an encoder for {texts}, and {text.path.name} is {family!r}",
             NO_IMAGES,
         )
-    architecture, dialect = found[0]
+    architecture, dialect = matches[0]
     width, wanted = file.metadata.get(WIDTH), text.metadata.get(f"{family}.embedding_length")
     if width != wanted:
         raise Unfit(

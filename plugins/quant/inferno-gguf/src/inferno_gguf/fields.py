@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 def fields_of(source: DenseCheckpoint, dialect: Dialect, *, mtp: bool) -> dict[str, Any]:
     """Return the dialect's fields: as the architecture reads them, else as `config.json` has them.
     `mtp`: the file has multi-token-prediction layers."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in (*dialect.fields, "num_attention_heads", "hidden_size", "max_position_embeddings"):
         value = getattr(source.model, name, None)
         value = source.config.get(name) if value is None else value
         if value is not None:
-            found[name] = list(value) if isinstance(value, tuple) else value
-    if not mtp and found.get("num_nextn_predict_layers"):
-        found["num_nextn_predict_layers"] = 0
+            values[name] = list(value) if isinstance(value, tuple) else value
+    if not mtp and values.get("num_nextn_predict_layers"):
+        values["num_nextn_predict_layers"] = 0
     if dialect.inverse is not None:
-        found |= dialect.inverse({**source.config, **found})
-    return found
+        values |= dialect.inverse({**source.config, **values})
+    return values
 
 
 def model_metadata(
@@ -36,7 +36,7 @@ def model_metadata(
 ) -> dict[str, Any]:
     """Return the architecture's keys. Raises UnsupportedError for rotary embeddings that files
     cannot describe."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     for name, key in dialect.fields.items():
         value = fields.get(name)
         if key is None:
@@ -44,17 +44,17 @@ def model_metadata(
         spelt = {theirs: ours for ours, theirs in dialect.values.get(name, {}).items()}
         value = spelt.get(value, value) if not isinstance(value, list) else value
         if value is not None:
-            found[key] = value
+            metadata[key] = value
     head_dim = _head_dim(fields)
-    found.setdefault("attention.key_length", head_dim)
-    found.setdefault("attention.value_length", found["attention.key_length"])
-    found["vocab_size"] = source.model.vocab_size
+    metadata.setdefault("attention.key_length", head_dim)
+    metadata.setdefault("attention.value_length", metadata["attention.key_length"])
+    metadata["vocab_size"] = source.model.vocab_size
     rope = _rope(source)
     if rope is not None:
         rotated = int(head_dim * rope.partial_rotary_factor)
-        found.setdefault("rope.dimension_count", rotated)
-        found |= _rope_metadata(rope, fields)
-    return {f"{dialect.architecture}.{key}": value for key, value in found.items()}
+        metadata.setdefault("rope.dimension_count", rotated)
+        metadata |= _rope_metadata(rope, fields)
+    return {f"{dialect.architecture}.{key}": value for key, value in metadata.items()}
 
 
 def encoder_metadata(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def encoder_metadata(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any
     nothing of others."""
     if not any(getattr(spec, "bidirectional", False) for spec in source.model.cache_specs()):
         return {}
-    found: dict[str, Any] = {f"{dialect.architecture}.attention.causal": False}
+    metadata: dict[str, Any] = {f"{dialect.architecture}.attention.causal": False}
     if types := getattr(source.model, "type_vocab_size", 0):
-        found["tokenizer.ggml.token_type_count"] = types
+        metadata["tokenizer.ggml.token_type_count"] = types
     if count := getattr(source.model, "num_labels", 0):
         names = source.config.get("id2label") or {}
         labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(count)]
-        found[f"{dialect.architecture}.classifier.output_labels"] = labels
-    return found
+        metadata[f"{dialect.architecture}.classifier.output_labels"] = labels
+    return metadata
 
 
 def rope_tensors(source: DenseCheckpoint, fields: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -122,29 +122,29 @@ def _is_divided(rope: RopeConfig) -> bool:
 
 
 def _rope_metadata(rope: RopeConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
+    metadata: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
     original = rope.original_max_position_embeddings
     if rope.rope_type in ("default", "llama3", "proportional") or _is_divided(rope):
-        return found
+        return metadata
     if rope.rope_type not in ("linear", "yarn", "longrope"):
         raise UnsupportedError(
             f"GGUF files have no rotary scaling of type {rope.rope_type!r}",
             "Convert to safetensors or to a scheme of it instead.",
         )
-    found["rope.scaling.type"] = rope.rope_type
+    metadata["rope.scaling.type"] = rope.rope_type
     if original:
-        found["rope.scaling.original_context_length"] = original
+        metadata["rope.scaling.original_context_length"] = original
     if rope.rope_type == "longrope":
-        found["rope.scaling.attn_factor"] = _attention_factor(rope, fields)
-        return found
-    found["rope.scaling.factor"] = float(rope.factor)
+        metadata["rope.scaling.attn_factor"] = _attention_factor(rope, fields)
+        return metadata
+    metadata["rope.scaling.factor"] = float(rope.factor)
     if rope.rope_type == "yarn":
-        found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
-        found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+        metadata["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+        metadata["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
         if rope.attention_factor is not None:  # a factor of yarn's own
             usual = 1.0 + 0.1 * math.log(max(rope.factor, 1.0))
-            found["rope.scaling.attn_factor"] = rope.attention_factor / usual
-    return found
+            metadata["rope.scaling.attn_factor"] = rope.attention_factor / usual
+    return metadata
 
 
 def _attention_factor(rope: RopeConfig, fields: Mapping[str, Any]) -> float:

@@ -38,14 +38,14 @@ def open_files(path: Path) -> list[GgufFile]:
     count = _count(opened, "split.count")
     if count <= 1:
         return [opened]
-    found = _SHARD.fullmatch(named.name)
-    if found is None or int(found["count"]) != count or count > MAX_SHARDS:
+    shard = _SHARD.fullmatch(named.name)
+    if shard is None or int(shard["count"]) != count or count > MAX_SHARDS:
         raise CheckpointError(
             f"{named.name} is one of {count} parts, but not named as such",
             f"All parts must be in one folder, named NAME-00001-of-{count:05}.gguf and so on.",
         )
     files = [
-        _shard(named.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}.gguf"), i, count)
+        _shard(named.with_name(f"{shard['stem']}-{i + 1:05}-of-{count:05}.gguf"), i, count)
         for i in range(count)
     ]
     stored, wanted = sum(len(f.tensors) for f in files), _count(files[0], "split.tensors.count")
@@ -62,9 +62,9 @@ def _shard(path: Path, number: int, count: int) -> GgufFile:
             f"{path.name} is missing", f"Fetch all {count} parts of the model into one folder."
         )
     file = GgufFile.open(path)
-    said = _count(file, "split.no"), _count(file, "split.count")
-    if said != (number, count):
-        raise CheckpointError(f"{path.name} says it is part {said[0] + 1} of {said[1]}", DAMAGED)
+    place = _count(file, "split.no"), _count(file, "split.count")
+    if place != (number, count):
+        raise CheckpointError(f"{path.name} says it is part {place[0] + 1} of {place[1]}", DAMAGED)
     return file
 
 

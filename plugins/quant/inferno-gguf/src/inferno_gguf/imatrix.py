@@ -37,7 +37,7 @@ def read(path: Path, matrices: DenseMatrices) -> Mapping[str, np.ndarray] | None
     entries = _of_gguf(path) if start == _MAGIC else _of_dat(path)
     if entries is None:
         return None
-    found: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     for module, name in names_of(matrices).items():
         stored = entries.get(f"{name.path}.weight")
         if stored is None:
@@ -50,14 +50,14 @@ def read(path: Path, matrices: DenseMatrices) -> Mapping[str, np.ndarray] | None
                 "It was made of another model: name the one of this model.",
             )
         rows = stored.reshape(-1, columns)
-        found[module] = rows[name.member or 0 if len(rows) > 1 else 0]
-    if not found:
+        weights[module] = rows[name.member or 0 if len(rows) > 1 else 0]
+    if not weights:
         raise OptionError(
             f"imatrix {path} has no entry for any matrix of this model: it has "
             f"{', '.join(list(entries)[:3])}",
             "It was made of another model: name the one of this model.",
         )
-    return found
+    return weights
 
 
 def _fits(rows: int, member: int | None) -> bool:
@@ -88,7 +88,7 @@ def _of_gguf(path: Path) -> dict[str, np.ndarray]:
         pages, begin = file.pages_of(stored)
         raw = bytes(memoryview(pages)[begin : begin + stored.nbytes])
         arrays[name] = np.frombuffer(raw, dtype=f"{file.order}f4").astype(np.float32)
-    found: dict[str, np.ndarray] = {}
+    entries: dict[str, np.ndarray] = {}
     for name, sums in arrays.items():
         if not name.endswith(_SUMS):
             continue
@@ -100,13 +100,13 @@ def _of_gguf(path: Path) -> dict[str, np.ndarray]:
         rounded = np.rint(counts)[:, None]
         # An expert that saw no token has no importance: its columns count alike.
         mean = np.where(rounded > 0, each / np.maximum(rounded, 1), 1.0)
-        found[base] = _checked(path, base, mean.astype(np.float32).reshape(-1))
-    if not found:
+        entries[base] = _checked(path, base, mean.astype(np.float32).reshape(-1))
+    if not entries:
         raise OptionError(
             f"imatrix {path} is a GGUF file without an importance matrix",
             "Name the file that llama-imatrix wrote.",
         )
-    return found
+    return entries
 
 
 def _of_dat(path: Path) -> dict[str, np.ndarray] | None:
@@ -114,7 +114,7 @@ def _of_dat(path: Path) -> dict[str, np.ndarray] | None:
     import numpy as np
 
     data = _Bytes(path.read_bytes())
-    found: dict[str, np.ndarray] = {}
+    entries: dict[str, np.ndarray] = {}
     try:
         count = data.integer()
         if not 0 < count < _MOST_ENTRIES:
@@ -128,12 +128,12 @@ def _of_dat(path: Path) -> dict[str, np.ndarray] | None:
             if not 0 < values < _MOST_VALUES:
                 raise ValueError(f"{name} with {values} values")
             sums = np.frombuffer(data.take(4 * values), dtype="<f4").astype(np.float32)
-            found[name] = _checked(path, name, sums / max(calls, 1))
+            entries[name] = _checked(path, name, sums / max(calls, 1))
     except ValueError as error:
-        if not found:
+        if not entries:
             return None
         raise OptionError(f"imatrix {path} is damaged: {error}", _MAKE) from error
-    return found
+    return entries
 
 
 def _checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
@@ -157,8 +157,8 @@ class _Bytes:
         end = self.position + count
         if end > len(self.raw):
             raise ValueError("the file ends in an entry")
-        found, self.position = self.raw[self.position : end], end
-        return found
+        chunk, self.position = self.raw[self.position : end], end
+        return chunk
 
     def integer(self) -> int:
         return int(struct.unpack("<i", self.take(4))[0])

@@ -54,16 +54,16 @@ def kinds_of(
     model's tensors that it holds, and its shape. `main` is a plain type or a mix;
     `weighted`: the importance of columns is known. Raises OptionError."""
     mixed = {} if main in PLAIN else choose(main, matrices, weighted)
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for name, (ours, shape) in stored.items():
         if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):
-            found[name] = "f32"
-        elif any(kept in name for kept in KEPT):
-            found[name] = "f32"
+            kinds[name] = "f32"
+        elif any(part in name for part in KEPT):
+            kinds[name] = "f32"
         else:
-            own = mixed.get(ours.removesuffix(".weight"))
-            found[name] = _fitting(main if own is None else own.scheme, shape[-1])
-    return found
+            choice = mixed.get(ours.removesuffix(".weight"))
+            kinds[name] = _fitting(main if choice is None else choice.scheme, shape[-1])
+    return kinds
 
 
 def _fitting(kind: str, columns: int) -> str:

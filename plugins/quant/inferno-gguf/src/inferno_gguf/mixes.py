@@ -76,15 +76,15 @@ def choose(mix: str, matrices: DenseMatrices, weighted: bool) -> Mapping[str, Mi
     values = _in_order(names)
     model = _model(matrices.config, names, len(values), weighted)
     tied = not any(name.path == "output" for name in names.values())
-    found: dict[str, Mixed] = {}
+    types: dict[str, Mixed] = {}
     for path in matrices.shapes:
         name = names.get(path)
         if name is None and not any(part.isdecimal() for part in path.split(".")):
             continue
         if name is not None and name.kind in _KEPT:
             continue
-        found[path] = _mixed(mix, model, name, values, tied, matrices.shapes[path][1])
-    return found
+        types[path] = _mixed(mix, model, name, values, tied, matrices.shapes[path][1])
+    return types
 
 
 def _model(

@@ -31,17 +31,17 @@ class Name:
 
     @property
     def layer(self) -> int | None:
-        found = _NUMBER.search(self.path)
-        return None if found is None else int(found[0])
+        match = _NUMBER.search(self.path)
+        return None if match is None else int(match[0])
 
 
 def names_of(matrices: DenseMatrices) -> dict[str, Name]:
     """Return the names that files use for these modules, by their paths in the model. Modules that
     no dialect mentions are left out."""
-    own = matrices.architecture.dialects.get("gguf", Dialect()).of(matrices.config)
-    recast = None if own.recast is None else own.recast(matrices.config)
+    variant = matrices.architecture.dialects.get("gguf", Dialect()).of(matrices.config)
+    recast = None if variant.recast is None else variant.recast(matrices.config)
     splits = {} if recast is None else recast.splits
-    return dict(_names(own.over(DEFAULTS), matrices.shapes, splits))
+    return dict(_names(variant.over(DEFAULTS), matrices.shapes, splits))
 
 
 def _names(

@@ -160,7 +160,7 @@ def _scales_with_min(
         w_MC = x_MC.abs()
     else:
         w_MC = x_MC.square().mean(1, keepdim=True).sqrt() + x_MC.abs()
-    found = search_min(
+    fit = search_min(
         x_MC,
         w_MC,
         most,
@@ -168,7 +168,7 @@ def _scales_with_min(
         **given,
     )
     halves, grids, values = [], [], []
-    for each_NG in (grid.view(-1, groups) for grid in found[:2]):
+    for each_NG in (grid.view(-1, groups) for grid in fit[:2]):
         if w_NI is None:
             factor_N = each_NG.amax(1).clamp(min=0)
             inverse_N = torch.where(factor_N > 0, most_scale / factor_N, 0.0)
@@ -182,7 +182,7 @@ def _scales_with_min(
     scale_M1, min_M1 = values
     some_M1 = scale_M1 != 0
     codes_MC = ((x_MC + min_M1) / torch.where(some_M1, scale_M1, 1.0)).round().clamp(0, most)
-    codes_MC = torch.where(some_M1, codes_MC, found[2])
+    codes_MC = torch.where(some_M1, codes_MC, fit[2])
     return halves[0], halves[1], grids[0], grids[1], _bytes(codes_MC).view(-1, 256)
 
 

@@ -328,16 +328,16 @@ class _Cursor:
 
     def _strings(self, count: int) -> list[str]:
         unpack, content, position = self._structs["Q"].unpack_from, self._content, self.position
-        found = []
+        strings = []
         try:
             for _ in range(count):
                 length = unpack(content, position)[0]
                 position += 8 + length
-                found.append(content[position - length : position].decode())
+                strings.append(content[position - length : position].decode())
         except UnicodeDecodeError as error:
             raise self._not_text(error) from error
         self.position = position
-        return found
+        return strings
 
 
 @contextmanager

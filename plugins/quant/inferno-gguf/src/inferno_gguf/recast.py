@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def recast(source: DenseCheckpoint, dialect: Dialect) -> DenseCheckpoint:
     """Return the source as files of the dialect have it: itself, if they have it as it is. Raises
     CheckpointError for a tensor that cannot be split."""
-    found = None if dialect.recast is None else dialect.recast(source.config)
-    return source if found is None else RecastCheckpoint.of(source, found)
+    changes = None if dialect.recast is None else dialect.recast(source.config)
+    return source if changes is None else RecastCheckpoint.of(source, changes)
 
 
 @frozen
@@ -134,10 +134,10 @@ def _rows(tensors: Mapping[str, TensorInfo], recast: Recast) -> Iterator[tuple[s
                 "The checkpoint is damaged: download it again.",
             )
         share = size // len(names)
-        for part, own in enumerate(names):
-            factors = recast.factors.get(tensor_pattern(own), ())
+        for part, target in enumerate(names):
+            factors = recast.factors.get(tensor_pattern(target), ())
             factors = factors if any(factor != 1.0 for _, factor in factors) else ()
-            yield own, Rows(stored, part * share, (part + 1) * share, len(names) == 1, factors)
+            yield target, Rows(stored, part * share, (part + 1) * share, len(names) == 1, factors)
 
 
 def _parts(name: str, recast: Recast) -> list[str]:

@@ -52,12 +52,12 @@ class StoredTensors:
         """Read the text files' content. `strip_after` is the dialect's."""
         from inferno_gguf.text import read_text
 
-        found = read_text(self.files[0], strip_after)
+        assets = read_text(self.files[0], strip_after)
         layers = {name: self[name].shape for name in sentence.DENSE if name in self._places}
         if not layers:
-            return found
-        modules = sentence.with_dense(found.modules, layers, self.dense)
-        return attrs.evolve(found, modules=modules)
+            return assets
+        modules = sentence.with_dense(assets.modules, layers, self.dense)
+        return attrs.evolve(assets, modules=modules)
 
     def dense(self, name: str) -> Tensor:
         """Read a matrix, dequantized."""

@@ -75,18 +75,18 @@ def read_text(
 
 def _templates(file: GgufFile) -> dict[str, str]:
     """Chat templates by name."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key in file.metadata:
         if key == TEMPLATE or key.startswith(f"{TEMPLATE}."):
             template = file.metadata[key]
             if not isinstance(template, str):
                 raise CheckpointError(f"{file.path.name}: {key} is not a string", DAMAGED)
-            found[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = template
-    return found
+            texts[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = template
+    return texts
 
 
 def _generation_config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     ends = [
         vocabulary.special[name] for name in ("eos", "eot", "eom") if name in vocabulary.special
     ]
@@ -94,8 +94,8 @@ def _generation_config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, 
         ENDS - {"<|end|>"} if vocabulary.controls({"<|return|>"}) else ENDS
     )  # one of several messages
     if ends:
-        found["eos_token_id"] = list(dict.fromkeys(ends))
-    found |= {
+        fields["eos_token_id"] = list(dict.fromkeys(ends))
+    fields |= {
         f"{name}_token_id": vocabulary.special[name]
         for name in ("bos", "pad")
         if name in vocabulary.special
@@ -103,5 +103,5 @@ def _generation_config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, 
     for theirs, ours in SAMPLING.items():
         value = metadata.get(f"general.sampling.{theirs}")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found[ours] = round(value, 6) if isinstance(value, float) else value
-    return found
+            fields[ours] = round(value, 6) if isinstance(value, float) else value
+    return fields

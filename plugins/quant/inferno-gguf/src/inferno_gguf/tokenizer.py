@@ -134,14 +134,14 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
 def _merges_of(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """List every way to make a piece of two others, best scored pieces first; for one piece,
     longest left part first."""
-    found = [
+    merges = [
         (-scores[i], -cut, i, piece[:cut], piece[cut:])
         for piece, i in pieces.items()
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
     ]
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+    merges.sort()
+    return [(left, right) for *_, left, right in merges]
 
 
 def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:

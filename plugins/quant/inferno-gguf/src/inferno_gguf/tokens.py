@@ -97,12 +97,12 @@ class Vocabulary:
         return value if isinstance(value, bool) else default
 
     def scores(self) -> list[float]:
-        found = values_of(self.file, "scores", float)
-        if len(found) != len(self.tokens):
+        array = values_of(self.file, "scores", float)
+        if len(array) != len(self.tokens):
             raise CheckpointError(
-                f"{self.file.path.name}: {len(found)} scores for {len(self.tokens)} tokens", DAMAGED
+                f"{self.file.path.name}: {len(array)} scores for {len(self.tokens)} tokens", DAMAGED
             )
-        return found
+        return array
 
     def merges(self) -> list[str] | list[tuple[str, str]]:
         """Pairs in order, most as "left right". A token may hold a space, but begins with none that
@@ -120,11 +120,11 @@ class Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """Ids by token, without the fillers that converters invent for unused rows."""
-        found = dict(self._ids)
+        by_token = dict(self._ids)
         for i, kind in enumerate(self.types):
             if kind == UNUSED and self.tokens[i] == f"[PAD{i}]":
-                del found[self.tokens[i]]
-        return found
+                del by_token[self.tokens[i]]
+        return by_token
 
     def controls(self, names: Collection[str]) -> list[int]:
         """Ids of the control tokens with one of these names."""

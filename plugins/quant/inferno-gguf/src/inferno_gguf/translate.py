@@ -51,7 +51,7 @@ class Translation:
 def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]) -> Translation:
     """Translate all names. Unknown names are kept, and the model refuses them. Raises
     CheckpointError for tensors that contradict the dialect."""
-    found = Translation()
+    translation = Translation()
     file = stored.files[0]
     rotary = {dialect.modules.get(path, path): key for path, key in dialect.rotary_pairs.items()}
     stacks = {stack for join in dialect.joins.values() for stack in join.stacks}
@@ -61,31 +61,31 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
             continue
         for path, part, rows in _targets(dialect, stored[name], config, file):
             ours = _named(path, part, name, rows.member)
-            if ours in found.ranges:
+            if ours in translation.ranges:
                 raise CheckpointError(f"{file.path.name}: {ours} is stored twice", DAMAGED)
-            found.ranges[ours] = rows
+            translation.ranges[ours] = rows
             info = rows.info(stored.tensors[name])
             if path in rotary:
                 heads = _heads(file, dialect.architecture, rotary[path], name, info)
-                found.changes[ours] = Change(heads=heads)
+                translation.changes[ours] = Change(heads=heads)
             elif module in dialect.added:
-                found.changes[ours] = Change(added=dialect.added[module])
+                translation.changes[ours] = Change(added=dialect.added[module])
             elif pattern(name) in dialect.decays:
-                found.changes[ours] = Change(decay=True)
+                translation.changes[ours] = Change(decay=True)
             if pattern(name) in dialect.matrices:
                 info = TensorInfo(info.dtype, (math.prod(info.shape),), info.nbytes)
-                found.infos[ours] = info
+                translation.infos[ours] = info
             if (axes := dialect.axes.get(pattern(name))) is not None and info.shape:
-                found.infos[ours] = attrs.evolve(info, shape=_along(axes, info.shape))
+                translation.infos[ours] = attrs.evolve(info, shape=_along(axes, info.shape))
             axis = dialect.squeezed.get(module) if name.endswith(".weight") else None
             # Newer converters keep the one row of a matrix: then nothing is left out.
             given = axis == 0 and info.shape[:1] == (1,) and len(info.shape) == 2
             if axis is not None and axis <= len(info.shape) <= 2 and not given:
                 shape = (*info.shape[:axis], 1, *info.shape[axis:])
-                found.infos[ours] = TensorInfo(info.dtype, shape, info.nbytes)
+                translation.infos[ours] = TensorInfo(info.dtype, shape, info.nbytes)
     for path, join in dialect.joins.items():
-        _join(found, stored, path, join)
-    return found
+        _join(translation, stored, path, join)
+    return translation
 
 
 def _along(axes: tuple[int, ...], stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,10 +150,10 @@ def _split(
             f"{':'.join(str(share) for share in given.values())}",
             DAMAGED,
         )
-    found, start = {}, 0
+    slices, start = {}, 0
     for path, share in sizes.items():
-        found[path] = slice(start, start := start + num_rows // whole * share)
-    return found
+        slices[path] = slice(start, start := start + num_rows // whole * share)
+    return slices
 
 
 def _heads(file: GgufFile, architecture: str, key: str, name: str, info: TensorInfo) -> int:

@@ -68,24 +68,24 @@ def vocabulary_metadata(assets: TextAssets, rows: int) -> dict[str, Any]:
             f"of type {kind}, and BPE (byte-level or SentencePiece's) and WordPiece are written"
         )
     tokens, types = _tokens(document, rows)
-    found: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
+    entries: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
     if kind == "WordPiece":
         controls = {t for t, each in zip(tokens, types, strict=True) if each != NORMAL}
         try:
-            found |= wordpiece.metadata(document, tokens, controls)
+            entries |= wordpiece.metadata(document, tokens, controls)
         except ValueError as error:
             raise _refused(f"WordPiece, {error}") from error
     elif model.get("byte_fallback"):
-        found |= _sentencepiece(document, tokens)
+        entries |= _sentencepiece(document, tokens)
     else:
-        found |= _byte_level(document)
-    found["tokenizer.ggml.token_type"] = Typed("i32", types)
-    found |= _special(assets, tokens, types)
-    found |= _around(assets, found, tokens)
+        entries |= _byte_level(document)
+    entries["tokenizer.ggml.token_type"] = Typed("i32", types)
+    entries |= _special(assets, tokens, types)
+    entries |= _around(assets, entries, tokens)
     if document.get("normalizer") and kind == "BPE" and not model.get("byte_fallback"):
         # Unicode normalization: inferno reads it from here, llama.cpp does without.
-        found[WHOLE] = assets.tokenizer_json.decode()
-    return found
+        entries[WHOLE] = assets.tokenizer_json.decode()
+    return entries
 
 
 def _refused(what: str) -> UnsupportedError:
@@ -141,23 +141,23 @@ def _byte_level(document: Mapping[str, Any]) -> dict[str, Any]:
 def _patterns(pre_tokenizer: Any) -> tuple[str, ...]:
     """Return the patterns of a byte-level pre-tokenizer, in order."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
-    found: list[str] = []
+    regexes: list[str] = []
     for step in steps:
         match step:
             case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
-                found.append(pattern)
+                regexes.append(pattern)
             case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed"} if step[
                 "invert"
             ]:
-                found.append(pattern)  # the matches, and all is matched
+                regexes.append(pattern)  # the matches, and all is matched
             case {"type": "Digits", "individual_digits": True}:
-                found.append(r"\p{N}")
+                regexes.append(r"\p{N}")
             case {"type": "ByteLevel", "add_prefix_space": False}:
-                found += [_GPT2] if step.get("use_regex", True) else []
+                regexes += [_GPT2] if step.get("use_regex", True) else []
             case _:
                 kind = step.get("type") if isinstance(step, Mapping) else None
                 raise _refused(f"byte-level, with a pre-tokenizer of type {kind}")
-    return tuple(found)
+    return tuple(regexes)
 
 
 def _sentencepiece(document: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
@@ -189,25 +189,25 @@ def _special(assets: TextAssets, tokens: Sequence[str], types: Sequence[int]) ->
     """Return the ids of special tokens: by their names, else those of `generation_config.json`.
     Tokens of plain text are left out: readers would not find them in a string."""
     ids = {token: i for i, token in enumerate(tokens) if types[i] != NORMAL}
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for name in SPECIAL:
         token = assets.tokenizer_config.get(f"{name}_token")
         token = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(token, str) and token in ids:
-            found[name] = ids[token]
+            by_name[name] = ids[token]
     for name in ("bos", "eos", "pad"):
         given = assets.generation_config.get(f"{name}_token_id")
         all_of = given if isinstance(given, list) else [given]
         known = [i for i in all_of if type(i) is int and i in ids.values()]
         if known:
-            found.setdefault(name, known[0])
+            by_name.setdefault(name, known[0])
         if name == "eos":  # one that ends the turn and is not the end of a document
-            others = [i for i in known if i != found.get("eos")]
-            found |= {"eot": others[0]} if others else {}
+            others = [i for i in known if i != by_name.get("eos")]
+            by_name |= {"eot": others[0]} if others else {}
     for name, other in (("bos", "cls"), ("eos", "sep")):  # encoders' names of the same
-        if other in found:
-            found.setdefault(name, found[other])
-    return {f"tokenizer.ggml.{SPECIAL[name]}_token_id": i for name, i in found.items()}
+        if other in by_name:
+            by_name.setdefault(name, by_name[other])
+    return {f"tokenizer.ggml.{SPECIAL[name]}_token_id": i for name, i in by_name.items()}
 
 
 def _around(assets: TextAssets, found: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def _around(assets: TextAssets, found: Mapping[str, Any], tokens: Sequence[str])
 
 def _loaded(document: bytes) -> tokenizers.Tokenizer:
     """Return a tokenizer that gives a string's own tokens."""
-    found = tokenizers.Tokenizer.from_buffer(document)
-    found.no_padding()
-    found.no_truncation()
-    return found
+    backend = tokenizers.Tokenizer.from_buffer(document)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
 
 
 def check_alike(original: bytes, written: bytes) -> None:
@@ -250,9 +250,9 @@ def template_metadata(assets: TextAssets) -> dict[str, Any]:
         templates |= {each["name"]: each["template"] for each in named}
     if assets.chat_template is not None and isinstance(assets.chat_template, str):
         templates["default"] = assets.chat_template
-    found = {
+    metadata = {
         "tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}": text
         for name, text in templates.items()
     }
     others = [name for name in templates if name != "default"]
-    return found | ({"tokenizer.chat_templates": others} if others else {})
+    return metadata | ({"tokenizer.chat_templates": others} if others else {})

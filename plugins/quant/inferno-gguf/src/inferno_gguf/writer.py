@@ -73,8 +73,8 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     stacks = _stacks(source, dialect, main, names, fields)
     targets = [StoredTensor(n, BY_NAME["f32"], tuple(t.shape)) for n, t in tables.items()]
     targets += [stack.target for stack in stacks]
-    held = _original(source)
-    check(source, names, metadata, targets, tables, is_gguf=held is not None)
+    original = _original(source)
+    check(source, names, metadata, targets, tables, is_gguf=original is not None)
     pieces = [Piece(tensors=(n,), make=partial(_table, n, tensor)) for n, tensor in tables.items()]
     make = _Make(source, dialect, fields)
     pieces += [Piece(tensors=(s.target.name,), make=partial(make, s)) for s in stacks]
@@ -94,41 +94,41 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
 
 
 def _dialect(source: DenseCheckpoint) -> Dialect:
-    own = source.architecture.dialects.get("gguf")
-    if own is None and source.architecture.has_encoder:
+    dialect = source.architecture.dialects.get("gguf")
+    if dialect is None and source.architecture.has_encoder:
         raise UnsupportedError(
             "GGUF files keep encoders in a second file, which is not written",
             "Convert to safetensors or to a scheme of it, which keep the encoder as it is; or "
             "convert llama.cpp's GGUF file of the text model, beside which its encoder still fits.",
         )
-    if own is None:
+    if dialect is None:
         raise UnsupportedError(
             f"the plugin of {source.architecture.name} does not say how GGUF files name it",
             OTHERWISE,
         )
-    return own.of(source.config).over(DEFAULTS)
+    return dialect.of(source.config).over(DEFAULTS)
 
 
 def _metadata(
     source: DenseCheckpoint, dialect: Dialect, fields: Mapping[str, Any], main: str, name: str
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    pairs: dict[str, Any] = {
         "general.architecture": dialect.architecture,
         "general.type": "model",
         "general.name": re.sub(r"\.gguf$", "", name),
         "general.file_type": FILE_TYPES[main],
         "general.quantization_version": 2,
     }
-    found |= model_metadata(source, dialect, fields)
-    found |= encoder_metadata(source, dialect)
-    if (held := _original(source)) is not None:
-        metadata = held.metadata
-        kept = {key: metadata[key] for key in metadata if key.startswith("tokenizer.")}
-        return found | {key: _retyped(key, value) for key, value in kept.items()}
+    pairs |= model_metadata(source, dialect, fields)
+    pairs |= encoder_metadata(source, dialect)
+    if (original := _original(source)) is not None:
+        metadata = original.metadata
+        vocabulary = {key: metadata[key] for key in metadata if key.startswith("tokenizer.")}
+        return pairs | {key: _retyped(key, value) for key, value in vocabulary.items()}
     assets = source.text()
     prefix = dialect.architecture
-    found |= {f"{prefix}.{key}": value for key, value in pooling_metadata(assets).items()}
-    return found | vocabulary_metadata(assets, source.model.vocab_size) | template_metadata(assets)
+    pairs |= {f"{prefix}.{key}": value for key, value in pooling_metadata(assets).items()}
+    return pairs | vocabulary_metadata(assets, source.model.vocab_size) | template_metadata(assets)
 
 
 def _original(source: DenseCheckpoint) -> Any:
@@ -158,7 +158,7 @@ def _stacks(
     fields: Mapping[str, Any],
 ) -> list[Stacked]:
     """Return the stored tensors that hold these of the model, in their order."""
-    found: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
+    places: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     stacked: set[str] = set()
     unnamed: list[str] = []
     for name in names:
@@ -166,7 +166,7 @@ def _stacks(
         if place is None:
             unnamed.append(name)
             continue
-        found[place.stored][place.member or 0, place.part] = name
+        places[place.stored][place.member or 0, place.part] = name
         if place.member is not None:
             stacked.add(place.stored)
     if unnamed:
@@ -176,9 +176,9 @@ def _stacks(
         )
     shapes: dict[str, tuple[int, ...]] = {}
     members: dict[str, list[list[str]]] = {}
-    for stored, held in found.items():
-        numbers = sorted({member for member, _ in held})
-        members[stored] = [[held[k] for k in sorted(held) if k[0] == m] for m in numbers]
+    for stored, slots in places.items():
+        numbers = sorted({member for member, _ in slots})
+        members[stored] = [[slots[k] for k in sorted(slots) if k[0] == m] for m in numbers]
         first = [source.tensors[name].shape for name in members[stored][0]]
         shape: tuple[int, ...] = (sum(s[0] for s in first), *first[0][1:])
         if stored in stacked:
@@ -197,7 +197,7 @@ def _stacks(
     types = kinds_of(main, first_of, matrices, weighted=source.importance is not None)
     return [
         Stacked(StoredTensor(stored, BY_NAME[types[stored]], shapes[stored]), members[stored])
-        for stored in found
+        for stored in places
     ]
 
 
@@ -228,10 +228,10 @@ class _Make:
         added = self.dialect.added.get(module_pattern(target.name), 0.0)
         decay = tensor_pattern(target.name) in self.dialect.decays
         kind = target.type.name
-        held = self.source.weight(name)
-        if held is not None and held.layout == kind:  # as it was: not rounded again
-            assert isinstance(held.data, torch.Tensor), "packed in blocks"
-            yield in_pairs(held.data, heads) if heads else held.data
+        matrix = self.source.weight(name)
+        if matrix is not None and matrix.layout == kind:  # as it was: not rounded again
+            assert isinstance(matrix.data, torch.Tensor), "packed in blocks"
+            yield in_pairs(matrix.data, heads) if heads else matrix.data
             return
         shape = self.source.tensors[name].shape
         step = shape[0] if heads or not shape else max(1, ROWS // max(1, shape[-1]))
@@ -275,14 +275,14 @@ def _files(
         return [_file(name, metadata, targets)]
     stem, count = re.sub(r"\.gguf$", "", name), len(shards)
     files = []
-    for number, held in enumerate(shards):
+    for number, shard in enumerate(shards):
         split = {
             "split.no": Typed("u16", number),
             "split.count": Typed("u16", count),
             "split.tensors.count": Typed("i32", len(targets)),
         }
-        own = {**metadata, **split} if number == 0 else split
-        files.append(_file(f"{stem}-{number + 1:05}-of-{count:05}.gguf", own, held))
+        entries = {**metadata, **split} if number == 0 else split
+        files.append(_file(f"{stem}-{number + 1:05}-of-{count:05}.gguf", entries, shard))
     return files
 
 
@@ -299,11 +299,11 @@ def _notes(stacks: Sequence[Stacked], main: str) -> tuple[str, ...]:
             counts[stack.target.type.name] += 1
     if set(counts) == {main}:
         return ()
-    said = (
+    phrases = (
         f"{count} {'matrix' if count == 1 else 'matrices'} of {kind}"
         for kind, count in counts.items()
     )
-    return (", ".join(said),)
+    return (", ".join(phrases),)
 
 
 def _unweighted(source: DenseCheckpoint, stacks: Sequence[Stacked]) -> Iterator[str]:

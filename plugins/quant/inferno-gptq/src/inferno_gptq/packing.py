@@ -131,15 +131,15 @@ def overridden(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise Refused("dynamic of quantization_config must be an object")
-    for pattern, own in dynamic.items():
+    for pattern, changes in dynamic.items():
         try:
-            found = begins_with(path, pattern.removeprefix("+:").removeprefix("-:"))
+            is_match = begins_with(path, pattern.removeprefix("+:").removeprefix("-:"))
         except PatternError as error:
             raise Refused(f"dynamic has {pattern[:_SHOWN]!r}, {error}") from None
-        if found and pattern.startswith("-:"):
+        if is_match and pattern.startswith("-:"):
             raise Refused(f"dynamic says by {pattern!r} that this module is not quantized")
-        if found:
-            if not isinstance(own, Mapping):
+        if is_match:
+            if not isinstance(changes, Mapping):
                 raise Refused(f"dynamic must have an object for {pattern!r}")
-            return {**config, **own}
+            return {**config, **changes}
     return config

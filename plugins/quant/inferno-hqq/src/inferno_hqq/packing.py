@@ -56,19 +56,19 @@ class Packing:
             raise Refused("W_q and scale must have two dimensions each")
         if 1 not in scale.shape or parts["zero"].shape != scale.shape:
             raise Refused(f"scale and zero are {scale.shape} and {parts['zero'].shape}")
-        said = described(config, stored.path)
+        fields = described(config, stored.path)
         axis = 1 if scale.shape[1] == 1 else 0
         groups = scale.shape[0] * scale.shape[1]
-        bits, rows = said.get("nbits"), codes.shape[0]
+        bits, rows = fields.get("nbits"), codes.shape[0]
         if bits not in (1, 2, 3, 4, 8) or (bits == 3) != (codes.dtype == "int32"):
             raise Refused(f"it reads 1 to 4 bits and 8, and quant_config says {bits!r}")
         bits = int(bits)
-        if said.get("axis", axis) != axis:
-            raise Refused(f"quant_config says axis {said['axis']!r}, but scale is {scale.shape}")
+        if fields.get("axis", axis) != axis:
+            raise Refused(f"quant_config says axis {fields['axis']!r}, but scale is {scale.shape}")
         each = 10 if bits == 3 else 8 // bits
-        group = codes.shape[1] if axis else said.get("group_size")
-        if type(group) is not int or group < 1 or said.get("group_size") not in (None, group):
-            raise Refused(f"quant_config says group_size {said.get('group_size')!r}")
+        group = codes.shape[1] if axis else fields.get("group_size")
+        if type(group) is not int or group < 1 or fields.get("group_size") not in (None, group):
+            raise Refused(f"quant_config says group_size {fields.get('group_size')!r}")
         wanted = groups if axis else group
         if -(-wanted // each) != rows or (bits != 3 and wanted % each) or group % 2:
             raise Refused(f"W_q of {codes.shape} is not {wanted} rows of codes of {bits} bits")
@@ -81,9 +81,9 @@ def described(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     """Return what the config says of a module: of its path without `model`, `layers` and numbers,
     or of all. Raises Refused."""
     tag = ".".join(n for n in path.split(".") if n not in ("model", "layers") and not n.isdigit())
-    found = config.get("quant_config")
-    own = found.get(tag, found) if isinstance(found, Mapping) else None
-    said = own.get("weight_quant_params") if isinstance(own, Mapping) else None
-    if not isinstance(said, Mapping):
+    settings = config.get("quant_config")
+    entry = settings.get(tag, settings) if isinstance(settings, Mapping) else None
+    fields = entry.get("weight_quant_params") if isinstance(entry, Mapping) else None
+    if not isinstance(fields, Mapping):
         raise Refused("quant_config must have weight_quant_params, for all modules or this one")
-    return said
+    return fields

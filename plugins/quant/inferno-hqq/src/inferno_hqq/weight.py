@@ -20,11 +20,11 @@ from inferno_hqq.packing import Packing
 def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
     """Raises CheckpointError if the description contradicts the headers."""
     packing, to = Packing.of(stored), getattr(torch, dtype)
-    said = {part: tensors[part].reshape(-1).tolist() for part in ("nbits", "axis", "shape")}
+    info = {part: tensors[part].reshape(-1).tolist() for part in ("nbits", "axis", "shape")}
     values = packing.groups * packing.group
-    if said["nbits"] != [packing.bits] or said["axis"] != [packing.axis]:
-        raise _contradiction(f"nbits {said['nbits']} or axis {said['axis']} differ from the config")
-    shape = said["shape"]
+    if info["nbits"] != [packing.bits] or info["axis"] != [packing.axis]:
+        raise _contradiction(f"nbits {info['nbits']} or axis {info['axis']} differ from the config")
+    shape = info["shape"]
     if len(shape) != 2 or min(shape) < 1 or shape[0] * shape[1] != values:
         raise _contradiction(f"shape is {shape}, but {values} values are stored")
     codes_RC = unpacked(tensors["W_q"], packing)

@@ -53,12 +53,12 @@ def packed_rows(codes_IW: Tensor) -> Tensor:
 
 def places() -> Tensor:
     """Return for each of the 1024 codes in four tiles, as stored, its place in them (P)."""
-    found = []
+    order = []
     for thread in range(32):
         columns = [2 * (thread % 4) + each for each in (0, 1, 8, 9)]
-        own = [TILE * each + thread // 4 + 8 * half for half in (0, 1) for each in columns]
-        found += [256 * tile + own[each] for tile in range(4) for each in (0, 2, 4, 6, 1, 3, 5, 7)]
-    return torch.tensor(found)
+        base = [TILE * each + thread // 4 + 8 * half for half in (0, 1) for each in columns]
+        order += [256 * tile + base[each] for tile in range(4) for each in (0, 2, 4, 6, 1, 3, 5, 7)]
+    return torch.tensor(order)
 
 
 def ordered_scales(scales_GO: Tensor, *, single: bool) -> Tensor:

@@ -169,9 +169,9 @@ def restrict() -> None:
     """Forbid this thread, and what it starts from now on, the calls of the tables and sockets other
     than AF_UNIX. It must have no new privileges. Raises OSError."""
     steps = program(platform.machine())
-    held = _Program(len(steps) // 8, steps)
+    descriptor = _Program(len(steps) // 8, steps)
     libc = ctypes.CDLL(None, use_errno=True)
     mode = ctypes.c_ulong(_SECCOMP_MODE_FILTER)
-    if libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(held), 0, 0):
+    if libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(descriptor), 0, 0):
         code = ctypes.get_errno()
         raise OSError(code, f"seccomp: {os.strerror(code)}")

@@ -115,13 +115,13 @@ def fetch(ref: str, options: FetchOptions) -> Path:
 def references() -> Collection[str]:
     """Return the models of which all files are on this machine."""
     config = HubConfig()
-    found = set[str]()
+    refs = set[str]()
     for record in _models(config).glob("*--*/inferno/*.json"):
         repo = record.parent.parent.name.replace("--", "/", 1)
         wanted = Wanted(repo, "", record.stem)
         if Snapshot.of(wanted, config).is_complete(wanted):
-            found.add(wanted.ref())
-    return sorted(found)
+            refs.add(wanted.ref())
+    return sorted(refs)
 
 
 # --- what the hub has -----------------------------------------------------------------------------
@@ -199,9 +199,9 @@ class Snapshot:
         folder, record = repo / "snapshots" / wanted.revision, repo / "inferno" / wanted.revision
         record = record.with_name(f"{record.name}.json")
         try:
-            kept: Any = json.loads(record.read_text(encoding="utf-8"))
-            files = {str(path): Listed(str(path), int(n), sha) for path, n, sha in kept["files"]}
-            return cls(folder, record, files, set(kept["finished"]))
+            content: Any = json.loads(record.read_text(encoding="utf-8"))
+            files = {str(path): Listed(str(path), int(n), sha) for path, n, sha in content["files"]}
+            return cls(folder, record, files, set(content["finished"]))
         except (OSError, ValueError, TypeError, LookupError):
             return cls(folder, record, {}, set())
 

@@ -65,7 +65,7 @@ def origin(ref: str) -> Origin:
 
 def references() -> Collection[str]:
     """Return a reference for each installed package with one model that can be used."""
-    found = set[str]()
+    refs = set[str]()
     for each in distributions():
         try:
             listed = (each.read_text("RECORD") or "").lower()
@@ -74,10 +74,10 @@ def references() -> Collection[str]:
                 models = models_of(package)
                 if len(models) == 1 and is_name(package.name):
                     models[0].located()
-                    found.add(PREFIX + package.name)
+                    refs.add(PREFIX + package.name)
         except (CheckpointError, OSError, ValueError):
             continue
-    return sorted(found)
+    return sorted(refs)
 
 
 def models_of(package: Installed) -> list[PackagedModel]:
@@ -90,14 +90,14 @@ def models_of(package: Installed) -> list[PackagedModel]:
 
 def _gguf(files: Mapping[str, Recorded]) -> dict[str, list[Recorded]]:
     """Path -> files. The parts of a split model are one model, with the path of the first."""
-    found: dict[tuple[str, str], list[Recorded]] = {}
+    groups: dict[tuple[str, str], list[Recorded]] = {}
     for path in sorted(files):
         # A projector turns images into embeddings: it is not a language model.
         if path.lower().endswith(".gguf") and "mmproj" not in files[path].path.name.lower():
             part = _PART.fullmatch(path)
-            found.setdefault((part["stem"], part["count"]) if part else (path, ""), [])
-            found[(part["stem"], part["count"]) if part else (path, "")].append(files[path])
-    return {str(parts[0].path): parts for parts in found.values()}
+            groups.setdefault((part["stem"], part["count"]) if part else (path, ""), [])
+            groups[(part["stem"], part["count"]) if part else (path, "")].append(files[path])
+    return {str(parts[0].path): parts for parts in groups.values()}
 
 
 def _folders(files: Mapping[str, Recorded]) -> dict[str, list[Recorded]]:
@@ -156,15 +156,15 @@ def _model(ref: str) -> PackagedModel:
 
 def _short_refs(named: Sequence[PackagedModel], models: Sequence[PackagedModel]) -> list[str]:
     """Return a reference for each, with no more of its path than tells it from the others."""
-    found = []
+    refs = []
     for model in named:
         parts = model.path.split("/")
         ends = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
         end = next((e for e in ends if sum(m.is_named(e) for m in models) == 1), model.path)
-        found.append(f"{PREFIX}{model.package.name}/{end}")
-    return found
+        refs.append(f"{PREFIX}{model.package.name}/{end}")
+    return refs
 
 
 def _known() -> str:
-    found = references()
-    return f"Installed: {', '.join(found)}." if found else ""
+    refs = references()
+    return f"Installed: {', '.join(refs)}." if refs else ""

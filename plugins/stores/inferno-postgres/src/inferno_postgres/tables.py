@@ -116,7 +116,7 @@ class PostgresTables:
         try:
             self._script(f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})")
             self._in_transaction = True
-            found = work()
+            result = work()
             status = self._commit()
         except BaseException:
             self._roll_back()
@@ -125,7 +125,7 @@ class PostgresTables:
             self._in_transaction = False
         if status != "COMMIT":  # something failed in it, and was not raised
             raise StoreError("the store kept nothing of a transaction", _REMEDY)
-        return found
+        return result
 
     def _commit(self) -> str | None:
         connection = self._connected()
@@ -179,25 +179,25 @@ class PostgresTables:
 
     def _connected(self) -> psycopg.Connection[Any]:
         """Return the connection; a new one if it was lost, but not within a transaction."""
-        found = self._connection
+        session = self._connection
         if self._is_closed:
             raise StoreError("the store is closed", _REMEDY)
-        if found is not None and not found.closed:
-            return found
+        if session is not None and not session.closed:
+            return session
         if self._in_transaction:
             raise _NotKeptError("the store's connection was lost", _REMEDY)
         if time.monotonic() < self._away_until:
             raise StoreError(self._away, _REMEDY)
         try:
-            found = psycopg.connect(**self._parameters, autocommit=True)
-            found.execute(_SETTINGS)
+            session = psycopg.connect(**self._parameters, autocommit=True)
+            session.execute(_SETTINGS)
         except psycopg.Error as error:
             self._away_until = time.monotonic() + _PAUSE
             self._away = f"the store cannot be reached: {self._text(error)}"
             raise StoreError(self._away, _REMEDY) from None
-        sql.adapt(found)
-        self._connection = found
-        return found
+        sql.adapt(session)
+        self._connection = session
+        return session
 
     def _text(self, error: psycopg.Error) -> str:
         """Return what an error says, without the password."""

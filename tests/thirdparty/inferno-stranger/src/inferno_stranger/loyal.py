@@ -22,12 +22,12 @@ class LoyalCache:
         return len(self._idle)
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        found: list[int] = []
+        blocks: list[int] = []
         for key in keys:
             if key not in self._blocks:
-                return found
-            found.append(self._blocks[key])
-        return found
+                return blocks
+            blocks.append(self._blocks[key])
+        return blocks
 
     def insert(self, key: bytes, block_id: int) -> int:
         if key not in self._blocks:
