@@ -164,7 +164,7 @@ class _Candidates:
     def draw(self, allows: Allows, most: int) -> int | None:
         """Return the index of the token that the uniform number means, or None."""
         sums, size = self.sums, len(self.sums)
-        allowed, masses = [self.first], [int(sums[self.first])]  # `held`: cumulative masses
+        allowed, masses = [self.first], [int(sums[self.first])]  # cumulative masses
         for candidate in range(self.first + 1, most + 1):
             before = int(sums[candidate - 1])
             end = candidate + self.top_k - len(allowed)  # of what `top_k` may keep
