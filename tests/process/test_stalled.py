@@ -136,6 +136,28 @@ def test_requests_of_an_engine_that_does_not_answer_are_given_up_once(plan: Plan
     assert len(lost) == 2 and lost[1] >= LOST_AFTER
 
 
+def test_requests_are_kept_where_the_server_itself_was_stopped() -> None:
+    """What its engine sent meanwhile is read with the beats, before them or after."""
+    lost = list[None]()
+
+    async def run() -> None:
+        pipe, pipe_of_process = os.pipe()
+        watchdog = Watchdog(pipe, timeout=0, beat=0.01)
+        watchdog.on_lost = lambda: lost.append(None)
+        watching = asyncio.create_task(watchdog.watch(os.getpid(), lambda: None))
+        for _ in range(3):
+            watchdog.heard()
+            os.write(pipe_of_process, MOVED * 2 * LOST_AFTER)
+            await asyncio.sleep(0.02)
+            assert watchdog.responsive
+        watching.cancel()
+        os.close(pipe_of_process)
+        watchdog.close()
+
+    asyncio.run(run())
+    assert not lost
+
+
 def test_a_client_tells_the_requests_that_are_given_up_and_the_engine_drops_them(
     plan: Plan,
 ) -> None:

@@ -156,7 +156,7 @@ class Watchdog:
         self.stalled = beats.endswith(LATE)
         if MOVED in beats:
             self._still = 0
-            self._unheard += beats.count(MOVED)
+            self._unheard += 1  # not one for each: this process may have been stopped meanwhile
             if self._unheard % _ASK_EVERY == 0:
                 self.ask()
 
