@@ -308,7 +308,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plan
     monkeypatch.setattr("inferno.weights.measure.free_memory", lambda device: free)
     socket = Socket()
     try:
-        heart = SimpleNamespace()
+        heart = SimpleNamespace(moved=lambda: None)
         Worker(socket, -1, heart).run(tmp_path / "plan.json")  # type: ignore[arg-type]
     finally:
         gc.unfreeze()

@@ -55,7 +55,8 @@ ENGINE_PROCESS = """
     path = Path(sys.argv[1])
     path.write_text(plan_to_json(resolve("demo", Options(memory="2GiB"))))
     seen.update(catalog=0, checkpoint=0)
-    socket, heart = SimpleNamespace(send_multipart=lambda message: None), SimpleNamespace()
+    socket = SimpleNamespace(send_multipart=lambda message: None)
+    heart = SimpleNamespace(moved=lambda: None)
     worker = Worker(socket, parent=-1, heart=heart)
     worker.run(path)
 """
