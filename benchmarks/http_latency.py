@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any, cast
 
 import zmq
@@ -129,7 +130,7 @@ def engine(endpoint: str, pace: float, times: str) -> None:
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.connect(endpoint)
-    heart: Any = None
+    heart: Any = SimpleNamespace(moved=lambda: None)
     worker, paced = Worker(socket, os.getppid(), heart), Paced(pace)
     worker._engine = paced  # type: ignore[assignment]
     worker._send(protocol.STATS, protocol.encode(paced.stats()))
