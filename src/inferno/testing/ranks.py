@@ -117,6 +117,7 @@ class RankTests(Installed):
 
         assert_preemption_changes_nothing(squeezed, alone, prompts)
 
+    @in_turn
     @pytest.mark.slow
     @pytest.mark.parametrize("ranks", [3, 4])
     def test_more_ranks_give_the_tokens_of_one_process(
