@@ -185,7 +185,11 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
     assert read(spec, text, range(len(text))) == whole
     kept = "".join(d.text + d.name for d in whole)
     ids = " ".join(d.id.replace(d.name, "", 1) for d in fed(spec, text))  # some repeat the name
-    assert kept.count("ZQX") + ids.count("ZQX") == text.count("ZQX"), "a word of the answer is lost"
+    count, expected = kept.count("ZQX") + ids.count("ZQX"), text.count("ZQX")
+    # A call's recipient repeats its name: the name decides where they differ.
+    repeated = re.findall(r" to=([^<]*)", text) if spec.parser == "recipients" else []
+    least = expected - sum(recipient.count("ZQX") for recipient in repeated)
+    assert least <= count <= expected, "a word of the answer is lost"
     if not calls_in(whole) and "ZQX" not in text and spec.parser == "tagged":
         dropped = [*spec.around, *(m.strip() for pair in spec.reasoning for m in pair)]
         pattern = "|".join(map(re.escape, dropped)) or r"(?!)"
