@@ -340,10 +340,6 @@ def test_a_killed_servers_work_ends_once(
     a, b = servers
     with httpx.Client(base_url=a.url, timeout=60) as http:
         batch = start_batch(http, 300, 200)
-        body = {"input": "hi", "background": True, "max_output_tokens": 1500, "ignore_eos": True}
-        answers = [http.post("/v1/responses", json=body) for _ in range(40)]
-        assert {each.status_code for each in answers} == {200}
-        ids = [each.json()["id"] for each in answers]
 
         def count() -> int:
             status = http.get(f"/v1/batches/{batch['id']}").json()
@@ -352,6 +348,10 @@ def test_a_killed_servers_work_ends_once(
         end = time.monotonic() + 60
         while not count() and time.monotonic() < end:
             time.sleep(0.05)
+        body = {"input": "hi", "background": True, "max_output_tokens": 1500, "ignore_eos": True}
+        answers = [http.post("/v1/responses", json=body) for _ in range(40)]
+        assert {each.status_code for each in answers} == {200}
+        ids = [each.json()["id"] for each in answers]
     leased = postgres.execute("SELECT server, COUNT(*) FROM inferno.leases GROUP BY 1", database)
     a.kill()
     with httpx.Client(base_url=b.url, timeout=60) as http:
