@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-from inferno.errors import PluginError
+from inferno.errors import CheckpointError, PluginError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inferno.nn.weight import Weight
+
+_HEAD = "lm_head.weight"
 
 
 @frozen
@@ -193,6 +195,32 @@ def causal_of(name: str) -> str:
     """Return the class with a head for the base class `XModel`: `XForCausalLM`. Empty for
     others."""
     return f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else ""
+
+
+@frozen(eq=False)
+class _ComputedHead(CheckpointView):
+    compute: Callable[[Tensor], Tensor]
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.checkpoint.tensors
+
+    def read(self, name: str) -> Tensor:
+        stored = self.checkpoint.read(name)
+        return self.compute(stored.float()).to(stored.dtype) if name == _HEAD else stored
+
+
+def with_computed_head(
+    checkpoint: Checkpoint, compute: Callable[[Tensor], Tensor], reason: str
+) -> Checkpoint:
+    """View a checkpoint whose model multiplies by `compute(stored head)`, both (V, D) in
+    float32. Raises CheckpointError with `reason` if no unquantized head is stored."""
+    if _HEAD not in checkpoint.tensors:
+        raise CheckpointError(
+            f"the checkpoint has no {_HEAD}, {reason}",
+            "Use one in which the head is not quantized.",
+        )
+    return _ComputedHead(checkpoint, compute)
 
 
 @frozen(eq=False)

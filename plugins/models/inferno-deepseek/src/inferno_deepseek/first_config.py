@@ -16,21 +16,19 @@ from inferno.configs import (
 )
 from inferno.contracts import (
     Checkpoint,
-    CheckpointView,
     Dialect,
     Fused,
     Spelling,
-    TensorInfo,
     per_expert,
+    with_computed_head,
 )
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LAYER = "model.layers.{n}"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
-_HEAD = "lm_head.weight"
 
 
 @frozen(kw_only=True)
@@ -133,31 +131,15 @@ LING = Spelling(
 )
 
 
-class _NormalHead(CheckpointView):
-    """A checkpoint whose head has columns of length 1."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self.checkpoint.tensors
-
-    def read(self, name: str) -> Tensor:
-        found = self.checkpoint.read(name)
-        if name != _HEAD:
-            return found
-        head = found.float()
-        normal: Tensor = head / (head.norm(dim=0, keepdim=True) + 1e-7)
-        return normal.to(found.dtype)
-
-
 def with_normal_head(checkpoint: Checkpoint) -> Checkpoint:
     """View a Ling with `norm_head`, whose own code divides each of the head's columns by its
     length. Raises CheckpointError if it stores no plain head."""
-    found = per_expert(checkpoint)
-    if not found.config.get("norm_head"):
-        return found
-    if _HEAD not in found.tensors:
-        raise CheckpointError(
-            f"the checkpoint has no {_HEAD}, which norm_head normalizes",
-            "Use one in which the head is not quantized.",
-        )
-    return _NormalHead(found)
+    view = per_expert(checkpoint)
+    if not view.config.get("norm_head"):
+        return view
+    return with_computed_head(view, _normal_columns, "which norm_head normalizes")
+
+
+def _normal_columns(head_VD: Tensor) -> Tensor:
+    normal_VD: Tensor = head_VD / (head_VD.norm(dim=0, keepdim=True) + 1e-7)
+    return normal_VD

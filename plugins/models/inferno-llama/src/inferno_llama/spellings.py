@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferno.contracts import Checkpoint, CheckpointView, Fused, Spelling, TensorInfo, with_head
+from inferno.contracts import Checkpoint, Fused, Spelling, with_computed_head, with_head
 from inferno.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -216,34 +216,16 @@ PADDLE = Spelling(
 """The text part of PaddleOCR-VL: ERNIE 4.5's fields, but Llama's order of rotary pairs."""
 
 
-class _NormalHead(CheckpointView):
-    """A checkpoint whose head has rows of length 1."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self.checkpoint.tensors
-
-    def read(self, name: str) -> Tensor:
-        found = self.checkpoint.read(name)
-        if name != _HEAD:
-            return found
-        from torch.nn.functional import normalize
-
-        return normalize(found.float(), dim=-1).to(found.dtype)
-
-
-_HEAD = "lm_head.weight"
-
-
 def with_normal_head(checkpoint: Checkpoint) -> Checkpoint:
     """View a Baichuan 2, whose own code divides each of the head's rows by its length. Raises
     CheckpointError if it stores no plain head."""
-    found = with_head(checkpoint)
-    if (found.config.get("vocab_size") or 0) < _TRAINED_VOCABULARY:
-        return found
-    if _HEAD not in found.tensors:
-        raise CheckpointError(
-            f"the checkpoint has no {_HEAD}, whose rows Baichuan 2 normalizes",
-            "Use one in which the head is not quantized.",
-        )
-    return _NormalHead(found)
+    view = with_head(checkpoint)
+    if (view.config.get("vocab_size") or 0) < _TRAINED_VOCABULARY:
+        return view
+    return with_computed_head(view, _normal_rows, "whose rows Baichuan 2 normalizes")
+
+
+def _normal_rows(head_VD: Tensor) -> Tensor:
+    from torch.nn.functional import normalize
+
+    return normalize(head_VD, dim=-1)
