@@ -46,6 +46,9 @@ class Spelling:
     """As in `Architecture`."""
     fields: Mapping[str, str] = field(factory=dict)
     """Field of their `config.json` -> the family's, where it has another name."""
+    fixed: Mapping[str, Any] = field(factory=dict)
+    """Field of their `config.json` -> the value that all published models have: another one is
+    refused."""
     config: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(
         default=None, converter=lazy.optional
     )
@@ -65,8 +68,15 @@ class Spelling:
         """Return the family's `config.json`; one that has been read as it is."""
         if config.get(_READ) == self.name:
             return config
-        found = {self.fields.get(name, name): value for name, value in config.items()}
-        return {**(self.config(found) if self.config is not None else found), _READ: self.name}
+        fields = {self.fields.get(name, name): value for name, value in config.items()}
+        fields = dict(self.config(fields)) if self.config is not None else fields
+        for name, value in self.fixed.items():
+            if config.get(name, value) != value:
+                raise UnsupportedError(
+                    f"{self.name} with {name} {config[name]} cannot run here",
+                    f"Published models have {value}.",
+                )
+        return {**fields, _READ: self.name}
 
 
 def spelled(architecture: Architecture, spelling: Spelling) -> Architecture:
@@ -110,20 +120,20 @@ def _ranges(
     modules = [(_pattern(path), new) for path, new in spelling.modules.items()]
     fused = [(_pattern(path), parts) for path, parts in spelling.fused.items()]
     unused = [re.compile(pattern) for pattern in spelling.unused]
-    found: dict[str, RowRange] = {}
+    ranges: dict[str, RowRange] = {}
     for name in checkpoint.tensors:
         if any(pattern.fullmatch(name) for pattern in unused):
             continue
         path, _, part = name.rpartition(".")
         held = ((match, parts) for pattern, parts in fused if (match := pattern.fullmatch(path)))
         for match, parts in held:
-            found |= _split(checkpoint, name, parts, match.groupdict(), config)
+            ranges |= _split(checkpoint, name, parts, match.groupdict(), config)
             break
         else:
-            found[_renamed(modules, name) or _joined(_renamed(modules, path) or path, part)] = (
+            ranges[_renamed(modules, name) or _joined(_renamed(modules, path) or path, part)] = (
                 RowRange(name)
             )
-    return found
+    return ranges
 
 
 def _joined(path: str, part: str) -> str:
@@ -163,13 +173,13 @@ def _split(
             f"{name} has {rows} rows, which are no multiple of {total}",
             "Check config.json: the numbers of heads are not those of the weights.",
         )
-    size, start, found = rows // total, 0, dict[str, RowRange]()
+    size, start, ranges = rows // total, 0, dict[str, RowRange]()
     for path, share in shares.items():
         stop = start + share * size
         span = slice(start, stop)
-        found[f"{path.format(**numbers)}.{part}"] = RowRange(name, rows=span, groups=groups)
+        ranges[f"{path.format(**numbers)}.{part}"] = RowRange(name, rows=span, groups=groups)
         start = stop
-    return found
+    return ranges
 
 
 def _number(config: Mapping[str, Any], share: int | str) -> int:

@@ -6,21 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferno.contracts import Fused, Spelling
-from inferno.errors import UnsupportedError
 
 _LAYER = "model.layers.{n}"
 _ATTENTION = f"{_LAYER}.self_attn"
-_FIXED = {"use_bias": False, "moe_router_enable_expert_bias": True, "norm_head": False}
-"""Fields, and the values that published models have."""
 
 
 def _ling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in _FIXED.items():
-        if fields.get(name, value) != value:
-            raise UnsupportedError(
-                f"BailingMoeV2ForCausalLM with {name} {fields[name]} cannot run here",
-                f"Published models have {value}.",
-            )
     return {"use_qk_norm": True, "partial_rotary_factor": 1.0, **fields}
 
 
@@ -33,6 +24,7 @@ LING = Spelling(
         "use_qkv_bias": "attention_bias",
         "score_function": "scoring_func",
     },
+    fixed={"use_bias": False, "moe_router_enable_expert_bias": True, "norm_head": False},
     config=_ling,
     modules={
         "model.word_embeddings": "model.embed_tokens",

@@ -13,13 +13,6 @@ _LAYER, _STORED = "model.layers.{n}", "transformer.encoder.layers.{n}"
 _ATTENTION = f"{_LAYER}.self_attn"
 _OLD_VOCABULARY = 65_024
 """Of ChatGLM2 and ChatGLM3; GLM-4 has 151 552 tokens."""
-_FIXED = {
-    "rmsnorm": True,
-    "post_layer_norm": True,
-    "apply_residual_connection_post_layernorm": False,
-    "add_bias_linear": False,
-}
-"""Fields, and the values that all of them have."""
 
 
 def _chatglm(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,12 +26,6 @@ def _chatglm(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedError(
             "GLM-4V, a ChatGLMModel with an image encoder, cannot run here", "GLM-4.5V runs."
         )
-    for name, value in _FIXED.items():
-        if fields.get(name, value) != value:
-            raise UnsupportedError(
-                f"ChatGLMModel with {name} {fields[name]} cannot run here",
-                f"Published models have {value}.",
-            )
     ratio = fields.get("rope_ratio", 1)
     if ratio != 1 and fields.get("vocab_size") == _OLD_VOCABULARY:
         raise UnsupportedError(
@@ -70,6 +57,12 @@ CHATGLM = Spelling(
         "padded_vocab_size": "vocab_size",
         "seq_length": "max_position_embeddings",
         "add_qkv_bias": "attention_bias",
+    },
+    fixed={
+        "rmsnorm": True,
+        "post_layer_norm": True,
+        "apply_residual_connection_post_layernorm": False,
+        "add_bias_linear": False,
     },
     config=_chatglm,
     modules={
