@@ -97,7 +97,7 @@ def test_a_view_is_viewed_as_it_is() -> None:
     ("held", "config", "error", "why"),
     [
         ("h.0.qkv.qweight", {"n_head": 2}, UnsupportedError, "quantized"),
-        ("h.0.qkv.weight", {"n_head": 5}, CheckpointError, "no multiple of 15"),
+        ("h.0.qkv.weight", {"n_head": 5}, CheckpointError, "6 rows, which is not divisible by 15"),
         ("h.0.qkv.weight", {"n_head": "2"}, CheckpointError, "num_attention_heads is '2'"),
         ("h.0.qkv.weight", {}, CheckpointError, "num_attention_heads is None"),
     ],

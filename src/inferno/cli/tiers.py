@@ -39,8 +39,8 @@ class Tier:
 
 
 def tiers(plan: Plan) -> list[Tier]:
-    """Return the cache's own memory and the tiers beside it: none if there is no other. With ranks
-    they are those of the first one."""
+    """Return the cache's own memory and its further tiers; empty if it has none. With ranks, those
+    of the first one."""
     plan = plan if plan.ranks is None else plan_of_stage(plan, plan.ranks.stage_of(0))
     store, token = plan.store, plan.kv_bytes_per_token
     if store is None or store.link is not None:

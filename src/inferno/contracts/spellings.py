@@ -170,7 +170,7 @@ def _split(
     rows, total = checkpoint.tensors[name].shape[0], sum(shares.values()) * groups
     if rows % total:
         raise CheckpointError(
-            f"{name} has {rows} rows, which are no multiple of {total}",
+            f"{name} has {rows} rows, which is not divisible by {total}",
             "Check config.json: the numbers of heads are not those of the weights.",
         )
     size, start, ranges = rows // total, 0, dict[str, RowRange]()

@@ -222,6 +222,6 @@ def read_pixels(image: ImagePart, patches: int) -> Tensor | None:
 
 
 def as_patches(values: Array, patches: int) -> Tensor | None:
-    """Return values as (P, W); None if they are not those of so many patches."""
+    """Return values as (P, W); None if they cannot be divided into that many patches."""
     whole = patches and len(values) and not len(values) % patches
     return torch.from_numpy(values.reshape(patches, -1)) if whole else None

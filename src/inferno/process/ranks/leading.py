@@ -134,7 +134,7 @@ class LastStage(LeadingRunner):
         """Whether other ranks of this stage propose drafts too."""
         self._pending = deque[Pending]()
         self._early = dict[LaunchedStep, Sampled]()
-        """Results that nobody has taken yet."""
+        """Results of steps that were computed before the engine asked for them."""
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
         self.late: LateBlocks | None = None

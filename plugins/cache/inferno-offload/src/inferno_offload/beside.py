@@ -95,7 +95,7 @@ class Beside:
     def _look(self) -> None:
         try:
             self._take()
-        except OSError:  # there is no such folder yet, or no more
+        except OSError:  # the folder does not exist yet, or was removed
             pass
         finally:
             self._looked, self._looks = monotonic(), False

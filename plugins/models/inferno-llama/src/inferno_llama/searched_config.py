@@ -49,8 +49,8 @@ class SearchedConfig(LlamaConfig):
             )
         if any(block.kv_heads and heads % block.kv_heads for block in blocks):
             raise CheckpointError(
-                f"config.json: num_attention_heads {heads} is no multiple of a layer's key/value "
-                "heads",
+                f"config.json: num_attention_heads {heads} is not divisible by the key/value heads "
+                "of a layer",
                 "Check num_key_value_heads_per_layer or block_configs.",
             )
         return attrs.evolve(read, blocks=tuple(blocks))

@@ -9,7 +9,7 @@ from inferno.contracts import Spelling
 
 
 def _falcon(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Falcon-40B's type said what a field says since: norms of its own for attention and MLP."""
+    """Falcon-40B's model type said what a field does now: separate norms for attention and MLP."""
     config = {name: value for name, value in fields.items() if value is not None}
     newer = fields.get("model_type") == "RefinedWeb"
     return {
