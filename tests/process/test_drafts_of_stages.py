@@ -91,7 +91,7 @@ def test_rows_that_change_owners_with_steps_in_flight_keep_their_tokens(
     """Requests end, are aborted and begin, and what they have drawn is not taken for another's."""
 
     def run(engine: Engine) -> dict[str, list[int | None]]:
-        found, waiting, steps = dict[str, list[int | None]](), list(range(24)), 0
+        drawn, waiting, steps = dict[str, list[int | None]](), list(range(24)), 0
         while engine.busy or waiting:
             for i in waiting[:1]:
                 params = SamplingParams(temperature=0, max_tokens=2 + 5 * (i % 4), ignore_eos=True)
@@ -101,9 +101,9 @@ def test_rows_that_change_owners_with_steps_in_flight_keep_their_tokens(
             if steps % 5 == 0:
                 engine.abort(f"{steps}")
             for output in engine.step():
-                found.setdefault(output.request_id, []).append(output.token_id)
+                drawn.setdefault(output.request_id, []).append(output.token_id)
             engine.check()
-        return {i: ids for i, ids in found.items() if int(i) % 5 or not int(i)}
+        return {i: ids for i, ids in drawn.items() if int(i) % 5 or not int(i)}
 
     options: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
     engine = load_shared("demo", catalog, 1, pp=3, speculative="demo", **options)
@@ -177,14 +177,14 @@ def test_processes_of_the_last_stage_propose_together(
             stream = client.submit(Request(id=str(i), token_ids=prompt, params=params))
             return [output.token_id async for batch in stream for output in batch]
 
-        found = await asyncio.gather(*map(answer, range(3)))
+        answers = await asyncio.gather(*map(answer, range(3)))
         async with asyncio.timeout(30):
             while client.stats.num_running:
                 await asyncio.sleep(0.05)
         drafts = client.stats.draft_tokens
         await client.close()
-        return [*found], drafts
+        return [*answers], drafts
 
     right, none = asyncio.run(asked())
-    found, drafts = asyncio.run(asked(**shared))
-    assert found == right and drafts > 0 == none
+    tokens, drafts = asyncio.run(asked(**shared))
+    assert tokens == right and drafts > 0 == none

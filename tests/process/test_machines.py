@@ -284,7 +284,7 @@ def test_the_other_machine_is_sent_the_pixels_of_images(
     async def run(plan: Plan) -> list[list[int | None]]:
         client = EngineClient(plan)
         await client.start()
-        found = []
+        tokens = []
         try:
             for i, file in enumerate([*files, files[0]]):
                 picture = await client.see(file, "image", IMAGE)
@@ -293,10 +293,10 @@ def test_the_other_machine_is_sent_the_pixels_of_images(
                 request = Request(id=f"{i}", token_ids=ids, images=images, params=GREEDY)
                 outputs = [each async for batch in client.submit(request) for each in batch]
                 assert not outputs[-1].error, outputs[-1].error
-                found.append([each.token_id for each in outputs])
+                tokens.append([each.token_id for each in outputs])
         finally:
             await client.close()
-        return found
+        return tokens
 
     options: dict[str, Any] = {**OPTIONS, "memory": "3GiB", "max_num_batched_tokens": 64}
     right = asyncio.run(run(resolve(str(tmp_path), Options(**options))))

@@ -61,16 +61,16 @@ def test_a_long_prompt_alone_has_windows_for_all_its_steps_in_flight(
     pytest.importorskip("inferno_qwen3")
     path = toy_of("qwen3:TestSlidingWindow", tmp_path)
     limits: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 48, "max_model_len": 160}
-    prompts, found = [[7 * i % 100 for i in range(150)]], []
+    prompts, runs = [[7 * i % 100 for i in range(150)]], []
     for stages in (1, 2):
         engine = load_shared(path, catalog, 1, pp=stages, dtype="float32", **limits)
         assert any(group.kind == "window" for group in engine.plan.groups)
         engine.submit(Request(id="0", token_ids=tuple(prompts[0]), params=GREEDY))
         outputs = [output for _ in range(100) if engine.busy for output in engine.step()]
-        found.append([output.token_id for output in outputs])
+        runs.append([output.token_id for output in outputs])
         assert not engine.stats().preemptions
         engine.close()
-    assert found[0] == found[1] and len(found[0]) > 1
+    assert runs[0] == runs[1] and len(runs[0]) > 1
 
 
 def launched_by(engine: Engine) -> list[Step]:
@@ -117,7 +117,7 @@ def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process
     """Some in parts, some with several answers, one aborted, and what is cached forgotten once."""
 
     def run(engine: Engine) -> dict[str, list[int | None]]:
-        found, waiting, steps = dict[str, list[int | None]](), list(range(12)), 0
+        drawn, waiting, steps = dict[str, list[int | None]](), list(range(12)), 0
         while engine.busy or waiting:
             for i in waiting[:2]:
                 params = SamplingParams(temperature=0, max_tokens=3 + 5 * (i % 4), ignore_eos=True)
@@ -130,10 +130,10 @@ def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process
             if (steps := steps + 1) == 9:
                 engine.reset_prefix_cache()
             for output in engine.step():
-                found.setdefault(output.request_id, []).append(output.token_id)
+                drawn.setdefault(output.request_id, []).append(output.token_id)
             engine.check()
-        found.pop("1", None)  # it ended wherever it was
-        return found
+        drawn.pop("1", None)  # it ended wherever it was
+        return drawn
 
     options: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 6}
     engine = load_shared("demo", catalog, 1, pp=stages, **options)

@@ -55,8 +55,8 @@ class Ends:
 def test_an_image_is_sent_once_while_a_step_may_need_it(tmp_path: Path) -> None:
     ends, (first, second) = Ends(), (part(tmp_path, 1, 2), part(tmp_path, 2, 20))
     assert ends.launch(step((0, 0, 4), new={0: (first, second)})) == [1, 2]
-    found = ends.there.get(first.digest)
-    assert found is not None and found.tobytes() == Path(first.path).read_bytes()
+    values = ends.there.get(first.digest)
+    assert values is not None and values.tobytes() == Path(first.path).read_bytes()
     assert ends.launch(step((0, 4, 8), (1, 0, 8), new={1: (first,)})) == []
     assert ends.launch(step((0, 12, 4), (1, 8, 8))) == []
     assert ends.there.get(first.digest) is None, "both rows are beyond it"
@@ -88,6 +88,6 @@ def test_large_images_go_in_pieces_and_a_file_that_is_gone_is_none(tmp_path: Pat
     Path(first.path).write_bytes(data)
     Path(second.path).unlink()
     assert ends.launch(step((0, 0, 4), new={0: (first, second)})) == [1, 2]
-    found = ends.there.get(first.digest)
-    assert found is not None and found.tobytes() == data
+    values = ends.there.get(first.digest)
+    assert values is not None and values.tobytes() == data
     assert ends.there.get(second.digest) is None

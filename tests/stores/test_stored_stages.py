@@ -46,9 +46,9 @@ __all__ = ["no_threads_are_left"]
 def right() -> list[list[int]]:
     """The tokens of one process that keeps nothing."""
     engine = load(ranks=1, dtype="float32", cache_policy="none")
-    found = [ask(engine, prompt)[0] for prompt in PROMPTS]
+    tokens = [ask(engine, prompt)[0] for prompt in PROMPTS]
     engine.close()
-    return found
+    return tokens
 
 
 @alike
@@ -64,9 +64,9 @@ def test_a_cache_comes_back_after_a_restart(name: str, tmp_path: Path) -> None:
     stored = case.options | shared
     [(tokens, cached), _] = answers([BASE, DIVERGING], **stored)
     assert tokens == right[0] and not cached
-    found = [answers([prompt], **stored)[0] for prompt in PROMPTS]
-    assert [tokens for tokens, _ in found] == right
-    assert tuple(cached for _, cached in found) == case.cached
+    outcomes = [answers([prompt], **stored)[0] for prompt in PROMPTS]
+    assert [tokens for tokens, _ in outcomes] == right
+    assert tuple(cached for _, cached in outcomes) == case.cached
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_more_stages_keep_their_parts_too(
     ranks: int, stages: int, tmp_path: Path, right: list[list[int]]
 ) -> None:
     for cached in (0, 96):
-        found = answers(PROMPTS, ranks=ranks, pp=stages, kv_store=str(tmp_path))
-        assert [tokens for tokens, _ in found] == right and found[0][1] == cached
+        outcomes = answers(PROMPTS, ranks=ranks, pp=stages, kv_store=str(tmp_path))
+        assert [tokens for tokens, _ in outcomes] == right and outcomes[0][1] == cached
 
 
 @pytest.mark.parametrize("harm", [damaged, shutil.rmtree], ids=["damaged", "removed"])
@@ -232,8 +232,8 @@ def test_explain_finds_the_blocks_of_the_first_rank(tmp_path: Path) -> None:
     given: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 160}
     given |= {"device": "cpu", "threads": 1, "memory": "2GiB", "block_size": 16}
     with open_model("demo", Options(**given, **options, pp=2)) as opened:
-        found = layouts.survey(opened)
-    assert found is not None and [each.differences for each in found.layouts] == [()]
+        survey = layouts.survey(opened)
+    assert survey is not None and [each.differences for each in survey.layouts] == [()]
 
 
 @pytest.mark.slow

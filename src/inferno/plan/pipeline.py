@@ -44,14 +44,14 @@ def divide_layers(sizes: Sequence[int], before: int, after: int, stages: int) ->
     def cut(most: int) -> list[int] | None:
         """Return the stages' ends if none of them is larger than `most`: each takes what it can,
         and leaves a layer for each of those after it."""
-        found, first = [0], 0
+        starts, first = [0], 0
         for left in range(stages - 1, -1, -1):
             room = most - (before if first == 0 else 0) - (0 if left else after)
             stop = min(bisect_right(ends, ends[first] + room) - 1, count - left)
             if stop <= first:
                 return None
-            found.append(first := stop)
-        return found if first == count else None
+            starts.append(first := stop)
+        return starts if first == count else None
 
     whole = ends[-1] + before + after
     low, high = 0, whole

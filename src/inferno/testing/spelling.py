@@ -117,12 +117,12 @@ class SpellingTests:
 def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Return tensors under names in which parts, as in "model.layers.", are replaced by others, in
     the order of `names`: for `SpellingTests.stored`."""
-    found = {}
+    changed = {}
     for name, tensor in tensors.items():
         for part, other in names.items():
             name = name.replace(part, other)
-        found[name] = tensor
-    return found
+        changed[name] = tensor
+    return changed
 
 
 def joined(
@@ -131,9 +131,9 @@ def joined(
     """Return tensors in which those whose names contain one of `parts` are one, under the name with
     `whole` instead: the rows of each after those of the one before, in each of `groups` equal
     parts. For `SpellingTests.stored`."""
-    found = dict(tensors)
+    whole_tensors = dict(tensors)
     for name in [name for name in tensors if parts[0] in name]:
-        several = [found.pop(name.replace(parts[0], part)) for part in parts]
+        several = [whole_tensors.pop(name.replace(parts[0], part)) for part in parts]
         cut = [each.unflatten(0, (groups, -1)) for each in several]
-        found[name.replace(parts[0], whole)] = torch.cat(cut, 1).flatten(0, 1)
-    return found
+        whole_tensors[name.replace(parts[0], whole)] = torch.cat(cut, 1).flatten(0, 1)
+    return whole_tensors

@@ -22,8 +22,8 @@ from inferno.testing.cache_policy import NUM_BLOCKS, ROWS, CacheMachine
 def data_files(folder: Path) -> list[Path]:
     """The files of blocks, as opposed to those that describe a folder of one layout: all but the
     topmost of it."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return sorted(path for path in found if len(path.relative_to(folder).parts) > 2)
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in paths if len(path.relative_to(folder).parts) > 2)
 
 
 def damage(path: Path, how: str, other: Path) -> None:

@@ -122,18 +122,18 @@ def _alternatives(text: str, at: int, depth: int) -> tuple[list[list[_Item]], in
     """Read alternatives up to the end, or to a bracket that closes them. Returns where that is."""
     if depth > _DEEPEST:
         raise _UnknownError
-    found: list[list[_Item]] = [[]]
+    alternatives: list[list[_Item]] = [[]]
     while at < len(text) and text[at] != ")":
         if text[at] == "|":
-            found.append([])
+            alternatives.append([])
             at += 1
             continue
         if at == 0 and (flags := _FLAGS.match(text)):  # elsewhere they enclose what follows
             at = flags.end()
             continue
         item, at = _item(text, at, depth)
-        found[-1].append(item)
-    return found, at
+        alternatives[-1].append(item)
+    return alternatives, at
 
 
 def _item(text: str, at: int, depth: int) -> tuple[_Item, int]:

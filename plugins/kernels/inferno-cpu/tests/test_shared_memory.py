@@ -33,12 +33,12 @@ class TestSharedMemory(CommunicatorTests):
             x = torch.ones(2, 33)
             capture = CallCapture(_native.Recording)
             step = capture(lambda: peer.all_gather(peer.all_reduce(x), (33, 33)))
-            found = []
+            outputs = []
             for value in (3, 7):
                 x.fill_(value + rank)
                 step.replay()
-                found.append((len(step.calls), step.output.clone()))
-            return found
+                outputs.append((len(step.calls), step.output.clone()))
+            return outputs
 
         with self.meeting(2) as run:
             for replays in run(compute):
@@ -102,13 +102,13 @@ def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
 
     def compute(rank: int) -> list[float]:
         barrier.wait()
-        x, found = torch.empty(SLOT // 4 + 7), []
+        x, values = torch.empty(SLOT // 4 + 7), []
         for i in range(100):
             x.fill_(float(i + rank))
             views[rank].sum(DTYPES[x.dtype], x.data_ptr(), x.numel())
             assert bool((x == x[0]).all())
-            found.append(float(x[0]))
-        return found
+            values.append(float(x[0]))
+        return values
 
     with ThreadPoolExecutor(3) as threads:
         for sums in threads.map(compute, range(3)):

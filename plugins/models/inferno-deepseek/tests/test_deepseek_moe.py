@@ -88,8 +88,8 @@ class Reference(nn.Module):
         return SimpleNamespace(logits=self.lm_head(self.model(ids, use_cache=False)[0]))
 
     def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.model.embed_tokens
-        return found
+        embedding: nn.Module = self.model.embed_tokens
+        return embedding
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head

@@ -132,11 +132,11 @@ class Store:
             self._holders[part] += 1
             if part in self._host:
                 self._not_idle(part)
-            elif self.files is not None and (found := self._on_disk(part)) is not None:
+            elif self.files is not None and (location := self._on_disk(part)) is not None:
                 if part not in self._reading:
-                    if found[1] is None:
+                    if location[1] is None:
                         self.on_disk[part] = self.on_disk.pop(part)  # used now
-                    reads.append(Read(part, found[0], self._slots[part[1]].take(), found[1]))
+                    reads.append(Read(part, location[0], self._slots[part[1]].take(), location[1]))
                     self._reading[part] = set()
                 if owner not in self._reading[part]:
                     self._reading[part].add(owner)

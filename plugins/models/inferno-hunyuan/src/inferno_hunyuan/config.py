@@ -74,10 +74,10 @@ def _same(field: str, values: list[Any]) -> Any:
 def of_text_part(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a text part as that of Hunyuan alone. With "xdrope", parts of a head
     turn by an image's rows and columns: of text, all are alike, and the rest is "dynamic"."""
-    found = {**fields}
+    config = {**fields}
     for name in ("rope_parameters", "rope_scaling"):
-        scaling = found.get(name)
+        scaling = config.get(name)
         if isinstance(scaling, Mapping):
             kind = scaling.get("rope_type") or scaling.get("type")
-            found[name] = {**scaling, "rope_type": "dynamic" if kind == "xdrope" else kind}
-    return found
+            config[name] = {**scaling, "rope_type": "dynamic" if kind == "xdrope" else kind}
+    return config

@@ -21,10 +21,10 @@ comparison of logits, that the whole model has a plain matrix above it."""
 def text_model(kind: str) -> type[PreTrainedModel]:
     """Return transformers' class of a text part's type."""
     module, name = TEXT_MODELS[kind]
-    found: type[PreTrainedModel] = getattr(
+    model: type[PreTrainedModel] = getattr(
         importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name
     )
-    return found
+    return model
 
 
 def conversions(kind: str) -> list[WeightTransform]:
@@ -32,11 +32,11 @@ def conversions(kind: str) -> list[WeightTransform]:
     text part's type; of others nothing."""
     if kind not in TEXT_MODELS:
         return []
-    found = get_checkpoint_conversion_mapping(TEXT_MODELS[kind][0]) or []
+    mapping = get_checkpoint_conversion_mapping(TEXT_MODELS[kind][0]) or []
     elsewhere = ("language_model", "vision", "projector", "model.")
     return [
         each
-        for each in found
+        for each in mapping
         if not any(part in target for target in each.target_patterns for part in elsewhere)
     ]
 

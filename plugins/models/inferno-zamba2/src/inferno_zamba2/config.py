@@ -104,8 +104,8 @@ class Zamba2Config(MambaConfig):
         )
 
     def cache_specs(self) -> list[AttentionSpec | StateSpec]:
-        found: list[AttentionSpec | StateSpec] = []
+        specs: list[AttentionSpec | StateSpec] = []
         for layer, kind in enumerate(self.layers_block_type):
-            found += [self.attention_spec(layer)] if kind == HYBRID else []
-            found.append(self.state_spec)
-        return found
+            specs += [self.attention_spec(layer)] if kind == HYBRID else []
+            specs.append(self.state_spec)
+        return specs
