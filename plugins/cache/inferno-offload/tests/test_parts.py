@@ -164,6 +164,48 @@ def test_a_full_disk_is_a_part_that_is_not_there(
     assert places.keys() == set(PARTS[:2])
 
 
+def test_a_part_that_was_being_overwritten_is_not_known_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    write_bodies = PartsFile._write
+
+    def killed(parts: PartsFile, work: list[Write]) -> dict[Write, Place | None]:
+        write_bodies(parts, work)
+        raise KilledError
+
+    parts = opened(tmp_path)
+    _, free = parts.recover()
+    places = write(parts, free, *PARTS[:4])
+    free.give(places[PARTS[1]].offset, parts.extent(PARTS[1]))
+    offset = free.take(parts.extent(PARTS[5]))
+    assert offset == places[PARTS[1]].offset
+    monkeypatch.setattr(PartsFile, "_write", killed)
+    with pytest.raises(KilledError):
+        parts.write([PARTS[1], Write(PARTS[5], offset, body(PARTS[5]))])
+    parts.close()
+    again = opened(tmp_path)
+    entries, _ = again.recover()
+    assert read(again, entries) == list(entries) == [PARTS[0], PARTS[2], PARTS[3]]
+    again.close()
+
+
+def test_a_part_that_is_removed_in_the_batch_that_writes_it_is_not_known(tmp_path: Path) -> None:
+    parts = opened(tmp_path)
+    _, free = parts.recover()
+    offset = free.take(parts.extent(PARTS[0]))
+    assert offset is not None
+    writes = [Write(part, offset, body(part)) for part in (PARTS[0], PARTS[2])]
+    parts.write([writes[0], PARTS[0], writes[1]])
+    parts.close()
+    again = opened(tmp_path)
+    entries, _ = again.recover()
+    assert read(again, entries) == list(entries) == [PARTS[2]]
+    again.close()
+
+
 def test_large_parts_begin_with_a_page() -> None:
     assert [extent(size) for size in (0, 9000, 16 * PAGE, 16 * PAGE + 1)] == [
         1,

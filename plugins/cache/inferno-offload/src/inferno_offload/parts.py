@@ -138,24 +138,39 @@ class PartsFile:
     def write(self, work: Sequence[Write | Part]) -> list[tuple[Write, Place | None]]:
         """Write parts, and note those that were removed, in order. Returns where they are; None:
         they could not be written."""
-        places = dict[Write, Place | None]()
         writes = [each for each in work if isinstance(each, Write)]
+        # Their extents may be written to below: a process that is killed there leaves no entry of
+        # bytes that are another's.
+        removals = [*self._unnoted, *(Change(e, None) for e in work if not isinstance(e, Write))]
+        if not self._note(removals):
+            self._unnoted = removals
+            return [(each, None) for each in writes]
+        self._unnoted = []
+        places = dict[Write, Place | None]()
         for together in _together(writes, AT_ONCE):
             places |= self._write(together)
             nbytes = sum(each.buffer.nbytes for each in together)
             write_out(self._descriptor, together[0].offset, nbytes)
-        changes, self._unnoted = self._unnoted, []
+        changes, written = list[Change](), set[Part]()
         for each in work:
             if not isinstance(each, Write):
-                changes.append(Change(each, None))
+                if each in written:  # and removed after that
+                    changes.append(Change(each, None))
             elif place := places[each]:
                 changes.append(Change(each.part, place))
-        try:
-            self._index.append(changes)
-        except OSError:
+                written.add(each.part)
+        if not self._note(changes):
             self._unnoted = [change for change in changes if change.place is None]
             places = dict.fromkeys(places, None)
         return list(places.items())
+
+    def _note(self, changes: Sequence[Change]) -> bool:
+        """Append changes to the index. Returns whether it has them all."""
+        try:
+            self._index.append(changes)
+        except OSError:
+            return False
+        return True
 
     def _write(self, work: Sequence[Write]) -> dict[Write, Place | None]:
         bodies = [each.buffer.data.numpy().data for each in work]
