@@ -15,7 +15,13 @@ from inferno.core.kvcache import CacheGroups
 from inferno.core.types import Step
 from inferno.plan import Options, resolve
 from inferno.plan.image_use import ImageUse
-from inferno.plan.step_budget import FEWEST_TOKENS, FIRST_TOKENS, LEAST_TOKENS, StepBudget
+from inferno.plan.step_budget import (
+    FEWEST_TOKENS,
+    FIRST_SECONDS,
+    FIRST_TOKENS,
+    LEAST_TOKENS,
+    StepBudget,
+)
 from inferno.plan.step_cost import Work
 from inferno.request.requests import ImagePart, Request
 from inferno.request.sampling_params import SamplingParams
@@ -157,6 +163,19 @@ def test_the_engine_tells_the_scheduler_what_its_steps_took() -> None:
         assert first == pytest.approx(1.5 * (1 + lag))
         later = scheduler.budget.expected(Work(1, 3), alone=True)
         assert later is not None and 1.4 < later < 3.1
+
+
+def test_the_first_step_of_a_kind_is_expected_by_the_other_kind() -> None:
+    budget = StepBudget(64, 0.2)
+    assert budget.expected(Work(8, 32), alone=False) is None
+    budget.record(Work(8, 32), 40.0, alone=False)
+    alone = budget.expected(Work(2, 18), alone=True)
+    assert alone == pytest.approx(10) and budget.seconds(2, 18, True) is None
+    budget = StepBudget(64, 0.2)
+    budget.record(Work(1, 10), 2.0, alone=True)
+    assert budget.expected(Work(8, 32), alone=False) == pytest.approx(16), "one after another"
+    assert budget.expected(Work(1, 4), alone=False) == FIRST_SECONDS, "kernels may be compiled"
+    assert budget.seconds(8, 32, False) is None
 
 
 # --- images that one step computes ----------------------------------------------------------------

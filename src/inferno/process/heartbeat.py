@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 BEAT_SECONDS = 1.0
 STILL, MOVED, LATE = b"\0", b"\1", b"\2"
-LATE_AFTER, LATE_FACTOR = 10.0, 20.0
-"""A step is late if it takes both longer than so many seconds and so many times what it should."""
+LATE_AFTER, LATE_FACTOR = 9.0, 20.0
+"""A step is late if it takes both longer than so many seconds and so many times what it should.
+With the beat that says so, it is known after 10 s at most."""
 
 
 class Heart:
