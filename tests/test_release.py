@@ -88,3 +88,16 @@ def test_a_release_attests_every_file_with_no_more_rights_than_that_takes() -> N
     publish = next(i for i, use in enumerate(uses) if "gh release" in use)
     assert attest < publish
     assert job["steps"][attest]["with"]["subject-path"] == "dist/*"
+
+
+def test_workflows_name_actions_by_commit() -> None:
+    """Whoever moves a tag of an action would run code in a release."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    uses = [
+        line.partition("uses:")[2].strip()
+        for file in files
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+    assert len(uses) > 10
+    assert [use for use in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
