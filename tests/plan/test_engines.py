@@ -89,14 +89,72 @@ def test_too_little_memory_for_so_many_is_refused_with_a_remedy() -> None:
     ("options", "name"),
     [
         ({"nodes": 2, "tp": 2}, "--nodes"),
-        ({"kv_events": "tcp://*:5557"}, "--kv-events"),
-        ({"prefill_for": "shm://a"}, "--prefill-for"),
-        ({"decode_with": "shm://a"}, "--decode-with"),
+        ({"executor": "processes", "tp": 2}, "--executor"),
     ],
 )
 def test_what_engines_cannot_share_is_refused_by_name(options: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"--dp 2 cannot be combined with {name}"):
         plan_of(dp=2, **options)
+
+
+EVENTS = {"kv_events": "tcp://*:5557", "kv_events_replay": "tcp://*:5567/"}
+
+
+def test_each_engine_publishes_with_its_number_at_the_next_port() -> None:
+    """As vLLM does for each data-parallel rank, and its subscribers expect."""
+    pytest.importorskip("inferno_kv_events")
+    plan = plan_of(dp=3, **EVENTS)
+    each = [plan_of_engine(plan, i).events for i in range(3)]
+    needs = [use.need("demo", 16) for use in each if use is not None]
+    assert [need.engine for need in needs] == [0, 1, 2]
+    assert [need.url for need in needs] == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
+    replays = ["tcp://*:5567/", "tcp://*:5568", "tcp://*:5569"]
+    assert [need.replay for need in needs] == replays
+    named = plan_of_engine(plan_of(dp=2, kv_events="file:///tmp/a:1"), 1).events
+    assert named is not None and named.need("demo", 16).url == "file:///tmp/a:1-1"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_events_replay": "tcp://*:5558"}, r"share ports.*\nUse another port: .*tcp://\*:5559"),
+        ({"kv_events_replay": "tcp://127.0.0.1:5556"}, "share ports"),
+        ({"kv_events": "tcp://*:65535"}, r"need 2 ports, .*\nUse a port up to 65534"),
+        ({"prefill_for": "tcp://0.0.0.0:5558"}, "--kv-events and --prefill-for share ports"),
+    ],
+)
+def test_addresses_that_engines_would_share_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        plan_of(dp=2, **(EVENTS | options))
+
+
+def test_ports_of_other_hosts_are_not_shared() -> None:
+    pytest.importorskip("inferno_kv_events")
+    plan_of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558")
+    plan_of(dp=2, kv_events="tcp://router:5557", kv_events_replay="tcp://*:5558")
+
+
+def test_engines_are_linked_one_to_one() -> None:
+    pytest.importorskip("inferno_disaggregated")
+
+    def urls(**options: Any) -> list[str]:
+        plan, found = plan_of(dp=3, **options), list[str]()
+        for i in range(3):
+            store = plan_of_engine(plan, i).store
+            assert store is not None and (link := store.need(plan.groups).link) is not None
+            assert link.buffer == (1 << 30) // 3
+            found.append(link.url)
+        return found
+
+    assert urls(prefill_for="shm://a") == ["shm://a", "shm://a-1", "shm://a-2"]
+    assert urls(decode_with="shm://a") == ["shm://a"] * 3
+    assert urls(decode_with="shm://a, shm://a-1") == ["shm://a", "shm://a-1", "shm://a"]
+    with pytest.raises(OptionError, match=r"names 3 instances: .* there is 2\n.*--dp 3"):
+        plan_of(dp=2, decode_with="shm://a,shm://b,shm://c")
+    with pytest.raises(OptionError, match="names 2 instances: --prefill-for takes one"):
+        plan_of(dp=2, prefill_for="shm://a,shm://b")
+    with pytest.raises(UnsupportedError, match=r"--decode-with nowhere: .*no address"):
+        plan_of(dp=2, decode_with="shm://a,nowhere")
 
 
 def test_wrong_numbers_are_refused() -> None:

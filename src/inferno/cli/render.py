@@ -22,6 +22,7 @@ from inferno.contracts import COMPUTE_DTYPES, Link
 if TYPE_CHECKING:
     from inferno.contracts import Device, TextAssets
     from inferno.plan import AttentionUse, Plan, SchemeUse
+    from inferno.plan.store_use import StoreUse
     from inferno.stores.layouts import Survey
 
 _NO_BREAK = "\u00a0"
@@ -146,7 +147,7 @@ def _store_rows(plan: Plan) -> Iterable[Row]:
     if (store := plan.store) is None:
         return
     if (link := store.link) is not None:
-        yield "link", _linked(link, store.name, plan), _origin(plan, "block store")
+        yield "link", _linked(link, store, plan), _origin(plan, "block store")
     else:
         yield "block store", store.name, _origin(plan, "block store")
 
@@ -157,13 +158,20 @@ def _event_rows(plan: Plan) -> Iterable[Row]:
     parts = [f"{events.name}: {events.url}"]
     parts += [f"replay at {events.replay}"] if events.replay is not None else []
     parts += [f"topic {events.topic}"] if events.topic is not None else []
+    parts += ["each further engine at the next port or name"] if plan.engines is not None else []
     yield "cache events", ", ".join(parts), _origin(plan, "event sink")
 
 
-def _linked(link: Link, name: str, plan: Plan) -> str:
+def _linked(link: Link, store: StoreUse, plan: Plan) -> str:
+    from inferno.plan.addresses import address_of
+
+    name = store.name
     token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token"
     if link.role == "prefill":
-        return f"{name}: computes prompts for those that connect to {link.url}, {token}"
+        url = link.url
+        if (last := (plan.engines.count if plan.engines else 1) * store.ranks - 1) > 0:
+            url += f" to {address_of(url, last)}"
+        return f"{name}: computes prompts for those that connect to {url}, {token}"
     return (
         f"{name}: prompts from {link.min_tokens} tokens are computed by {link.url} if nothing of "
         f"them or all but {link.min_uncached} tokens or more are cached; {token}, "

@@ -101,6 +101,8 @@ class EventNeed:
     """Tokens of a block."""
     groups: tuple[EventGroup, ...]
     """By the index that events have."""
+    engine: int = 0
+    """Which of several engines that share a server publishes: its data-parallel rank."""
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from inferno.plan import stages
+from inferno.plan.addresses import check_addresses
 from inferno.plan.audio import audio_memory, choose_audio
 from inferno.plan.audio_use import AudioUse
 from inferno.plan.decided import Decided
@@ -133,6 +134,7 @@ def _choose_computation(given: stages.Given) -> Computation:
     compute = stages.choose_compute(given, model)
     check_asked(given.options, compute.device, model)
     check_reachable(given.options)
+    check_addresses(given.options)
     if is_encoder(model.config):
         check_options(given.options)
     proposal = stages.choose_proposal(given, model)

@@ -30,14 +30,10 @@ def choose_engines(
     given = {
         "--nodes": options.nodes > 1,
         "--executor": options.executor,
-        "--kv-events": options.kv_events,
-        "--prefill-for": options.prefill_for,
-        "--decode-with": options.decode_with,
     }
     if names := [name for name, value in given.items() if value]:
         raise UnsupportedError(
-            f"{flag} cannot be combined with {', '.join(names)}: engines share no port or "
-            "other machine",
+            f"{flag} cannot be combined with {', '.join(names)}: engines share no other machine",
             "Leave one of them out, or start a server for each engine behind a router.",
         )
     cores, count = host.usable_cores(), options.processes_here
@@ -61,6 +57,8 @@ def plan_of_engine(plan: Plan, index: int) -> Plan:
     by_rank = plan.engines.cores[index] if plan.engines.cores else ()
     if plan.store is not None:
         plan = evolve(plan, store=evolve(plan.store, engine=index))
+    if plan.events is not None:
+        plan = evolve(plan, events=evolve(plan.events, engine=index))
     if plan.ranks is not None:
         return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=by_rank))
     return evolve(plan, engines=None, cores=by_rank[0] if by_rank else ())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from inferno.contracts import EventGroup, EventNeed
+from inferno.plan.addresses import address_of
 from inferno.plan.cache_groups import CacheGroupPlan
 
 
@@ -21,12 +22,15 @@ class EventUse:
     """Where subscribers ask for what they have missed; None: nowhere."""
     topic: str | None = None
     """None: the sink's own."""
+    engine: int = 0
+    """Which of several engines has this plan. `url` and `replay` are the first one's."""
 
     def need(self, model: str, block_size: int, groups: Sequence[CacheGroupPlan] = ()) -> EventNeed:
         """Return what the publisher is built for."""
         return EventNeed(
-            url=self.url,
-            replay=self.replay,
+            url=address_of(self.url, self.engine),
+            replay=None if self.replay is None else address_of(self.replay, self.engine),
+            engine=self.engine,
             topic=self.topic,
             model=model,
             block_size=block_size,

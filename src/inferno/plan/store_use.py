@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.contracts import Link, StoreNeed
+from inferno.plan.addresses import address_of, url_of_engine
 from inferno.plan.cache_groups import CacheGroupPlan
 
 
@@ -25,10 +26,13 @@ class StoreUse:
     """How many engines have one, and read those of the others."""
     engine: int = 0
     """Which of them has this plan."""
+    ranks: int = 1
+    """How many ranks each of them has."""
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     link: Link | None = None
-    """The end of a link to other instances, instead of tiers."""
+    """The end of a link to other instances, instead of tiers. Its URL is as the options have it:
+    the first process's, or several that engines take by turns."""
     hashes: str | None = None
     """Where hashes of the model's files are remembered, if not in `folder`."""
 
@@ -57,8 +61,19 @@ class StoreUse:
             folder_limit=self.folder_limit,
             beside=self.others(rank),
             host_limit=self.host_bytes(groups),
-            link=self.link,
+            link=self.link_of(rank),
         )
+
+    def link_of(self, rank: int | None) -> Link | None:
+        """Return the end of a link that one process has, or a rank: each is linked with one of
+        the other instance, by an address of their own."""
+        if (link := self.link) is None:
+            return None
+        if link.role == "prefill":
+            url = address_of(link.url, self.engine * self.ranks + (rank or 0))
+        else:
+            url = address_of(url_of_engine(link.url, self.engine), rank or 0)
+        return evolve(link, url=url)
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:
         """Return the bytes of the host tier."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from attrs import evolve
+
 from inferno import host
 from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
-from inferno.errors import OptionError
+from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -30,13 +32,14 @@ def choose_store(
             "Leave out --cache-policy none.",
         )
     folder = None if options.kv_store is None else Path(options.kv_store).expanduser().absolute()
+    urls = [] if link is None else [url.strip() for url in link.url.split(",")]
     need = StoreNeed(
         layout="",
         sizes=(),
         folder=folder,
         folder_limit=host.parse_size(options.kv_store_size, "--kv-store-size"),
         host_limit=1 if options.cpu_mem_fold else 0,
-        link=link,
+        link=None if link is None else evolve(link, url=urls[0]),
     )
     choice = choose(
         catalog.of("inferno_block_stores"),
@@ -49,10 +52,14 @@ def choose_store(
         folder=None if folder is None else str(folder),
         folder_limit=need.folder_limit // options.processes_here,
         engines=options.dp,
+        ranks=options.ranks,
         host_fold=options.cpu_mem_fold or 0.0,
         link=link,
         hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
     )
+    for url in urls[1:]:  # those of other engines
+        if why := _refusal(choice.item, evolve(need, link=evolve(link, url=url))):
+            raise UnsupportedError(f"--decode-with {url}: {why}", "Name another instance.")
     return Decided(use, (("block store", choice.offer),), choice.refusals)
 
 
@@ -84,6 +91,18 @@ def _link(options: Options) -> Link | None:
             "a link to other instances excludes kv_store and cpu_mem_fold",
             "Leave out --kv-store and --cpu-mem-fold, or the link.",
         )
+    if (count := len(url.split(","))) > (options.dp if options.decode_with else 1):
+        raise OptionError(
+            f"{url} names {count} instances: "
+            + (
+                f"--decode-with takes one for each engine, and there is {options.dp}"
+                if options.decode_with
+                else "--prefill-for takes one, and the other engines listen beside it"
+            ),
+            f"Name one, or start an engine for each: --dp {count}."
+            if options.decode_with
+            else "Name the first engine's.",
+        )
     file = options.pd_token_file
     return Link(
         role="prefill" if options.prefill_for else "decode",
@@ -92,7 +111,7 @@ def _link(options: Options) -> Link | None:
         min_tokens=options.pd_min_tokens,
         min_uncached=options.pd_min_uncached,
         timeout=options.pd_timeout,
-        buffer=host.parse_size(options.pd_buffer, "--pd-buffer"),
+        buffer=host.parse_size(options.pd_buffer, "--pd-buffer") // options.processes_here,
     )
 
 

@@ -145,7 +145,8 @@ class TestFile(EventSinkTests):
     ],
 )
 def test_an_event_has_the_form_that_routers_read(event: CacheEvent, told: list[Any]) -> None:
-    assert batch_of(1.5, [event], 2, WINDOW) == [1.5, [told], 0]
+    need = EventNeed(url="", model="toy", block_size=2, groups=WINDOW, engine=3)
+    assert batch_of(1.5, [event], need) == [1.5, [told], 3]
 
 
 # --- replay ---------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class _Serving:
                 poller.poll()
                 closed = self.waiting.closed  # before `take`: nothing is put after it
                 for batch in self.waiting.take():
-                    told = batch_of(batch.at, batch.events, self.need.block_size, self.need.groups)
+                    told = batch_of(batch.at, batch.events, self.need)
                     try:
                         self.file.write(encode([batch.number, *told]) + b"\n")
                     except OSError:  # the disk is full: a gap in the numbers

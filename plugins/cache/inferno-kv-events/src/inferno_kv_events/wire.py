@@ -1,6 +1,7 @@
 """The form of events on the wire: that of vLLM's `KVEventBatch`, which llm-d and Dynamo read.
 
-A batch is `[seconds, [event, ..], rank]`. An event is an array that begins with its name:
+A batch is `[seconds, [event, ..], data-parallel rank]`. An event is an array that begins with its
+name:
 
     ["BlockStored", [hash, ..], parent or nil, [token, ..], tokens of a block, nil, medium,
      adapter or nil, extra keys or nil, group, kind of the group, window if it has one]
@@ -15,7 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferno.contracts import BlocksRemoved, BlocksStored, CacheEvent, EventGroup, Tier
+from inferno.contracts import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    EventGroup,
+    EventNeed,
+    Tier,
+)
 
 MEDIA: Mapping[Tier, str] = {"memory": "GPU", "host": "CPU", "disk": "DISK"}
 """`GPU` is what routers call the memory that a prefix is used in, whatever the device."""
@@ -27,11 +35,10 @@ KINDS = {
 }
 
 
-def batch_of(
-    at: float, events: Sequence[CacheEvent], block_size: int, groups: Sequence[EventGroup]
-) -> list[Any]:
+def batch_of(at: float, events: Sequence[CacheEvent], need: EventNeed) -> list[Any]:
     """Return a batch of events that happened at a time (`time.time`)."""
-    return [at, [_event(each, block_size, groups) for each in events], 0]
+    told = [_event(each, need.block_size, need.groups) for each in events]
+    return [at, told, need.engine]
 
 
 def hash_of(key: bytes) -> int:

@@ -93,7 +93,7 @@ class _Serving:
             self._wait()
             closed = self.waiting.closed  # before `take`: nothing is put after it
             for batch in self.waiting.take():
-                told = batch_of(batch.at, batch.events, self.need.block_size, self.need.groups)
+                told = batch_of(batch.at, batch.events, self.need)
                 payload = encode(told)
                 self.pub.send_multipart([self.topic, _number(batch.number), payload])
                 self._remember(batch.number, payload)

@@ -1,0 +1,65 @@
+"""Addresses of engines and ranks that each publish or listen at one of their own."""
+
+from __future__ import annotations
+
+import re
+
+from inferno.errors import OptionError
+from inferno.plan.options import Options
+
+_WITH_PORT = re.compile(r"(\w+://([^/]+)):(\d+)/?", re.ASCII)
+_HERE = ("*", "0.0.0.0", "[::]")
+_MOST_PORT = 65535
+
+
+def address_of(url: str, number: int) -> str:
+    """Return the address of one of several processes that share a URL: the next ports, as vLLM
+    counts them for its data-parallel ranks, or the next names. That of the first is the URL."""
+    if not number:
+        return url
+    if (found := _WITH_PORT.fullmatch(url)) is None:
+        return f"{url}-{number}"
+    return f"{found[1]}:{int(found[3]) + number}"
+
+
+def url_of_engine(urls: str, engine: int) -> str:
+    """Return the one of several URLs, divided by commas, that an engine connects to: by turns."""
+    each = urls.split(",")
+    return each[engine % len(each)].strip()
+
+
+def check_addresses(options: Options) -> None:
+    """Raise OptionError if engines and ranks would listen at each other's ports, or past the last
+    one."""
+    counts = {
+        "--kv-events": (options.kv_events, options.dp),
+        "--kv-events-replay": (options.kv_events_replay, options.dp),
+        "--prefill-for": (options.prefill_for, options.dp * options.ranks),
+    }
+    taken = list[tuple[str, str, int, int]]()
+    for flag, (url, count) in counts.items():
+        if url is None or (found := _WITH_PORT.fullmatch(url)) is None:
+            continue
+        host, first = found[2], int(found[3])
+        if count > 1 and first + count - 1 > _MOST_PORT:
+            raise OptionError(
+                f"{flag} {url}: {count} processes need {count} ports, and the last is {_MOST_PORT}",
+                f"Use a port up to {_MOST_PORT + 1 - count}.",
+            )
+        for other, at, start, length in taken:
+            apart = first + count <= start or start + length <= first
+            if apart or not _is_one_host(host, at) or count + length == 2:
+                continue
+            raise OptionError(
+                f"{other} and {flag} share ports: their {length} and {count} processes need those "
+                f"from {start} and from {first}",
+                f"Use another port: {flag} {found[1]}:{start + length}.",
+            )
+        taken.append((flag, host, first, count))
+
+
+def _is_one_host(one: str, other: str) -> bool:
+    def is_here(host: str) -> bool:
+        return host in (*_HERE, "localhost") or host.startswith("127.")
+
+    return one == other or ({one, other} & {*_HERE} != set() and is_here(one) and is_here(other))
