@@ -233,7 +233,6 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"sandbox": True},
         {"prefill_for": "shm://x"},
         {"decode_with": "shm://x"},
     ],

@@ -21,7 +21,8 @@ from inferno.core.engine import Engine
 from inferno.core.types import Step
 from inferno.errors import EngineDeadError, PluginError
 from inferno.plan import Options, open_model
-from inferno.process.ranks.passing import GlooLink, Neighbours, pipelined
+from inferno.process.ranks.passing import GlooLink, Link, Neighbours, pipelined
+from inferno.process.ranks.socket_link import SocketLink
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.testing.thread_ranks import GREEDY, answers, load_shared, tokens_of
@@ -173,14 +174,17 @@ def test_a_prompt_becomes_the_embedding_of_one_process(staged: Engine, alone: En
 # --- what is passed on ----------------------------------------------------------------------------
 
 
-def linked(tmp_path: Path) -> list[GlooLink]:
-    """Links of two ranks in this process."""
+@pytest.fixture(params=[GlooLink, SocketLink])
+def linked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Link]]:
+    """Links of two ranks in this process, of each kind."""
     places = [
         RankPlace(rank=i, ranks=2, folder=str(tmp_path), seconds=30.0, stages=2) for i in range(2)
     ]
-    links = [GlooLink(place) for place in places]
+    links: list[Link] = [request.param(place) for place in places]
     together([link.connect for link in links])
-    return links
+    yield links
+    for link in links:
+        link.close()
 
 
 def together(calls: list[Callable[[], object]]) -> None:
@@ -201,9 +205,9 @@ def together(calls: list[Callable[[], object]]) -> None:
 
 
 def test_what_is_sent_arrives_in_order_in_every_type_and_may_change_meanwhile(
-    tmp_path: Path,
+    linked: list[Link],
 ) -> None:
-    one, other = linked(tmp_path)
+    one, other = linked
     given = [torch.full((3, 5), float(i), dtype=dtype) for i, dtype in enumerate(TYPES)]
     for x in given:
         one.send(x, 1)
@@ -212,15 +216,26 @@ def test_what_is_sent_arrives_in_order_in_every_type_and_may_change_meanwhile(
     for x in tensors:
         other.receive(x, 0)
     assert [float(x.float().unique()) for x in tensors] == [0, 1, 2]
+
+
+def test_what_was_sent_before_a_rank_left_is_received(linked: list[Link]) -> None:
+    """More than the system keeps for one connection."""
+    one, other = linked
+    x, into = torch.arange(1 << 20), torch.empty(1 << 20, dtype=torch.int64)
+    reading = threading.Thread(target=other.receive, args=(into, 0))
+    reading.start()
+    one.send(x, 1)
+    one.flush()
     one.close()
-    other.close()
+    reading.join(60)
+    assert into.equal(x)
 
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def test_whoever_waits_for_a_rank_goes_on_when_it_leaves_itself(tmp_path: Path) -> None:
-    one, _ = linked(tmp_path)
+def test_whoever_waits_for_a_rank_goes_on_when_it_leaves_itself(linked: list[Link]) -> None:
+    one, _ = linked
     threading.Timer(0.5, one.close).start()
     began = time.monotonic()
     with pytest.raises(ConnectionError, match="has left"):
@@ -228,19 +243,22 @@ def test_whoever_waits_for_a_rank_goes_on_when_it_leaves_itself(tmp_path: Path) 
     assert time.monotonic() - began < 20, "gloo would wait for 30 s"
 
 
-def test_whoever_waits_for_a_rank_that_leaves_is_told(tmp_path: Path) -> None:
-    one, other = linked(tmp_path)
+def test_whoever_waits_for_a_rank_that_leaves_is_told(linked: list[Link]) -> None:
+    one, other = linked
     threading.Timer(0.2, other.close).start()
     with pytest.raises(ConnectionError, match="another rank has left"):
         one.receive(torch.empty(4), 1)
 
 
-def test_ranks_of_one_stage_sum_through_the_link_where_nothing_else_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [GlooLink, SocketLink])
+def test_ranks_of_one_stage_sum_through_the_link_where_nothing_else_does(
+    tmp_path: Path, kind: Callable[..., Link]
+) -> None:
     """Two stages of two ranks: each stage sums its own."""
     from inferno.process.ranks.exchange import Gloo
 
     places = [RankPlace(rank=i, ranks=4, folder=str(tmp_path), stages=2) for i in range(4)]
-    ranks = [pipelined(Gloo, place) for place in places]
+    ranks = [pipelined(Gloo, place, link_of=kind) for place in places]
     results = dict[int, tuple[Tensor, Tensor]]()
 
     def run(rank: int) -> None:

@@ -178,10 +178,12 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
     assert any((tmp_path / "kv").rglob("*"))
 
 
-@pytest.mark.slow
-def test_ranks_are_confined_too() -> None:
+@pytest.mark.parametrize(
+    "shared", [pytest.param({"tp": 2}, marks=pytest.mark.slow), {"pp": 2}], ids=["tp", "pp"]
+)
+def test_ranks_are_confined_too(shared: dict[str, int]) -> None:
     async def run(**more: Any) -> Any:
-        async with AsyncLLM("demo", **TOY, tp=2, threads=1, **more) as llm:
+        async with AsyncLLM("demo", **TOY, **shared, threads=1, **more) as llm:
             if more:
                 children = _children(llm._client.pid)  # type: ignore[attr-defined]
                 assert len(children) == 1

@@ -76,7 +76,6 @@ def check_ranks(
         )
     if options.pp > 1:
         check_pipeline(options, name, architecture)
-        flags["--sandbox"] = options.sandbox
     if names := [name for name, given in flags.items() if given]:
         raise UnsupportedError(
             f"{options.shared_by} cannot be combined with {', '.join(names)} yet",

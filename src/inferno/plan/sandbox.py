@@ -37,7 +37,8 @@ def choose_sandbox(
             f"--sandbox: the executor {executor.name} starts ranks out of its reach",
             "Leave --tp out, or --disable that executor.",
         )
-    if executor is not None and all(use.op != COLLECTIVES for use in kernels):
+    # Pipeline stages have sockets of their own (`process.ranks.socket_link`), also for sums.
+    if executor is not None and options.pp == 1 and all(use.op != COLLECTIVES for use in kernels):
         hint = catalog.hint("kernels", "cpu")
         raise UnsupportedError(
             "--sandbox: without kernels that exchange tensors, ranks need the network",

@@ -1,5 +1,6 @@
 """How the ranks of a pipeline exchange tensors: hidden states go from stage to stage point to
-point, by torch.distributed's gloo; the ranks of one stage sum as those without stages do."""
+point, by torch.distributed's gloo, or by sockets in a sandbox; the ranks of one stage sum as those
+without stages do."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from inferno.plan import Opened
 from inferno.process.ranks.exchange import LOOK, LOOPBACK, Build, Gloo
 from inferno.process.ranks.hosts import address_of
 from inferno.process.ranks.meeting import Meeting
+from inferno.process.ranks.socket_link import SocketLink
 
 _TAGS = 1 << 20
 """Messages between two ranks are numbered, from 0 again after so many."""
@@ -160,10 +162,11 @@ def pipelined(
     place: RankPlace,
     host: str = LOOPBACK,
     store: Any = None,
+    link_of: Callable[..., Link] = GlooLink,
 ) -> Communicator:
-    """Build a rank's connections; `build` builds the collectives of its stage, unless it is gloo.
-    `host` and `store` are those of `Gloo`."""
-    link, each, inner = GlooLink(place, host, store), place.ranks // place.stages, None
+    """Build a rank's connections; `build` builds the collectives of its stage, unless it is gloo,
+    and `link_of` the link between stages. `host` and `store` are those of `Gloo`."""
+    link, each, inner = link_of(place, host, store), place.ranks // place.stages, None
     if each > 1 and build is not Gloo:
         folder = Path(place.folder) / f"stage {place.rank // each}"
         folder.mkdir(exist_ok=True)
@@ -179,7 +182,10 @@ def build_of(opened: Opened) -> Build:
         if use.op == COLLECTIVES:
             build = opened.parts.kernels[use.name].ops[COLLECTIVES]
     stages = 1 if opened.plan.ranks is None else opened.plan.ranks.stages
-    return build if stages == 1 else partial(pipelined, build)
+    if stages == 1:
+        return build
+    link = SocketLink if opened.plan.sandbox is not None else GlooLink  # a sandbox has no network
+    return partial(pipelined, build, link_of=link)
 
 
 def meeting_by(build: Build, host: str, meeting: Meeting) -> Build:
