@@ -64,8 +64,8 @@ def published() -> list[int]:
 @pytest.fixture(scope="module")
 def plan(prefilling: str, published: list[int]) -> Plan:
     urls = [f"tcp://127.0.0.1:{port}" for port in (published[0], published[2])]
-    given = {**GIVEN, "kv_events": urls[0], "kv_events_replay": urls[1]}
-    link = {"decode_with": prefilling, "pd_min_tokens": 20, "pd_min_uncached": 20}
+    given: dict[str, Any] = {**GIVEN, "kv_events": urls[0], "kv_events_replay": urls[1]}
+    link: dict[str, Any] = {"decode_with": prefilling, "pd_min_tokens": 20, "pd_min_uncached": 20}
     return resolve("demo", Options(**given, **link))
 
 
@@ -84,7 +84,7 @@ def asking(port: int) -> Iterator[Any]:
 
         def ask() -> list[Any]:
             replay.send_multipart([b"", bytes(8)])
-            found = []
+            found = list[Any]()
             while True:
                 _, number, body = replay.recv_multipart()
                 if int.from_bytes(number, "big", signed=True) < 0:

@@ -181,7 +181,7 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shared", [pytest.param({"tp": 2}, marks=pytest.mark.slow), {"pp": 2}], ids=["tp", "pp"]
 )
-def test_ranks_are_confined_too(shared: dict[str, int]) -> None:
+def test_ranks_are_confined_too(shared: dict[str, Any]) -> None:
     async def run(**more: Any) -> Any:
         async with AsyncLLM("demo", **TOY, **shared, threads=1, **more) as llm:
             if more:

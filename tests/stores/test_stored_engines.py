@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -46,9 +46,9 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(engine: int, **options: Any) -> Engine:
-    """Load one of two engines in this process; its ranks are threads."""
+    """Load one of two engines, or more, in this process; its ranks are threads."""
     catalog = load_catalog()
-    with open_model("demo", Options(**{**LIMITS, **options, "dp": 2}), catalog) as opened:
+    with open_model("demo", Options(**{**LIMITS, "dp": 2, **options}), catalog) as opened:
         opened = evolve(opened, plan=plan_of_engine(opened.plan, engine))
         ranks = opened.plan.ranks
         home = None
@@ -122,6 +122,53 @@ def test_the_plan_says_whose_folder_is_whose(tmp_path: Path) -> None:
     assert "engine-0/rank-0, which all engines read" in rows[-1][1]
     lone = resolve("demo", Options(**options)).store
     assert lone is not None and lone.folder_of(None) == tmp_path and not lone.others(None)
+
+
+def test_folders_of_an_earlier_start_are_read_and_make_room(tmp_path: Path) -> None:
+    """Four engines, then two; one of two ranks, then none."""
+
+    def names(paths: Iterable[Path]) -> set[str]:
+        return {str(path.relative_to(tmp_path)) for path in paths}
+
+    def needs(**options: Any) -> list[tuple[set[str], set[str]]]:
+        plan = resolve("demo", Options(**LIMITS, kv_store=str(tmp_path), **options))
+        found = []
+        for engine in range(options.get("dp", 1)):
+            use = plan_of_engine(plan, engine).store
+            assert use is not None
+            for rank in range(use.ranks) if use.ranks > 1 else [None]:
+                need = use.need(plan.groups, rank)
+                found.append((names(need.beside), names(need.former)))
+        return found
+
+    for name in ("engine-0", "engine-1", "engine-2", "engine-3", "engine-x"):
+        (tmp_path / name).mkdir()
+    assert needs(dp=4)[0] == ({"engine-1", "engine-2", "engine-3", "."}, {"."})
+    gone = {"engine-2", "engine-3", "."}
+    assert needs(dp=2) == [({"engine-1", *gone}, gone), ({"engine-0", *gone}, set())]
+    assert needs() == [({f"engine-{i}" for i in range(4)},) * 2]
+    (tmp_path / "engine-2" / "rank-1").mkdir()
+    assert needs(dp=2)[0] == ({"engine-1", *gone}, {*gone, "engine-2/rank-1"})
+    first, second, *_ = needs(dp=2, tp=2)
+    assert first[0] == {"engine-1/rank-0"}
+    assert first[1] == {"engine-0", "engine-1", *gone, "engine-2/rank-1"}
+    assert second == ({"engine-1/rank-1", "engine-2/rank-1"}, set())
+
+
+def test_blocks_of_an_engine_that_is_no_longer_started_are_found_until_they_make_room(
+    tmp_path: Path,
+) -> None:
+    last = load(3, dp=4, kv_store=str(tmp_path))
+    tokens, _ = ask(last, BASE)
+    last.close()
+    again = load(0, kv_store=str(tmp_path))
+    assert ask(again, BASE) == (tokens, 96)
+    again.close()
+    [kept] = (tmp_path / "engine-3").glob("blocks-*")
+    load(1, kv_store=str(tmp_path), kv_store_size="64KiB").close()
+    assert kept.exists(), "the first engine removes what is too much"
+    load(0, kv_store=str(tmp_path), kv_store_size="64KiB").close()
+    assert not kept.exists() and not (tmp_path / "engine-3").exists()
 
 
 @pytest.mark.slow

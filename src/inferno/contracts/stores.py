@@ -163,6 +163,9 @@ class StoreNeed:
     beside: tuple[Path, ...] = ()
     """Folders of other processes with blocks of this layout, that a store with a folder may read
     and never change: what they have is as good as what it has."""
+    former: tuple[Path, ...] = ()
+    """Folders of processes that an earlier start had and this one has not. A store with a folder
+    removes layouts in them as it does in its folder: those used longest ago make room."""
     host_limit: int = 0
     """Bytes of blocks to keep in host memory, beside those that are on their way."""
     link: Link | None = None

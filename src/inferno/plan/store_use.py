@@ -46,11 +46,32 @@ class StoreUse:
         return folder if rank is None else folder / f"rank-{rank}"
 
     def others(self, rank: int | None) -> tuple[Path, ...]:
-        """Return the folders in which other engines have the same blocks."""
+        """Return the folders in which other engines have the same blocks, those of an earlier start
+        included."""
         if self.folder is None:
             return ()
         others = (engine for engine in range(self.engines) if engine != self.engine)
-        return tuple(self.folder_of(rank, engine) for engine in others)
+        now = [self.folder_of(rank, engine) for engine in others]
+        before = [root if rank is None else root / f"rank-{rank}" for root in self._roots()]
+        known = {self.folder_of(rank), *now}
+        return (*now, *(path for path in before if path not in known and path.is_dir()))
+
+    def former(self, rank: int | None) -> tuple[Path, ...]:
+        """Return the folders of processes that an earlier start had, for the first process to
+        remove what is too much: of other engines, and of other ranks."""
+        if self.folder is None or self.engine or rank:
+            return ()
+        ranks = [None] if rank is None else range(self.ranks)
+        now = {self.folder_of(each, engine) for each in ranks for engine in range(self.engines)}
+        found = [
+            path for root in self._roots() for path in (root, *sorted(root.glob("rank-[0-9]*")))
+        ]
+        return tuple(path for path in found if path not in now and path.is_dir())
+
+    def _roots(self) -> list[Path]:
+        """Return the folders that engines have, or had: of one without others, it is `folder`."""
+        assert self.folder is not None, "a store with a disk tier"
+        return [Path(self.folder), *sorted(Path(self.folder).glob("engine-[0-9]*"))]
 
     def need(self, groups: Sequence[CacheGroupPlan], rank: int | None = None) -> StoreNeed:
         """Return what the store is built for, or that of one rank, without the layout."""
@@ -60,6 +81,7 @@ class StoreUse:
             folder=None if self.folder is None else self.folder_of(rank),
             folder_limit=self.folder_limit,
             beside=self.others(rank),
+            former=self.former(rank),
             host_limit=self.host_bytes(groups),
             link=self.link_of(rank),
         )

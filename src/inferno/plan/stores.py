@@ -58,6 +58,7 @@ def choose_store(
         hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
     )
     for url in urls[1:]:  # those of other engines
+        assert link is not None, "it has URLs"
         if why := _refusal(choice.item, evolve(need, link=evolve(link, url=url))):
             raise UnsupportedError(f"--decode-with {url}: {why}", "Name another instance.")
     return Decided(use, (("block store", choice.offer),), choice.refusals)

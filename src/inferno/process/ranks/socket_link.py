@@ -137,7 +137,8 @@ class SocketLink:
 
     def receive(self, x: Tensor, source: int) -> None:
         connection = self._peers[source].connection
-        into = memoryview(x.view(torch.uint8).numpy()).cast("B")
+        array: Any = x.view(torch.uint8).numpy()
+        into = memoryview(array).cast("B")
         until = time.monotonic() + self._place.seconds
         with self._told():
             poller = poll()  # as `select` refuses descriptors above 1023

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,17 @@ class Folder:
     _lock: int = field(default=-1)
 
     @classmethod
-    def open(cls, parent: Path, layout: str, sizes: tuple[int, ...], limit: int) -> Folder:
-        """Open the layout's folder in `parent`, and remove those of other layouts that were used
-        longest ago, until they take at most half of `limit`. Raises OptionError."""
+    def open(
+        cls,
+        parent: Path,
+        layout: str,
+        sizes: tuple[int, ...],
+        limit: int,
+        former: Sequence[Path] = (),
+    ) -> Folder:
+        """Open the layout's folder in `parent`, and remove those of other layouts, and all in the
+        `former` folders, that were used longest ago, until they take at most half of `limit`.
+        Raises OptionError."""
         path = folder_of(parent, layout)
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,7 +59,8 @@ class Folder:
                     "Give each server a folder of its own: --kv-store DIR.",
                 )
             _agree(path / LAYOUT, layout)
-            _make_room(parent, path, limit // 2)
+            _make_room((parent, *former), path, limit // 2)
+            _remove_empty(former)
             _remove_older_format(path)
             parts = PartsFile.open(path / DATA, layout, sizes, limit)
             places, free = parts.recover()
@@ -164,12 +173,17 @@ def _stored(path: Path) -> StoredLayout:
     return StoredLayout(path=path, layout=layout, nbytes=nbytes, used=used)
 
 
-def _make_room(parent: Path, own: Path, limit: int) -> None:
-    """Remove other layouts' folders that no process has open, used longest ago first, until the
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in reversed(folders):  # ranks' before their engine's
+        with suppress(OSError):  # it has something, or is the one that all share
+            folder.rmdir()
+
+
+def _make_room(parents: Sequence[Path], own: Path, limit: int) -> None:
+    """Remove other folders of layouts that no process has open, used longest ago first, until the
     rest takes at most `limit` bytes."""
-    others = sorted(
-        (_stored(path) for path in _folders(parent) if path != own), key=lambda each: each.used
-    )
+    paths = (path for parent in parents for path in _folders(parent) if path != own)
+    others = sorted(map(_stored, paths), key=lambda each: each.used)
     total = sum(each.nbytes for each in others)
     for each in others:
         if total <= limit:

@@ -31,7 +31,7 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     store = Store(need)
     if need.folder is not None:
         given = need.layout, need.sizes, need.folder_limit
-        store.use(Folder.open(need.folder, *given))
+        store.use(Folder.open(need.folder, *given, need.former))
         store.others.folders += [Beside.of(parent, *given) for parent in need.beside]
         store.others.look()
     return store, store
