@@ -109,7 +109,6 @@ class StagedMachine(StoreMachine):
             store=self.store,
             queue=lambda need: InTurns(FirstCome(need), STAGES),
         )
-        self.shared.settle = self.settle
 
     @property
     def shared(self) -> LateStore:
@@ -138,6 +137,7 @@ class StagedMachine(StoreMachine):
                     assert not self.open, "requests are waiting but none runs"
                     return
                 if step.is_empty:
+                    self.settle()
                     self.store.sleep()
                 continue
             for token in self.scheduler.commit(*self.compute()):
@@ -151,6 +151,13 @@ class StagedMachine(StoreMachine):
         super().drain()
         while self.pending or self.scheduler.busy:
             self.step(1)
+
+    def save_last(self) -> None:
+        self.settle()
+        if saves := self.store.take_last():
+            self.pending.append(Step((), saves=saves))
+            self.shared.late.launched()
+            self.settle()
 
 
 class LateTests(StoreTests):
@@ -251,21 +258,3 @@ def test_an_end_of_a_fetch_that_was_given_up_is_not_that_of_the_next_one(filled:
     steps.computed()
     assert "owner" in filled.mover.poll() and filled.index.near(KEYS[0]) == 0b11
     filled.mover.close()
-
-
-def test_what_steps_in_flight_save_is_kept_at_the_end(filled: Filled, tmp_path: Path) -> None:
-    steps = staged(filled)
-    filled.index.note(placed := Placed(KEYS[0], (3, 5)))
-    steps.launched()
-
-    def settle() -> None:
-        filled.mover.save([placed])
-        steps.computed()
-
-    assert isinstance(filled.index, LateStore)
-    filled.index.settle = settle
-    filled.mover.close()
-    item = late(load_catalog().named(BlockStore, "offload").item)
-    again = Filled(item.build(TestLateDisk.need_of(tmp_path / "kv", host_limit=1 << 20)))
-    assert again.index.groups_of(KEYS[0]) == 0b11
-    again.mover.close()

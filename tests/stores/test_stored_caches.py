@@ -14,6 +14,7 @@ import pytest
 import torch
 from attrs import frozen
 
+from inferno import LLM
 from inferno.core.engine import Engine
 from inferno.errors import OptionError
 from inferno.plan import Options, open_model
@@ -162,6 +163,72 @@ def test_two_engines_cannot_use_one_folder_at_once(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="in use by another process"):
         load("demo", kv_store=str(tmp_path))
     engine.close()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+def test_an_engine_that_stops_after_a_token_saves_all_full_blocks(
+    max_tokens: int, tmp_path: Path
+) -> None:
+    engine = load("demo", kv_store=str(tmp_path))
+    begin(engine, max_tokens)
+    engine.close()
+    assert [cached for _, cached in answers("demo", [[*LONG, 0]], kv_store=str(tmp_path))] == [96]
+
+
+def test_an_engine_that_sleeps_after_a_token_finds_all_full_blocks(tmp_path: Path) -> None:
+    engine = load("demo", kv_store=str(tmp_path))
+    begin(engine)
+    engine.sleep()
+    engine.wake_up()
+    assert ask(engine, [*LONG, 0])[1] == 96
+    engine.close()
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_store_that_saves_no_last_blocks_ends_all_the_same(
+    is_ended: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its blocks are computed again in the next life."""
+    engine = load("demo", kv_store=str(tmp_path))
+    begin(engine, 1 if is_ended else 8)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no more host memory")
+
+    assert engine._store.mover is not None
+    monkeypatch.setattr(type(engine._store.mover), "save", fail)
+    engine.close()
+    assert "not saved, and will be computed: no more host memory" in caplog.text
+    monkeypatch.undo()
+    assert answers("demo", [[*LONG, 0]], kv_store=str(tmp_path))[0][1] < 96
+
+
+def test_nothing_is_left_to_save_once_an_llm_has_answered(tmp_path: Path) -> None:
+    """A program may end without closing it."""
+    with LLM("demo", device="cpu", threads=1, memory="2GiB", kv_store=str(tmp_path)) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        for text in ("a", "b"):
+            prompt = text * 100
+            if text == "a":
+                llm.generate(prompt, params)
+            else:
+                assert list(llm.stream(prompt, params))
+            assert not llm._engine.busy, "the last block waits for a step"
+
+
+LONG = [7 * i % 100 for i in range(96)]
+"""Six blocks, of which a step is to save the last one after the prompt's."""
+
+
+def begin(engine: Engine, max_tokens: int = 1) -> None:
+    """Draw the first of a prompt's tokens."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    engine.submit(Request(id="0", token_ids=tuple(LONG), params=params))
+    while not engine.step():
+        pass
 
 
 def test_blocks_that_left_memory_come_back_from_the_host() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from tests.stores.test_stored_caches import ask
+from tests.stores.test_stored_caches import LONG, ask, begin
 from tests.stores.test_stored_ranks import BASE, entries
 
 from inferno import host
@@ -107,6 +107,19 @@ def test_blocks_are_found_after_a_restart_by_any(tmp_path: Path) -> None:
         again = load(engine, kv_store=str(tmp_path))
         assert ask(again, BASE) == (tokens, 96)
         again.close()
+
+
+@pytest.mark.parametrize("shared", [{}, {"tp": 2}, {"pp": 2}], ids=["alone", "tp", "pp"])
+def test_an_engine_that_stops_after_a_token_leaves_all_full_blocks_to_the_others(
+    shared: dict[str, int], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"kv_store": str(tmp_path), **shared}
+    engine = load(0, **options)
+    begin(engine)
+    engine.close()
+    engine = load(1, **options)
+    assert ask(engine, [*LONG, 0])[1] == 96
+    engine.close()
 
 
 def test_the_plan_says_whose_folder_is_whose(tmp_path: Path) -> None:

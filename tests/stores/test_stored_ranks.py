@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from tests.stores.test_stored_caches import CASES, ask, tiers_of, toy_of
+from tests.stores.test_stored_caches import CASES, LONG, ask, begin, tiers_of, toy_of
 
 from inferno.catalog import load_catalog
 from inferno.core.engine import Engine
@@ -241,6 +241,17 @@ def test_an_idle_engine_that_waits_for_parts_notices_the_end_of_a_rank(tmp_path:
         ask(engine, BASE)
     with suppress(EngineDeadError):
         engine.close()
+
+
+@pytest.mark.parametrize("shape", [{"ranks": 2}, {"ranks": 1, "pp": 2}], ids=["tp", "pp"])
+@pytest.mark.parametrize("max_tokens", [1, 8])
+def test_ranks_that_stop_after_a_token_save_all_full_blocks(
+    shape: dict[str, int], max_tokens: int, tmp_path: Path
+) -> None:
+    engine = load(**shape, dtype="float32", kv_store=str(tmp_path))
+    begin(engine, max_tokens)
+    engine.close()
+    assert answers([[*LONG, 0]], **shape, kv_store=str(tmp_path))[0][1] == 96
 
 
 def entries(index: Path) -> int:

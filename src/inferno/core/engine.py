@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, follow
 from inferno.core.kvcache import CacheGroups
-from inferno.core.launches import Closed, InFlight, Runner, needed
+from inferno.core.launches import Closed, InFlight, Runner, needed, save_last
 from inferno.core.schedule.planned import scheduler_of as scheduler_of
 from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
@@ -42,12 +42,9 @@ log = logging.getLogger("inferno.engine")
 class Engine:
     """Synchronous and single-threaded: its owner calls `step` while it is `busy`.
 
-    A step is planned and launched before the results of the `lag` steps before it are committed,
-    so that a device can compute while the host plans. `load` sets a lag of one step on devices
-    whose draws need not wait, and none on a CPU: there the host is the device. `constrain` reads
-    a request's adapter, and returns its constraint, or None; it may take long, and is then called
-    in a thread. `forget` forgets all adapters but those of these digests. It sleeps at `home`.
-    `clock` returns seconds: it tells what steps cost.
+    A step is launched before the results of the `lag` steps before it are committed, so that a
+    device computes while the host plans. `constrain` reads a request's adapter, and returns its
+    constraint or None, perhaps in a thread. `forget` forgets adapters but these; `clock` is in s.
     """
 
     def __init__(
@@ -87,12 +84,12 @@ class Engine:
         streams: bool = False,
         home_of: Callable[[Opened, PackedWeights | None], Home] | None = None,
     ) -> Engine:
-        """Load the plan's model, its matrices from `packed` if they are there, measure the memory
-        it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
-        one. With `streams`, callers wait for each token, so steps are bounded in time too. Tests
-        give `free`, which reads the free memory; `home_of` loads a model that several processes
-        share. The caller closes `opened` afterwards.
-        Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
+        """Load the plan's model, its matrices from `packed` if they are there, measure its memory
+        on a CUDA device (`plan` is then the measured one), and allocate its cache. With `streams`,
+        callers wait for each token, so steps are bounded in time too. Tests give `free`, which
+        reads the free memory; `home_of` loads a model that several processes share. The caller
+        closes `opened` afterwards. Raises CheckpointError, DeviceError, PluginError and
+        OutOfMemoryError."""
         from inferno.core.home import Home
         from inferno.device import device_errors
         from inferno.weights.measure import free_memory, measure
@@ -106,11 +103,10 @@ class Engine:
             groups = CacheGroups.of_plan(plan, prefix)
             runner, store = home.run(plan, groups, sessions, trial=trial)
             home.again = partial(home.rerun, plan, groups, sessions)
+            bounded = streams and not trial
             engine = cls(
                 plan,
-                scheduler_of(
-                    plan, groups, runner.verify_cost(), store, streams and not trial, queue
-                ),
+                scheduler_of(plan, groups, runner.verify_cost(), store, bounded, queue),
                 runner,
                 lag=runner.lag,
                 store=store,
@@ -133,9 +129,8 @@ class Engine:
 
     def submit(self, request: Request, *, wait: bool = True) -> None:
         """Queue a request. Raises RequestError or GrammarError and changes nothing if it is
-        invalid. Without `wait` its grammar is compiled and its adapter read in a thread, and an
-        error in them is an output of a later step. A request with an adapter and no tokens ends
-        with such an output once its adapter is read."""
+        invalid. Without `wait` its grammar is compiled and its adapter read in a thread, whose
+        errors are later outputs; one without tokens ends once its adapter is read."""
         self.check_awake()
         plan, reads = self.plan, request.adapter is not None and not request.token_ids
         if not reads:
@@ -222,6 +217,8 @@ class Engine:
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
         elif step.is_empty and self.waits_for is not None:
+            if self._home is not None:
+                self._home.settle()  # a fetch may wait for steps that were dropped
             self._store.sleep()
         return outputs
 
@@ -364,6 +361,7 @@ class Engine:
         """Let go of the cache, and of all that refers to the model."""
         while self._compiling:
             self._late += self._add_compiled(wait=True)
+        save_last(self._store, self._runner, self._home)
         self._drop_in_flight(NO_STORE)
         self._store.close()
         self._store, self._runner, self.asleep = NO_STORE, Closed(), True
@@ -390,6 +388,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model and its cache for good, and give their memory back to the system."""
+        save_last(self._store, self._runner, self._home)
         self._store.close()
         self._presence.close()
         self._runner = Closed()

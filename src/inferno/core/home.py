@@ -95,8 +95,8 @@ class Home:
         if (adapters := self.resident.present.adapters) is not None:
             adapters.keep(kept)
 
-    def check_change(self) -> None:
-        """Raise an InfernoError if its memory cannot be given back, nor its weights be replaced."""
+    def settle(self) -> None:
+        """Compute what is left of launched steps: an engine that drops them takes no results."""
 
     def rest(self) -> None:
         """Take note of what has ended, while there is nothing to compute."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field
 
-from inferno.constraints import Drafts, Masks
+from inferno.constraints import NO_MASKS, Drafts, Masks
 from inferno.core.types import Sampled, Step
 from inferno.errors import RequestError
+from inferno.stores import NoStore, unless_failed
 
 if TYPE_CHECKING:
     from inferno.core.home import Home
@@ -46,18 +47,27 @@ class Closed:
 
 
 def needed(home: Home | None) -> Home:
-    """Return the home of an engine that is to sleep or to change its weights. Raises an
-    InfernoError if it cannot."""
+    """Return the home of an engine that is to change. Raises an InfernoError if it cannot."""
     if home is None:
         raise RequestError("the engine is closed, or has no home", "Use `Engine.load`.")
-    home.check_change()
+    home.settle()
     return home
+
+
+def save_last(store: NoStore, runner: Runner, home: Home | None) -> None:
+    """Save what the store lacks, as steps that were dropped do, before the cache's memory goes."""
+    with unless_failed():
+        if home is not None:
+            home.settle()
+        if saves := store.take_last():
+            ticket = runner.launch(Step((), saves=saves))
+            ticket.draw(NO_MASKS)
+            ticket.result()
 
 
 @define(eq=False)
 class InFlight:
-    """The steps that were launched and not yet committed, and how long they take: a device computes
-    one after the other."""
+    """The launched steps that are not committed, and how long they take, one after the other."""
 
     clock: Callable[[], float]
     _launched: deque[tuple[Step, Ticket, float]] = field(factory=deque)

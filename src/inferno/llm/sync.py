@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, get_ident
-from types import TracebackType
 from typing import Any, Self, cast
 
 from inferno.errors import GrammarError, OptionError, RequestError
@@ -304,12 +303,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self, parents: list[ParentRequest]) -> list[RequestOutput]:
@@ -328,6 +322,7 @@ class LLM:
             _raise_first(builders)
         finally:
             self._forget(builders)
+        self._rest()
 
     def _deltas(self, parent: ParentRequest) -> Generator[TextDelta, None, None]:
         try:
@@ -340,10 +335,17 @@ class LLM:
                 yield from deltas
                 _raise_first(parent.builders)
                 if finished:
-                    return
+                    break
                 self._step(parent.builders)
         finally:
             self._forget(parent.builders)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Let an engine without requests save what is left of their blocks."""
+        with self._turns:
+            if self._engine.busy and not (self._live or self.is_sleeping):
+                self._advance()
 
     def _submit(self, builders: Sequence[OutputBuilder]) -> None:
         with self._turns:

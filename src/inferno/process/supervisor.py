@@ -112,8 +112,9 @@ class Supervisor:
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self, *, patient: bool = False) -> None:
-        """Stop the process. Kill it if it has not ended after 5 s, or is just being started. If
-        `patient`, wait until it has written its packed weights."""
+        """Stop the process. Kill it if it has not ended after 5 s, or 30 s where blocks may be left
+        to write, or is just being started. If `patient`, wait until it has written its packed
+        weights."""
         self._closing = True
         self._hurry.set()
         if self._early is not None:  # it was never started
@@ -124,7 +125,9 @@ class Supervisor:
             self._connection.send(protocol.STOP, protocol.PATIENTLY if patient else b"")
         if self._process is not None:
             try:
-                seconds = (None if patient else 5) if was_running else 0
+                store = self.plan.store
+                most = 5 if store is None or store.folder is None else 30
+                seconds = (None if patient else most) if was_running else 0
                 await asyncio.wait_for(self._process.wait(), seconds)
             except TimeoutError:
                 self._process.kill()

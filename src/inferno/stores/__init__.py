@@ -1,9 +1,9 @@
 """Stores of blocks: what the scheduler asks of one, and how it is opened for a plan."""
 
+from inferno.stores.no_store import NO_STORE, NoStore, unless_failed
 from inferno.stores.opening import open_prefix, open_presence, open_store
 from inferno.stores.presence import NO_PRESENCE, NoPresence
 from inferno.stores.sessions import NoSessions
-from inferno.stores.storing import NO_STORE, NoStore
 
 __all__ = [
     "NO_PRESENCE",
@@ -14,4 +14,5 @@ __all__ = [
     "open_prefix",
     "open_presence",
     "open_store",
+    "unless_failed",
 ]

@@ -11,9 +11,10 @@ from inferno.contracts import Mover, PrefixCache, Sessions, StoreIndex
 from inferno.plan import Opened, Plan
 from inferno.stores.layouts import file_hashes, layout_of
 from inferno.stores.linked import Decoding, Prefilling
+from inferno.stores.no_store import NO_STORE, NoStore
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.sessions import KeptSessions
-from inferno.stores.storing import NO_STORE, NoStore, Storing
+from inferno.stores.storing import Storing
 
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroups

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from select import POLLIN, poll
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attrs import define, field
 
 from inferno.contracts import Mover, Placed, StoreIndex, Tier, TieredIndex
-from inferno.request.requests import EngineOutput, EngineStats, Request
-from inferno.stores.sessions import NO_SESSIONS, NoSessions
+from inferno.request.requests import EngineStats
+from inferno.stores.no_store import NoStore
 from inferno.stores.speeds import Speeds
 
 if TYPE_CHECKING:
@@ -22,94 +21,6 @@ if TYPE_CHECKING:
 
 _NAP = 0.05
 """Seconds after which an engine that waits for its store looks again."""
-
-
-class NoStore:
-    """Where blocks are not stored. What `Storing` says holds of its answers."""
-
-    has_news = False
-    """Whether there is anything to save or to load."""
-    fetching: Mapping[str, Sequence_] = MappingProxyType({})
-    """By request, sequences that wait for parts to come near."""
-    index: StoreIndex | None = None
-    mover: Mover | None = None
-    sessions: NoSessions = NO_SESSIONS
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether another instance has asked for something."""
-        return False
-
-    @property
-    def listens(self) -> int | None:
-        """The descriptor on which an engine with nothing to do hears of it."""
-        return None
-
-    def serve(self, submit: Callable[[Request], object], abort: Callable[[str], object]) -> None:
-        return None
-
-    def answered(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
-        return outputs
-
-    def extended(self, sequence: Sequence_, match: Match) -> Match | None:
-        return match
-
-    def missing(self, match: Match) -> Sequence[tuple[int, CacheGroup]]:
-        return ()
-
-    def load(
-        self, sequence: Sequence_, missing: Iterable[tuple[int, CacheGroup]], *, alone: bool
-    ) -> bool:
-        return True
-
-    def landed(self) -> Sequence[Sequence_]:
-        return ()
-
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        return None
-
-    def save(self, sequence: Sequence_, count: int) -> None:
-        return None
-
-    def vacate(self, sequence: Sequence_, *, resumes: bool = False) -> None:
-        return None
-
-    def release(self, owner: str) -> None:
-        return None
-
-    def forget(self, sequence: Sequence_) -> None:
-        return None
-
-    def come(self) -> Sequence[Sequence_]:
-        return ()
-
-    def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
-        return (), ()
-
-    def drop_news(self) -> bool:
-        return False
-
-    def watch(self, presence: Presence) -> None:
-        return None
-
-    def drop(self, keys: Collection[bytes]) -> None:
-        return None
-
-    def gauge(self, stats: EngineStats) -> None:
-        self.sessions.gauge(stats)
-
-    @property
-    def waits_for(self) -> int | None:
-        return None
-
-    def sleep(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-
-NO_STORE = NoStore()
 
 
 @define(eq=False)
@@ -134,6 +45,8 @@ class Storing(NoStore):
     _loaded: list[str] = field(factory=list)
     _saved: dict[int, int] = field(factory=dict)
     """By row, the number of leading blocks that were saved, or were there already."""
+    _running: dict[int, Sequence_] = field(factory=dict)
+    """By row, those whose last full block was not saved, as it may be superseded."""
     _waiting: dict[int, tuple[Sequence_, deque[Placed]]] = field(factory=dict)
     """By row, what later steps load."""
     _landed: list[Sequence_] = field(factory=list)
@@ -284,6 +197,7 @@ class Storing(NoStore):
             # Before it is saved, so that no sequence saves it twice; `drop_news` drops it.
             self.index.note(placed)
         self._saved[sequence.held_row] = max(self._saved.get(sequence.held_row, 0), count)
+        self._running[sequence.held_row] = sequence
 
     def _unsaved(self, sequence: Sequence_, count: int) -> Iterator[Placed]:
         """Return the parts of the leading blocks that memory has and the store has not."""
@@ -303,6 +217,7 @@ class Storing(NoStore):
             self.save(sequence, sequence.num_inserted)
         self.index.touch(sequence.keys[: sequence.num_inserted])
         self._saved.pop(sequence.held_row, None)
+        self._running.pop(sequence.held_row, None)
         self.release(sequence.request.id)
 
     def _worth_saving(self, sequence: Sequence_) -> bool:
@@ -326,6 +241,12 @@ class Storing(NoStore):
         self.saves, self.loads = [], []
         self._loaded, self._loading = self._loading, []
         return news
+
+    def take_last(self) -> tuple[Placed, ...]:
+        """Return what the last step saves, before the cache's memory goes."""
+        for sequence in [*self._running.values()]:
+            self.save(sequence, sequence.num_inserted)
+        return self.take_news()[0]
 
     def drop_news(self) -> bool:
         """Forget what was to be saved and loaded: the step does not come, and what earlier ones
@@ -375,9 +296,7 @@ class Storing(NoStore):
         return self.mover.fileno() if self.fetching else None
 
     def sleep(self) -> None:
-        """Wait until a fetch may have ended, or a moment: dropped steps may be left before it."""
-        if (rest := getattr(self.mover, "rest", None)) is not None:  # `SharedStore.rest`
-            rest()
+        """Wait until a fetch may have ended, or a moment."""
         poller = poll()  # as `select` refuses descriptors above 1023
         if (descriptor := self.mover.fileno()) is not None:
             poller.register(descriptor, POLLIN)

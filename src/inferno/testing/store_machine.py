@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.contracts import BlockStore, StoreNeed
 from inferno.core.kvcache import CacheGroup, WindowGroup
+from inferno.core.types import Step
 from inferno.stores import NoStore
 from inferno.stores.speeds import Speeds
 from inferno.stores.storing import Storing
@@ -91,11 +92,16 @@ class StoreMachine(CacheMachine):
         if crash:
             self.tests.abandon(self.built)
         else:
+            self.save_last()
             self.store.close()
         self.begin(LRUPrefixCache, self.groups_of())
         for request in self.open.values():
             self.output[request.id] = []
             self.scheduler.add(request)
+
+    def save_last(self) -> None:
+        if saves := self.store.take_last():
+            self.runner.run(Step((), saves=saves))
 
     @rule(seed=st.integers(0, 99), how=st.sampled_from(["cut", "flipped", "removed", "another's"]))
     def damage(self, seed: int, how: str) -> None:

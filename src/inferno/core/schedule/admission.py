@@ -13,7 +13,7 @@ from inferno.core.schedule.rows import Rows
 from inferno.core.types import Sequence, Slice, Step
 from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineStats
-from inferno.stores.storing import NoStore
+from inferno.stores import NoStore
 
 MOST_OVERTAKING = 256
 """Requests with adapters may overtake one whose adapter has no slot if they arrived at most so many

@@ -11,7 +11,7 @@ from attrs import define, field
 from inferno.core.kvcache import CacheGroups, Match, fork_of
 from inferno.core.types import BlockUpdate, Copy, Move, Sequence
 from inferno.plan.step_cost import Work
-from inferno.stores.storing import NO_STORE, NoStore
+from inferno.stores import NO_STORE, NoStore
 from inferno.weights.adapter_slots import AdapterSlots
 
 

@@ -29,7 +29,7 @@ from inferno.errors import InfernoError, NonFiniteError
 from inferno.plan.draft_cost import MOST_SUGGESTED, DraftCost
 from inferno.plan.step_budget import StepBudget
 from inferno.request.requests import EngineOutput, EngineStats, Request
-from inferno.stores.storing import NO_STORE, NoStore
+from inferno.stores import NO_STORE, NoStore
 from inferno.weights.adapter_slots import AdapterSlots
 
 

@@ -297,13 +297,11 @@ class LeadingHome(Home):
 
     def _shared(self, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
         """Return the store of all ranks, from this one's."""
-        if (last := self.last) is None:
-            return SharedStore.of(self.group, built)
-        last.late, built = LateBlocks.of(built)
-        return SharedStore.of(self.group, built, last.settle)
+        if self.last is not None:
+            self.last.late, built = LateBlocks.of(built)
+        return SharedStore.of(self.group, built)
 
-    def check_change(self) -> None:
-        """Let the steps in flight end, which other ranks are in."""
+    def settle(self) -> None:
         if self.last is not None:
             self.last.settle()
 

@@ -73,8 +73,6 @@ class SharedStore:
     others: Others
     index: StoreIndex
     mover: Mover
-    settle: Callable[[], None] = lambda: None
-    """Computes the steps in flight: what they save is kept."""
     usage: StoreUsage = field(init=False)
     """Of this rank."""
     _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
@@ -88,15 +86,10 @@ class SharedStore:
     _changed: Callable[[bytes], object] = field(default=lambda key: None, init=False)
 
     @classmethod
-    def of(
-        cls,
-        others: Others,
-        built: tuple[StoreIndex, Mover],
-        settle: Callable[[], None] = lambda: None,
-    ) -> tuple[StoreIndex, Mover]:
+    def of(cls, others: Others, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
         """Return the store of all ranks, from the first one's, which was built here."""
         kind = SharedTiers if isinstance(built[0], TieredIndex) else cls
-        shared = kind(others, *built, settle)
+        shared = kind(others, *built)
         return shared, shared
 
     def __attrs_post_init__(self) -> None:
@@ -191,11 +184,6 @@ class SharedStore:
         waiting = {fetch.owner for fetch in self._fetches.values()}
         return [owner for owner in ended if owner not in waiting]
 
-    def rest(self) -> None:
-        """Compute what is left of steps that the engine has dropped, before it waits for a fetch:
-        that may wait for them."""
-        self.settle()
-
     def fileno(self) -> int | None:
         return self._waits.fileno()
 
@@ -203,7 +191,6 @@ class SharedStore:
         closing = False
         with suppress(InfernoError):  # the group has ended, and with it the others' stores
             if not self.others.is_over:
-                self.settle()
                 with self.others.changing(Change(action="close_store")):
                     closing = True
                     self.mover.close()
