@@ -96,6 +96,27 @@ def test_a_session_is_ended_before_its_blocks_were_written(tmp_path: Path) -> No
         assert (again.num_cached_tokens or 0) == 0
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_sessions_are_seen_and_ended_while_the_engine_sleeps(twice: bool, tmp_path: Path) -> None:
+    mine, other = prompts(2)
+    with LLM("demo", **SIZES, kv_store=str(tmp_path)) as llm:
+        llm.generate([mine, other], GREEDY, session=["mine", "other"])
+        llm.sleep()
+        assert {view.name: (view.tokens, view.memory) for view in llm.sessions()} == {
+            "mine": (144, 0),
+            "other": (144, 0),
+        }
+        assert llm.end_session("mine") and not llm.end_session("mine")
+        assert [view.name for view in llm.sessions()] == ["other"]
+        llm.wake_up()
+        if twice:
+            llm.sleep()
+            llm.wake_up()
+        assert [view.name for view in llm.sessions()] == ["other"]
+        again = llm.generate([mine, other], GREEDY)
+        assert [each.num_cached_tokens or 0 for each in again] == [0, 144], "it was dropped"
+
+
 def test_a_plan_says_what_keeps_sessions() -> None:
     plan = resolve("demo", Options(session_ttl=60.0, session_quota=100))
     assert plan.sessions is not None

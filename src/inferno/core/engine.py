@@ -28,7 +28,7 @@ from inferno.request.requests import (
 )
 from inferno.request.validation import validate_request
 from inferno.request.versions import Versions
-from inferno.stores import NO_PRESENCE, NO_STORE, NoPresence, NoSessions, NoStore
+from inferno.stores import NO_PRESENCE, NO_STORE, AsleepStore, NoPresence, NoSessions, NoStore
 from inferno.stores.opening import open_prefix, open_presence
 from inferno.weights.packing import PackedWeights
 
@@ -364,12 +364,12 @@ class Engine:
         save_last(self._store, self._runner, self._home)
         self._drop_in_flight(NO_STORE)
         self._store.close()
-        self._store, self._runner, self.asleep = NO_STORE, Closed(), True
+        self._store, self._runner, self.asleep = AsleepStore.of(self._store), Closed(), True
         self._presence.clear()
 
     def _rise(self, home: Home) -> None:
-        runner, self._store = home.again()
-        self._runner, self.asleep = runner, False
+        before, (self._runner, self._store), self.asleep = self._store, home.again(), False
+        self._store.drop(before.dropped)
         self._drop_in_flight(self._store)
         self._presence.follow(self._store.watch)
 

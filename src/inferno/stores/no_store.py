@@ -30,6 +30,8 @@ class NoStore:
     index: StoreIndex | None = None
     mover: Mover | None = None
     sessions: NoSessions = NO_SESSIONS
+    dropped: Collection[bytes] = ()
+    """Blocks that the store that is opened next is to drop."""
 
     @property
     def is_asked(self) -> bool:
@@ -109,6 +111,22 @@ class NoStore:
 
 
 NO_STORE = NoStore()
+
+
+class AsleepStore(NoStore):
+    """Of an engine that sleeps: sessions can be looked at and ended."""
+
+    dropped: set[bytes]
+
+    @classmethod
+    def of(cls, store: NoStore) -> AsleepStore:
+        """Return what is left of a store that was closed."""
+        asleep = cls()
+        asleep.dropped, asleep.sessions = {*store.dropped}, store.sessions.move(asleep)
+        return asleep
+
+    def drop(self, keys: Collection[bytes]) -> None:
+        self.dropped.update(keys)
 
 
 @contextmanager

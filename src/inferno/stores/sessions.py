@@ -36,6 +36,9 @@ class NoSessions:
     def end(self, owner: str, name: str) -> list[SessionView]:
         return []
 
+    def move(self, store: _Store) -> NoSessions:
+        return self
+
     def gauge(self, stats: EngineStats) -> None:
         return None
 
@@ -73,6 +76,10 @@ class KeptSessions(NoSessions):
             self.groups.drop(list(left.block_ids))
             self.store.drop(set(left.keys))
         return views
+
+    def move(self, store: _Store) -> KeptSessions:
+        """Return the same sessions with another store."""
+        return KeptSessions(self.sessions, self.groups, store)
 
     def gauge(self, stats: EngineStats) -> None:
         """Write how many sessions there are, and what is pinned for them."""
