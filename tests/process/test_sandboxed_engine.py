@@ -179,14 +179,15 @@ def test_a_confined_engine_serves_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shared", [pytest.param({"tp": 2}, marks=pytest.mark.slow), {"pp": 2}], ids=["tp", "pp"]
+    "shared", [{"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}], ids=["tp", "pp", "tp and pp"]
 )
+@pytest.mark.slow
 def test_ranks_are_confined_too(shared: dict[str, Any]) -> None:
     async def run(**more: Any) -> Any:
         async with AsyncLLM("demo", **TOY, **shared, threads=1, **more) as llm:
             if more:
                 children = _children(llm._client.pid)  # type: ignore[attr-defined]
-                assert len(children) == 1
+                assert len(children) == shared.get("tp", 1) * shared.get("pp", 1) - 1
                 assert "Seccomp:\t2" in Path(f"/proc/{children[0]}/status").read_text()
             return (await llm.generate(PROMPT, GREEDY)).outputs[0].token_ids
 

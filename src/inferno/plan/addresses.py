@@ -17,9 +17,9 @@ def address_of(url: str, number: int) -> str:
     counts them for its data-parallel ranks, or the next names. That of the first is the URL."""
     if not number:
         return url
-    if (found := _WITH_PORT.fullmatch(url)) is None:
+    if (parts := _WITH_PORT.fullmatch(url)) is None:
         return f"{url}-{number}"
-    return f"{found[1]}:{int(found[3]) + number}"
+    return f"{parts[1]}:{int(parts[3]) + number}"
 
 
 def url_of_engine(urls: str, engine: int) -> str:
@@ -38,22 +38,22 @@ def check_addresses(options: Options) -> None:
     }
     taken = list[tuple[str, str, int, int]]()
     for flag, (url, count) in counts.items():
-        if url is None or (found := _WITH_PORT.fullmatch(url)) is None:
+        if url is None or (parts := _WITH_PORT.fullmatch(url)) is None:
             continue
-        host, first = found[2], int(found[3])
+        host, first = parts[2], int(parts[3])
         if count > 1 and first + count - 1 > _MOST_PORT:
             raise OptionError(
                 f"{flag} {url}: {count} processes need {count} ports, and the last is {_MOST_PORT}",
                 f"Use a port up to {_MOST_PORT + 1 - count}.",
             )
         for other, at, start, length in taken:
-            apart = first + count <= start or start + length <= first
-            if apart or not _is_one_host(host, at) or count + length == 2:
+            is_disjoint = first + count <= start or start + length <= first
+            if is_disjoint or not _is_one_host(host, at) or count + length == 2:
                 continue
             raise OptionError(
                 f"{other} and {flag} share ports: their {length} and {count} processes need those "
                 f"from {start} and from {first}",
-                f"Use another port: {flag} {found[1]}:{start + length}.",
+                f"Use another port: {flag} {parts[1]}:{start + length}.",
             )
         taken.append((flag, host, first, count))
 

@@ -63,10 +63,10 @@ class StoreUse:
             return ()
         ranks = [None] if rank is None else range(self.ranks)
         now = {self.folder_of(each, engine) for each in ranks for engine in range(self.engines)}
-        found = [
+        folders = [
             path for root in self._roots() for path in (root, *sorted(root.glob("rank-[0-9]*")))
         ]
-        return tuple(path for path in found if path not in now and path.is_dir())
+        return tuple(path for path in folders if path not in now and path.is_dir())
 
     def _roots(self) -> list[Path]:
         """Return the folders that engines have, or had: of one without others, it is `folder`."""
