@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "kind", "fields", "why"),
     [
-        ("RwkvForCausalLM", "rwkv", {"context_length": 256}, "state per sequence"),
+        ("RecurrentGemmaForCausalLM", "recurrent_gemma", {}, "state per sequence"),
         ("ZayaForCausalLM", "zaya", {}, "keeps a state, and takes or makes more than tokens"),
         ("BloomForCausalLM", "bloom", {}, "ALiBi"),
         ("RobertaForCausalLM", "roberta", {"is_decoder": True}, "leave out tokens of padding"),
@@ -197,14 +197,14 @@ def test_what_one_layer_shows_is_known_of_all_alike(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("kind", "fields", "why"),
     [
-        ("rwkv", {}, "state per sequence"),
+        ("recurrent_gemma", {}, "state per sequence"),
         ("olmo2", {"num_hidden_layers": 30}, "more than 400 operators for [0-9]+ tokens"),
     ],
 )
 def test_code_that_runs_operators_without_end_is_refused_after_some(
     kind: str, fields: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RWKV computes every token of every layer by itself."""
+    """Whose states are its own says so."""
     monkeypatch.setattr(trace, "MOST_OPERATORS", 400)
     seen: list[Trace] = []
 

@@ -22,6 +22,7 @@ from inferno.contracts.states import COMPUTE
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
+from inferno_transformers.listed import is_list, keeps
 from inferno_transformers.matrices import divides
 from inferno_transformers.model import ATTENTION, hidden, logits
 from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, OWN_STATE, REMEDY
@@ -243,7 +244,8 @@ class _Record:
         """Raise UnsupportedError unless such a module makes one tensor of some of each token."""
         tensors = [x for x in given if isinstance(x, Tensor)]
         made = found if isinstance(found, tuple) else (found,)
-        makes = [x for x in made if x is not None and not self.states[module].holds(x)]
+        kept = self.states[module]
+        makes = [x for x in made if not (x is None or kept.holds(x) or is_list(x))]
         if any(not is_of_tokens(x, self.tokens) for x in (*tensors, *makes)) or len(makes) != 1:
             raise UnsupportedError(
                 f"{type(module).__name__} keeps a state, and takes or makes more than tokens",
@@ -267,8 +269,10 @@ class _Record:
     def following(self, model: nn.Module) -> Iterator[None]:
         """Context in which `running` has the modules whose code runs, the innermost last."""
 
-        def enter(module: nn.Module, _: Any) -> None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.running.append(module)
+            if keeps(module, (*args, *kwargs.values())):
+                self.kept()
 
         def leave(module: nn.Module, args: Any, kwargs: Any, found: Any) -> None:
             self.running.pop()
@@ -276,9 +280,13 @@ class _Record:
                 self.check_stateful(module, (*args, *kwargs.values()), found)
                 self.know_alike(model, module, found)
 
-        hooks = [module.register_forward_pre_hook(enter) for module in model.modules()]
-        hooks += [
-            module.register_forward_hook(leave, with_kwargs=True) for module in model.modules()
+        hooks = [
+            hook
+            for module in model.modules()
+            for hook in (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            )
         ]
         try:
             yield

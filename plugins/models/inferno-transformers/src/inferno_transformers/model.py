@@ -22,6 +22,7 @@ from inferno.nn import Attention, Layer, Linear, State
 from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
+from inferno_transformers.listed import ListedStates
 from inferno_transformers.scores import Mask, Products, Reader, is_of_pairs
 from inferno_transformers.states import KEPT, Kept, call, slots_of
 from inferno_transformers.step import PagedCache, current, running
@@ -77,15 +78,16 @@ def hidden(causal: Any, token_ids_1T: Tensor, positions_1T: Tensor) -> Tensor:
         input_ids=token_ids_1T,
         position_ids=positions_1T,
         use_cache=False,
-        **{_cache_name(decoder): PagedCache()},
+        **{(name := _cache_name(decoder)): ListedStates() if name == "state" else PagedCache()},
     )
     x_1TD: Tensor = outputs[0]
     return x_1TD[0]
 
 
 def _cache_name(decoder: nn.Module) -> str:
-    """What a decoder calls its cache."""
-    return "cache_params" if "cache_params" in _names(type(decoder).forward) else "past_key_values"
+    """What a decoder calls its cache, or its list of states."""
+    names = _names(type(decoder).forward)
+    return next((name for name in ("cache_params", "state") if name in names), "past_key_values")
 
 
 @cache

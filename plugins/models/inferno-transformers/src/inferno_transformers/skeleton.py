@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
 from inferno.contracts import TEXT_PART_OF
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno_transformers.headed import TEXT_MODELS, HeadedTextModel
+from inferno_transformers.listed import scale_once
 from inferno_transformers.matrices import host
 from inferno_transformers.refusals import CANNOT, REMEDY
 from inferno_transformers.step import NAME
@@ -92,6 +93,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
         ):
             keep_fp32.add(path)
     tied = host(model, {*plain, *(path.rpartition(".")[0] for path in keep_fp32)})
+    scale_once(model)
     fp32, is_stateful = frozenset(keep_fp32), bool(model._is_stateful)
     return Skeleton(model.eval(), parameters, tied, fp32, tables, is_stateful)
 

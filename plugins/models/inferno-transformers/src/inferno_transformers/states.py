@@ -27,6 +27,9 @@ from inferno.nn.recurrence import in_turn, runs
 
 KEPT = "inferno_state"
 """What inferno's state is called in the module that keeps it."""
+LISTED = "listed"
+"""Begins the names of states that code has in a list of its own (`listed`). Such code goes on with
+a state over several tokens, too."""
 
 
 class Kept:
@@ -42,6 +45,12 @@ class Kept:
 
     def recurrent(self, index: int) -> Tensor | None:
         return self.tensors.get(f"state{index}")
+
+    def listed(self, index: int) -> Tensor | None:
+        return self.tensors.get(f"{LISTED}{index}")
+
+    def update_listed(self, new: Tensor, index: int) -> None:
+        self.tensors[f"{LISTED}{index}"] = new
 
     def update_conv(self, new: Tensor, index: int, taps: int | None) -> Tensor:
         """Keep the last `taps` of what a convolution reads; returns what it reads now."""
@@ -81,6 +90,7 @@ def call(
     """Call a module's code for a packed step. `using` is a context in which the cache that the code
     was given has these states; `slots` are `slots_of` the module."""
     tokens, spec = int(batch.token_ids_T.shape[0]), kept.spec
+    goes_on = all(name.startswith(LISTED) for name in spec.tensors)
     given = [x for x in (*args, *kwargs.values()) if is_of_tokens(x, tokens)]
     count = len(given)
     compute = next(x.dtype for x in given if x.is_floating_point())
@@ -106,10 +116,11 @@ def call(
         outputs, new = list[Tensor](), list[Tensor]()
         for first, last in runs(query_starts):
             start, stop, states = query_starts[first], query_starts[last], states_SN[first:last]
-            if stop - start > last - first and not states.any():
-                beginning = Kept()
-                outputs.append(called([x_T[None, start:stop] for x_T in inputs], beginning)[0])
-                new.append(packed(beginning.tensors, spec))
+            several = stop - start > last - first
+            if several and (goes_on or not states.any()):
+                whole = Kept(unpacked(states, spec, compute) if goes_on else None)
+                outputs.append(called([x_T[None, start:stop] for x_T in inputs], whole)[0])
+                new.append(packed(whole.tensors, spec))
                 continue
             # One token of each sequence, or those of one in turn: not all code that is given
             # several tokens goes on with a state.
@@ -142,7 +153,7 @@ def only(found: Any, states: Kept) -> tuple[Tensor, Callable[[Tensor], Any]]:
     if isinstance(found, Tensor):
         return found, lambda y: y
     assert isinstance(found, tuple), "the inspection has seen it"
-    rest = [None if states.holds(x) else x for x in found]
+    rest = [None if states.holds(x) else x for x in found]  # a list of states is passed on
     tensors = [i for i, x in enumerate(rest) if isinstance(x, Tensor)]
     assert len(tensors) == 1, "the inspection has seen it"
     [at] = tensors
