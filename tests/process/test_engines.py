@@ -93,6 +93,21 @@ def test_a_conversation_goes_on_where_its_prefix_is_cached(with_client: WithClie
     with_client(body)
 
 
+def test_a_request_names_its_engine_and_another_answers_while_that_cannot(
+    with_client: WithClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(client: EnginesClient) -> None:
+        named = submit(client, *(request(f"r{i}", engine=n) for i, n in enumerate((1, 1, 0, 1))))
+        assert [stream.placed.engine for stream in named] == [1, 1, 0, 1]
+        monkeypatch.setattr(client, "_able", lambda: [0])
+        [other] = submit(client, request("other", engine=1))
+        assert other.placed.engine == 0
+        answers = [ids(await collect(stream)) for stream in (*named, other)]
+        assert answers == answers[:1] * 5 and len(answers[0]) == 8
+
+    with_client(body)
+
+
 def test_what_both_count_is_the_sum(with_client: WithClient) -> None:
     async def body(client: EnginesClient) -> None:
         before = [view.stats.generated_tokens for view in client.engines]

@@ -138,6 +138,7 @@ class FakeLLM:
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
     prompts: list[str] = field(factory=list)
     sessions_seen: list[SessionHint | None] = field(factory=list)
+    engines_asked: list[int | None] = field(factory=list)
     pooling: PoolingConfig = PoolingConfig()
     poolings: list[Reduction] = field(factory=list)
     """Of the requests for embeddings."""
@@ -209,8 +210,10 @@ class FakeLLM:
         lora: str | None = None,
         session: SessionHint | None = None,
         tenant: str = "",
+        engine: int | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.sessions_seen.append(session)
+        self.engines_asked.append(engine)
         self.preprocessor.check_params(params)
         output = int(pooling is None)
         encoded = [self.preprocessor.encode_prompt(prompt, output) for prompt in prompts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_fakes import FakeLLM
 
@@ -83,3 +84,34 @@ def test_an_operator_sees_which_engine_is_down_and_starts_it(client: Any, tmp_pa
     assert answer.status_code == 503 and "no room" in answer.json()["error"]["message"]
     llm.engines = (view("ok", 0), view("ok", 0))
     assert http.post("/v1/models/load", json={"model": "fake"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("headers", "fields", "engine"),
+    [
+        ({}, {}, None),
+        ({"X-data-parallel-rank": "1"}, {}, 1),
+        ({}, {"data_parallel_rank": 1}, 1),
+        ({}, {"routed_dp_rank": 1}, 1),
+        ({"X-data-parallel-rank": "0"}, {"data_parallel_rank": 1}, 0),
+    ],
+)
+def test_a_request_names_the_engine_that_is_to_answer(
+    client: Any, path: str, headers: dict[str, str], fields: dict[str, int], engine: int | None
+) -> None:
+    llm = fake(view("ok", 0), view("ok", 0))
+    prompt = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    assert client(llm).post(path, json=prompt | fields, headers=headers).status_code == 200
+    assert llm.engines_asked == [engine]
+
+
+@pytest.mark.parametrize("rank", ["2", "-1", "one", "\u0661", "1" * 40])
+def test_an_engine_that_is_not_there_is_a_400_that_says_so(client: Any, rank: str) -> None:
+    http = client(fake(view("ok", 0), view("ok", 0)))
+    head = {"X-data-parallel-rank": rank.encode()}
+    response = http.post("/v1/completions", json={"prompt": "a"}, headers=head)
+    assert response.status_code == 400
+    assert "rank" in response.json()["error"]["message"]
+    body = {"prompt": "a", "data_parallel_rank": 2}
+    assert "this model has 2 engines" in http.post("/v1/completions", json=body).text

@@ -220,14 +220,16 @@ class AsyncLLM(Controls, AsyncPooling):
         lora: str | None = None,
         session: SessionHint | None = None,
         tenant: str = "",
+        engine: int | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
         has index i * n + j. With `pooling`, an output is the prompt's embedding,
         or by "score" the logits of its labels. `lora` names an adapter; the blocks of a `session`
-        are kept, if anything keeps sessions. Queues may share the engine among `tenant`s."""
+        are kept, if anything keeps sessions. Queues may share the engine among `tenant`s. `engine`
+        says which of several is to answer, if it can."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
-        others = cache_salt, pooling, lora, session, tenant
+        others = cache_salt, pooling, lora, session, tenant, engine
         parents = [
             self._prepare(prompt, params, f"{request_id}-{i}", priority, *others)
             for i, prompt in enumerate(prompts)
@@ -281,6 +283,7 @@ class AsyncLLM(Controls, AsyncPooling):
         lora: str | None = None,
         session: SessionHint | None = None,
         tenant: str = "",
+        engine: int | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(
@@ -293,6 +296,7 @@ class AsyncLLM(Controls, AsyncPooling):
             lora=lora,
             session=session,
             tenant=tenant,
+            engine=engine,
         )
 
     async def load_lora(self, name: str, ref: str) -> AdapterUse:

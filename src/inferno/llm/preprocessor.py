@@ -248,6 +248,7 @@ class Preprocessor:
         lora: str | None = None,
         session: SessionHint | None = None,
         tenant: str = "",
+        engine: int | None = None,
     ) -> ParentRequest:
         """Validate a prompt and build its requests. `lora`: an adapter. Raises RequestError."""
         self.pooling.check_head(pooling)
@@ -271,6 +272,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 tenant=tenant,
+                engine=engine,
                 cache_salt=cache_salt,
                 adapter=self.adapters.named(lora),
                 session=session,
@@ -282,11 +284,9 @@ class Preprocessor:
             )
             for i in range(params.n)
         ]
-        builders = tuple(
-            OutputBuilder(r, i, self.tokenizer, token_ids) for i, r in enumerate(requests)
-        )
+        each = (OutputBuilder(r, i, self.tokenizer, token_ids) for i, r in enumerate(requests))
         text = prompt if isinstance(prompt, str) else None
-        return ParentRequest(request_id, text, builders, self.tokenizer)
+        return ParentRequest(request_id, text, tuple(each), self.tokenizer)
 
     def needed_tokenizer(self, param: str) -> Tokenizer:
         """Return the tokenizer. Raises RequestError if the model has none."""

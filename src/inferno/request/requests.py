@@ -140,6 +140,8 @@ class Request:
     """Return the prompt's embedding, or its labels' logits, instead of generating."""
     second: int = 0
     """Where the second of two texts begins, in tokens; 0: the prompt is one text."""
+    engine: int | None = None
+    """Which of several engines is to answer, if it can; None: the one with the least work."""
     is_copy: bool = False
     """Whether it is one of several answers to a prompt, and not the first: its prompt is counted
     with that one."""

@@ -299,6 +299,7 @@ class EnginesClient:
         ]
 
     def _place(self, request: Request, able: Sequence[int]) -> Placed:
+        able = [i for i in able if i == request.engine] or able
         for i, engine in enumerate(self._engines):
             if engine.restarts != self._restarts[i]:
                 self._restarts[i] = engine.restarts

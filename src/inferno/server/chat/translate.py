@@ -17,6 +17,7 @@ from inferno.server.hosting.served_model import ServedModel
 from inferno.server.http.parsing import Parsed, read
 
 B = TypeVar("B", bound=GenerationRequest)
+_ENGINE_HEADER = "x-data-parallel-rank"
 _SESSION_HEADERS = ("session-id", "session_id", "x-session-id", "x-claude-code-session-id")
 
 
@@ -78,9 +79,18 @@ class Translation:
         return RequestError(cause, error.remedy, param=name, code=error.code, detail=error.detail)
 
 
-def in_session(parsed: Parsed[B], headers: Mapping[str, str]) -> Parsed[B]:
-    """Return a body with the session that its request names, in the body or in a header."""
-    return evolve(parsed, body=evolve(parsed.body, session_id=session_of(parsed.body, headers)))
+def with_headers(parsed: Parsed[B], headers: Mapping[str, str]) -> Parsed[B]:
+    """Return a body with the session and the engine that its request names, in the body or in
+    headers. Raises RequestError."""
+    body, rank = parsed.body, headers.get(_ENGINE_HEADER)
+    session = session_of(body, headers)
+    if rank is None:
+        return evolve(parsed, body=evolve(body, session_id=session))
+    if not rank.isascii() or not rank.isdecimal() or len(rank) > 9:
+        raise RequestError(
+            f"the header {_ENGINE_HEADER} is {rank[:40]!r}", "Send the number of an engine, from 0."
+        )
+    return evolve(parsed, body=evolve(body, session_id=session, data_parallel_rank=int(rank)))
 
 
 def session_of(body: Any, headers: Mapping[str, str]) -> str | None:

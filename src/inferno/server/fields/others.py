@@ -6,7 +6,7 @@ from __future__ import annotations
 from inferno.server.fields.support import IMAGES_AS_GIVEN, Field
 
 _NO_SOUND = "Leave it out: there is no sound in prompts."
-_ONE_ENGINE = "A model has one engine."
+_NO_ROOM = "Leave it out: --decode-with names the instance that computes prompts."
 _EXPERTS = "Leave it out: the choice of experts is not reported."
 
 _GENERATION = (
@@ -45,12 +45,10 @@ _GENERATION = (
     Field("rid", "accepted", "Use request_id."),
     Field("extra_key", "refused", "Use cache_salt."),
     Field("ngram_corpus_id", "refused", "Leave it out: drafts come from the request's own tokens."),
-    Field("bootstrap_host", "refused", _ONE_ENGINE),
-    Field("bootstrap_port", "refused", _ONE_ENGINE),
-    Field("bootstrap_room", "refused", _ONE_ENGINE),
-    Field("routed_dp_rank", "accepted", _ONE_ENGINE),
-    Field("disagg_prefill_dp_rank", "accepted", _ONE_ENGINE),
-    Field("data_parallel_rank", "accepted", _ONE_ENGINE),
+    Field("bootstrap_host", "refused", _NO_ROOM),
+    Field("bootstrap_port", "refused", _NO_ROOM),
+    Field("bootstrap_room", "refused", _NO_ROOM),
+    Field("disagg_prefill_dp_rank", "accepted", "Engines that decode choose it."),
     Field("return_hidden_states", "refused", "Use /v1/embeddings.", harmless=(False,)),
     Field("return_routed_experts", "refused", _EXPERTS, harmless=(False,)),
     Field("routed_experts_start_len", "accepted", _EXPERTS, harmless=(0,)),

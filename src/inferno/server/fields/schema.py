@@ -55,8 +55,16 @@ class GenerationRequest(SamplingFields, StructuredFields):
     prompt_cache_key: str | None = None
     session_ttl: float | None = None
     timeout: float | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def engine(self) -> int | None:
+        """Which of several engines is to answer."""
+        named = self.data_parallel_rank
+        return self.routed_dp_rank if named is None else named
 
 
 def sampling_values(

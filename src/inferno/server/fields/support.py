@@ -70,6 +70,9 @@ _GENERATION = (
         prompt_cache_key=PROMPT_CACHE_KEY,
         session_ttl=SESSION_TTL,
         timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
+        data_parallel_rank="Which of several engines (`--dp`) is to answer, from 0; another does "
+        "while it cannot. The header `x-data-parallel-rank` comes before it.",
+        routed_dp_rank="SGLang's name of `data_parallel_rank`.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
         return_tokens_as_token_ids="Writes the tokens of `logprobs` as `token_id:ID`, and in "
         "completions each one's `top_logprobs`, with `logprobs: 0` too.",

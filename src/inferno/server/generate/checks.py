@@ -37,3 +37,15 @@ def checked_timeout(seconds: float | None) -> float | None:
             f"timeout is {seconds:g}", "Give a positive number of seconds.", param="timeout"
         )
     return seconds
+
+
+def checked_engine(number: int | None, count: int) -> int | None:
+    """Return the engine that a body or a header names, of so many. Raises RequestError."""
+    if number is not None and not 0 <= number < count:
+        raise RequestError(
+            f"data_parallel_rank is {number}, and this model has {count} "
+            f"{'engine' if count == 1 else 'engines'}",
+            f"Leave it out, or give one from 0 to {count - 1}.",
+            param="data_parallel_rank",
+        )
+    return number

@@ -26,7 +26,12 @@ from inferno.request.sessions import SessionHint, hint_of
 from inferno.server.access.limiter import Ending, Limiter
 from inferno.server.chat.rendered import Rendered
 from inferno.server.fields.schema import GenerationRequest, StreamOptions
-from inferno.server.generate.checks import checked_salt, checked_timeout, checked_ttl
+from inferno.server.generate.checks import (
+    checked_engine,
+    checked_salt,
+    checked_timeout,
+    checked_ttl,
+)
 from inferno.server.http.parsing import Parsed
 from inferno.server.observe.record import Record, current
 
@@ -61,9 +66,11 @@ class Prepared:
     prompt_only: bool = False
     """Score the prompt, and drop the one token that the engine always samples."""
     pooling: Reduction | None = None
+    """What each prompt becomes instead of being continued."""
     seconds: Sequence[int] = ()
     """Where the second text of each prompt begins (`Request.second`), if some have two."""
-    """What each prompt becomes instead of being continued."""
+    engine: int | None = None
+    """Which of several engines is to answer (`Request.engine`)."""
     rendered: Rendered | None = None
     """The conversation that the prompt was made from, if there is one."""
     session: str | None = None
@@ -102,6 +109,7 @@ class Prepared:
             session=data.session_id or data.prompt_cache_key,
             session_ttl=checked_ttl(data.session_ttl),
             timeout=checked_timeout(data.timeout),
+            engine=data.engine,
         )
 
     @property
@@ -191,6 +199,7 @@ class Generation:
             lora=self.llm.preprocessor.adapters.known(prepared.model),
             session=self._session(),
             tenant=self.owner,
+            engine=checked_engine(prepared.engine, max(1, len(self.llm.engines))),
         )
         if not self.llm.alive:
             raise EngineDeadError(

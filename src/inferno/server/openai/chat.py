@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.server.chat.conversation import prepare
-from inferno.server.chat.translate import in_session
+from inferno.server.chat.translate import with_headers
 from inferno.server.fields.schema import ChatRequest
 from inferno.server.hosting.models import Models
 from inferno.server.http.parsing import Parsed, post_body
@@ -24,6 +24,6 @@ async def chat_completions(
 ) -> Response[Any]:
     """Generate the next message of a conversation."""
     model = await models.find(data.body.model, stream=data.body.stream)
-    conversation = await prepare(in_session(data, request.headers), model)
+    conversation = await prepare(with_headers(data, request.headers), model)
     shape = ChatShape(model, data.body, conversation)
     return await model.pipeline.respond(conversation.prepared, shape, request.receive)

@@ -12,7 +12,7 @@ from litestar.params import JSONBody
 
 from inferno.errors import RequestError
 from inferno.request.sampling_params import SamplingParams
-from inferno.server.chat.translate import in_session
+from inferno.server.chat.translate import with_headers
 from inferno.server.fields.schema import CompletionRequest, sampling_values
 from inferno.server.generate.generation import Prepared
 from inferno.server.hosting.models import Models
@@ -36,7 +36,7 @@ async def completions(
     """Continue a string, or token ids."""
     body = data.body
     model = await models.find(body.model, stream=body.stream)
-    prepared, texts = await prepare_text(in_session(data, request.headers), model)
+    prepared, texts = await prepare_text(with_headers(data, request.headers), model)
     reports_prompt = "prompt_logprobs" in sampling_values(body)
     n = prepared.params.n
     shape = TextShape(model, body, texts, list(prepared.prompts), n, reports_prompt=reports_prompt)
