@@ -38,9 +38,11 @@ class Sessions(Protocol):
     num_pinned: int
     """Blocks that are pinned, counted once for each session."""
 
-    def note(self, hint: SessionHint, keys: Sequence[bytes]) -> None:
+    def note(self, hint: SessionHint, keys: Sequence[bytes], age: float = 0.0) -> None:
         """Let a session have the blocks of a request that has ended or lost its row, which are
-        cached, and about to be idle. What only its older prompt had is not pinned any more."""
+        cached, and about to be idle. What only its older prompt had is not pinned any more. Of
+        requests at the same time, the longest has the session: an agent asks something short
+        while its conversation is answered. `age`: seconds since the request was queued."""
         ...
 
     def views(self, owner: str, name: str | None, limit: int) -> list[SessionView]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import define
@@ -62,7 +63,8 @@ class KeptSessions(NoSessions):
         computed of one that is not continues nothing yet."""
         hint, count = sequence.request.session, sequence.num_inserted
         if hint is not None and sequence.num_computed >= len(sequence.request.token_ids):
-            self.sessions.note(hint, sequence.keys[:count])
+            age = monotonic() - sequence.arrived
+            self.sessions.note(hint, sequence.keys[:count], age)
 
     def views(self, owner: str, name: str | None = None, limit: int = 1) -> list[SessionView]:
         """Return what is kept for an owner's sessions, used last first; for one, if it is named."""

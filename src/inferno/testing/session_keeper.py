@@ -68,6 +68,26 @@ class SessionKeeperTests(Installed):
                 ),
             )
 
+    def test_of_prompts_at_the_same_time_the_longest_has_the_session(self, filled: Filled) -> None:
+        clock = _Clock()
+        with clock.instead_of(self.clock):
+            filled.cache(KEYS[:5])
+            filled.cache(OTHER[:4])
+            sessions, hint = filled.sessions, SessionHint("a")
+
+            def pinned(keys: Sequence[bytes], age: float) -> int:
+                clock.now += 10
+                sessions.note(hint, keys, age)
+                [view] = sessions.views("", "a", 1)
+                return view.pinned // BLOCK_SIZE
+
+            assert pinned(OTHER[:4], 1) == 4
+            assert pinned(KEYS[:5], 25) == 5, "it was queued before, and is longer"
+            assert pinned(OTHER[:4], 15) == 5, "it was queued before that ended, and is shorter"
+            assert sessions.num_pinned == 5
+            assert pinned(OTHER[:4], 5) == 4, "a newer one"
+            assert pinned(KEYS[:2], 0) == 2, "the same"
+
     def test_without_a_session_it_is_the_cache_inside(self, filled: Filled) -> None:
         filled.cache(KEYS[:3])
         cache = filled.sessions.cache

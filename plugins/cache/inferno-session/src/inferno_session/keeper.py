@@ -39,7 +39,10 @@ class Session:
 
     id: Id
     keys: list[bytes] = field(factory=list)
-    """Of the blocks of its latest prompt and answer, each with all before it."""
+    """Of the blocks of its latest prompt and answer, each with all before it; of several at the
+    same time, the longest's."""
+    noted: float = 0.0
+    """When a request of it ended last."""
     pinned: int = 0
     """How many of the leading ones are pinned in memory."""
     until: float = 0.0
@@ -94,7 +97,7 @@ class Keeper:
     def num_sessions(self) -> int:
         return len(self._sessions)
 
-    def note(self, hint: SessionHint, keys: Sequence[bytes]) -> None:
+    def note(self, hint: SessionHint, keys: Sequence[bytes], age: float = 0.0) -> None:
         now = time.time()
         self._expire(now)
         keys = list(keys[: self.need.quota // self.need.block_size])
@@ -105,7 +108,9 @@ class Keeper:
         if session is None:
             session = Session(id)
             self._owned[hint.owner] += 1
-        self._sessions[id] = session
+        elif now - age < session.noted and len(keys) < len(session.keys):
+            keys = session.keys
+        self._sessions[id], session.noted = session, now
         self._repin(session, keys)
         session.until = now + (self.need.ttl if hint.ttl is None else hint.ttl)
         heapq.heappush(self._ends, (session.until, next(self._entries), session))
