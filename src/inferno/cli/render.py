@@ -169,7 +169,7 @@ def _linked(link: Link, store: StoreUse, plan: Plan) -> str:
     token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token"
     if link.role == "prefill":
         url = link.url
-        if (last := (plan.engines.count if plan.engines else 1) * store.ranks - 1) > 0:
+        if last := store.engines * store.ranks - 1:
             url += f" to {address_of(url, last)}"
         return f"{name}: computes prompts for those that connect to {url}, {token}"
     return (

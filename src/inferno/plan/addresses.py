@@ -1,4 +1,4 @@
-"""Addresses of engines and ranks that each publish or listen at one of their own."""
+"""The separate addresses at which engines and ranks publish, listen and connect."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def address_of(url: str, number: int) -> str:
     return f"{parts[1]}:{int(parts[3]) + number}"
 
 
-def url_of_engine(urls: str, engine: int) -> str:
-    """Return the one of several URLs, divided by commas, that an engine connects to: by turns."""
-    each = urls.split(",")
-    return each[engine % len(each)].strip()
+def urls_of(text: str) -> list[str]:
+    """Return the URLs of a list that is separated by commas."""
+    return [url.strip() for url in text.split(",")]
 
 
 def check_addresses(options: Options) -> None:
@@ -48,7 +47,9 @@ def check_addresses(options: Options) -> None:
             )
         for other, at, start, length in taken:
             is_disjoint = first + count <= start or start + length <= first
-            if is_disjoint or not _is_one_host(host, at) or count + length == 2:
+            if is_disjoint or not _is_one_host(host, at):
+                continue
+            if count == length == 1:  # both were given: the system refuses the second one
                 continue
             raise OptionError(
                 f"{other} and {flag} share ports: their {length} and {count} processes need those "

@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from inferno.contracts import Link, StoreNeed
-from inferno.plan.addresses import address_of, url_of_engine
+from inferno.plan.addresses import address_of, urls_of
 from inferno.plan.cache_groups import CacheGroupPlan
 
 
@@ -87,14 +87,16 @@ class StoreUse:
         )
 
     def link_of(self, rank: int | None) -> Link | None:
-        """Return the end of a link that one process has, or a rank: each is linked with one of
-        the other instance, by an address of their own."""
+        """Return the end of a link of this engine, or of one of its ranks. Each is connected to one
+        process of the other instance, through a separate address. Engines that decode take the
+        URLs by turns."""
         if (link := self.link) is None:
             return None
         if link.role == "prefill":
             url = address_of(link.url, self.engine * self.ranks + (rank or 0))
         else:
-            url = address_of(url_of_engine(link.url, self.engine), rank or 0)
+            urls = urls_of(link.url)
+            url = address_of(urls[self.engine % len(urls)], rank or 0)
         return evolve(link, url=url)
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:

@@ -12,6 +12,7 @@ from inferno.catalog import Catalog
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
 from inferno.errors import OptionError, UnsupportedError
+from inferno.plan.addresses import urls_of
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -32,14 +33,14 @@ def choose_store(
             "Leave out --cache-policy none.",
         )
     folder = None if options.kv_store is None else Path(options.kv_store).expanduser().absolute()
-    urls = [] if link is None else [url.strip() for url in link.url.split(",")]
+    links = [] if link is None else [evolve(link, url=url) for url in urls_of(link.url)]
     need = StoreNeed(
         layout="",
         sizes=(),
         folder=folder,
         folder_limit=host.parse_size(options.kv_store_size, "--kv-store-size"),
         host_limit=1 if options.cpu_mem_fold else 0,
-        link=None if link is None else evolve(link, url=urls[0]),
+        link=links[0] if links else None,
     )
     choice = choose(
         catalog.of("inferno_block_stores"),
@@ -57,10 +58,9 @@ def choose_store(
         link=link,
         hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
     )
-    for url in urls[1:]:  # those of other engines
-        assert link is not None, "it has URLs"
-        if why := _refusal(choice.item, evolve(need, link=evolve(link, url=url))):
-            raise UnsupportedError(f"--decode-with {url}: {why}", "Name another instance.")
+    for other in links[1:]:  # of other engines
+        if why := _refusal(choice.item, evolve(need, link=other)):
+            raise UnsupportedError(f"--decode-with {other.url}: {why}", "Name another instance.")
     return Decided(use, (("block store", choice.offer),), choice.refusals)
 
 
@@ -92,7 +92,7 @@ def _link(options: Options) -> Link | None:
             "a link to other instances excludes kv_store and cpu_mem_fold",
             "Leave out --kv-store and --cpu-mem-fold, or the link.",
         )
-    if (count := len(url.split(","))) > (options.dp if options.decode_with else 1):
+    if (count := len(urls_of(url))) > (options.dp if options.decode_with else 1):
         raise OptionError(
             f"{url} names {count} instances: "
             + (
