@@ -25,7 +25,7 @@ FEWEST_TOKENS = 2
 alone: whatever is known of the others would stay as it is."""
 
 FIRST_SECONDS = 3.0
-"""What the first step of a kind may always take: kernels may be compiled in it."""
+"""The least that is expected of the first step of a kind: it may compile kernels."""
 
 
 def max_step_time(given: float | None, device: str) -> float:
@@ -151,14 +151,14 @@ class StepBudget:
         (self._alone if alone else self._mixed).record(work, seconds)
 
     def expected(self, work: Work, *, alone: bool) -> float | None:
-        """Return the seconds that a step should take; None if that is not known. Of the first step
-        of one kind, an upper bound by what is known of the other kind."""
-        own, other = (self._alone, self._mixed) if alone else (self._mixed, self._alone)
-        if (seconds := own.seconds(work)) is not None or not work.tokens:
+        """Return the seconds that a step should take; None if that is not known. For the first
+        step of one kind it is an upper bound, from steps of the other kind."""
+        if (seconds := self.seconds(*work, alone)) is not None or not work.tokens:
             return seconds
         # Tokens together take at most as long as one after another.
-        each = other.seconds(work if alone else Work(1, work.pairs / work.tokens))
-        return None if each is None else max(FIRST_SECONDS, each * (1 if alone else work.tokens))
+        steps, each = (1, work) if alone else (work.tokens, Work(1, work.pairs / work.tokens))
+        seconds = self.seconds(*each, not alone)
+        return None if seconds is None else max(FIRST_SECONDS, steps * seconds)
 
     def gauge(self, stats: EngineStats) -> EngineStats:
         """Write what tokens cost into the stats, and return them."""
@@ -169,8 +169,8 @@ class StepBudget:
         return stats
 
     def seconds(self, tokens: int, pairs: float, alone: bool) -> float | None:
-        """Return the seconds that a step of so many tokens and pairs takes; None if no step of its
-        kind was recorded."""
+        """Return the seconds that a step with these numbers of tokens and pairs takes; None if no
+        step of its kind was recorded."""
         return (self._alone if alone else self._mixed).seconds(Work(tokens, pairs))
 
     def _looked(self) -> Work:
