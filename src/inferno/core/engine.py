@@ -44,7 +44,7 @@ class Engine:
 
     A step is launched before the results of the `lag` steps before it are committed, so that a
     device computes while the host plans. `constrain` reads a request's adapter, and returns its
-    constraint or None, perhaps in a thread. `forget` forgets adapters but these; `clock` is in s.
+    constraint or None, perhaps in a thread. `forget` keeps only these adapters; `clock`: seconds.
     """
 
     def __init__(

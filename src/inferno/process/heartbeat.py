@@ -17,8 +17,8 @@ from collections.abc import Callable
 BEAT_SECONDS = 1.0
 STILL, MOVED, LATE = b"\0", b"\1", b"\2"
 LATE_AFTER, LATE_FACTOR = 9.0, 20.0
-"""A step is late if it takes both longer than so many seconds and so many times what it should.
-With the beat that says so, it is known after 10 s at most."""
+"""A step is late once it exceeds both this number of seconds and this multiple of its expected
+time. The next beat says so: within 10 s."""
 
 
 class Heart:

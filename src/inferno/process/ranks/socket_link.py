@@ -72,7 +72,7 @@ class _Peer:
             raise ConnectionError(_LEFT)
 
     def close(self) -> None:
-        with suppress(OSError):  # lets whoever reads or writes go on
+        with suppress(OSError):  # wakes threads that read or write
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         self._failed = True

@@ -40,7 +40,8 @@ def checked_timeout(seconds: float | None) -> float | None:
 
 
 def checked_engine(number: int | None, count: int) -> int | None:
-    """Return the engine that a body or a header names, of so many. Raises RequestError."""
+    """Return the engine number of a body or a header. Raises RequestError if it is not one of
+    `count` engines."""
     if number is not None and not 0 <= number < count:
         raise RequestError(
             f"data_parallel_rank is {number}, and this model has {count} "

@@ -28,8 +28,8 @@ from inferno.nn.recurrence import in_turn, runs
 KEPT = "inferno_state"
 """What inferno's state is called in the module that keeps it."""
 LISTED = "listed"
-"""Begins the names of states that code has in a list of its own (`listed`). Such code goes on with
-a state over several tokens, too."""
+"""The prefix of the names of states that modelling code passes as a list (`listed`). Such code can
+continue a state with several tokens at once."""
 
 
 class Kept:
