@@ -58,14 +58,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_alike(items: Sequence[pytest.Item]) -> None:
-    """Mark what `inferno.testing.alike` leaves out of `make test`: all cases of a file but one."""
-    seen = set[tuple[Path, str]]()
+    """Mark what `inferno.testing.alike` leaves out of `make test`: all cases of a file but one, and
+    of the files that have a test but the first, two of three. Each file has a third of its tests,
+    as the count begins elsewhere for each test."""
+    files, tests = defaultdict[str, dict[Path, int]](dict), dict[str, int]()
     for item in items:
         if isinstance(item, pytest.Function) and getattr(item.function, "alike", False):
-            case = item.path, item.function.__name__
-            if case in seen:
+            test = item.function.__qualname__
+            turn = tests.setdefault(test, len(tests))
+            seen = item.path in files[test]
+            which = files[test].setdefault(item.path, len(files[test]))
+            if seen or (which and (which + turn) % 3):
                 item.add_marker(pytest.mark.slow)
-            seen.add(case)
 
 
 def _take_in_turn(config: pytest.Config, items: list[pytest.Item]) -> None:

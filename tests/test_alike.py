@@ -21,8 +21,15 @@ class Kit:
     def test_alike(self, size):
         pass
 
+    @alike
+    def test_also(self):
+        pass
+
     def test_other(self):
         pass
+"""
+CLASSES = """
+from kit import Kit
 
 class TestFirst(Kit):
     pass
@@ -33,17 +40,22 @@ class TestSecond(Kit):
 
 
 @pytest.mark.slow
-def test_of_a_grid_the_first_case_of_each_file_is_not_slow(tmp_path: Path) -> None:
-    for name in ("test_one.py", "test_two.py"):
-        tmp_path.joinpath(name).write_text(TESTS)
+def test_of_a_grid_the_first_case_of_every_third_file_is_not_slow(tmp_path: Path) -> None:
+    tmp_path.joinpath("kit.py").write_text(TESTS)
+    for i in range(4):
+        tmp_path.joinpath(f"test_{i}.py").write_text(CLASSES)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
-    listed = _listed([*command, "-m", "not slow", str(tmp_path)])
-    for name in ("test_one.py", "test_two.py"):
-        assert listed[name] == [
-            "TestFirst::test_alike[1]",
-            "TestFirst::test_other",
-            "TestSecond::test_other",
-        ]
+    command.append(str(tmp_path))
+    assert sum(map(len, _listed(command).values())) == 4 * 2 * (2 + 1 + 1)
+    listed = _listed([*command, "-m", "not slow"])
+    others = ["TestFirst::test_other", "TestSecond::test_other"]
+    first, also = "TestFirst::test_alike[1]", "TestFirst::test_also"
+    assert [sorted(listed[f"test_{i}.py"]) for i in range(4)] == [
+        [first, also, *others],
+        others,
+        [also, *others],
+        [first, *others],
+    ]
 
 
 JOINED = """

@@ -15,9 +15,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc
 @pytest.mark.parametrize(
     "command, figure",
     [
-        ("host_cost.py --sequences 4 --steps 3 --repeats 1", "| 4 |"),
+        pytest.param(
+            "host_cost.py --sequences 4 --steps 3 --repeats 1", "| 4 |", marks=pytest.mark.slow
+        ),
         ("http_cost.py --requests 4 --tokens 3 --repeats 1", "text, streamed"),
-        ("http_latency.py --streams 2 --tokens 5 --rounds 1", "ms a token"),
+        pytest.param(
+            "http_latency.py --streams 2 --tokens 5 --rounds 1",
+            "ms a token",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_runs(command: str, figure: str) -> None:

@@ -126,6 +126,7 @@ def test_a_step_is_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> 
     assert [a.outputs[0].token_ids for a in tried] == [a.outputs[0].token_ids for a in computed]
 
 
+@pytest.mark.slow
 @alike
 def test_the_engine_process_gives_the_same_tokens(made: Any) -> None:
     path, reference = made

@@ -320,6 +320,7 @@ def test_with_room_prefixes_are_found_as_without_windows(
         assert ours[0].num_cached == theirs[0].num_cached
 
 
+@pytest.mark.slow
 @alike
 def test_preemption_for_want_of_window_blocks_changes_nothing(
     toy: Toy, whole: Toy, prompts: list[list[int]]

@@ -45,6 +45,7 @@ def submit(engine: Engine, refs: Sequence[AdapterRef | None]) -> None:
         engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=GREEDY, adapter=ref))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_adapter_of_another_stages_layers_is_computed_there(
     catalog: Catalog, weights: dict[str, Tensor], ranks: int
@@ -115,7 +116,7 @@ def test_adapters_of_the_start_are_checked_against_all_stages(
         load_shared("demo", catalog, 1, pp=2, loras=(f"a={bad}",))
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_other_stages_have_is_known_after_a_sleep(
     catalog: Catalog, weights: dict[str, Tensor], level: int
 ) -> None:

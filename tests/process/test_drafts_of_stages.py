@@ -49,7 +49,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     ("ranks", "stages"),
     [(1, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 4), (2, 2)))],
 )
-@pytest.mark.parametrize("proposer", ["ngram", "demo"])
+@pytest.mark.parametrize("proposer", ["ngram", pytest.param("demo", marks=pytest.mark.slow)])
 def test_drafts_of_the_last_stage_change_nothing(
     catalog: Catalog, alone: Engine, always: None, proposer: str, ranks: int, stages: int
 ) -> None:
@@ -85,6 +85,7 @@ def test_steps_with_drafts_are_in_flight_in_every_stage(catalog: Catalog, always
     assert max(drafted) == 2
 
 
+@pytest.mark.slow
 def test_rows_that_change_owners_with_steps_in_flight_keep_their_tokens(
     catalog: Catalog, alone: Engine, always: None
 ) -> None:

@@ -93,6 +93,7 @@ def test_tokens_are_those_of_one_process(with_client: WithClient, wanted: list[l
     with_client(body)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_and_restarts_its_own_group_only(
     with_client: WithClient, wanted: list[list[int]]
 ) -> None:

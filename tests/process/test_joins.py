@@ -146,7 +146,7 @@ def load(catalog: Catalog, opened: Opened) -> Engine:
     ("ranks", "nodes", "stages"),
     [
         (2, 2, 1),
-        (1, 2, 2),
+        pytest.param(1, 2, 2, marks=pytest.mark.slow),
         pytest.param(4, 2, 1, marks=pytest.mark.slow),
         pytest.param(2, 2, 2, marks=pytest.mark.slow),
     ],
@@ -164,6 +164,7 @@ def test_machines_give_the_tokens_of_one_process_and_end_in_peace(
     assert len(other.ranks) == ranks * stages // nodes
 
 
+@pytest.mark.slow
 def test_each_machine_keeps_its_part_of_a_block(
     catalog: Catalog, first: First, port: int, alone: Engine, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_each_machine_keeps_its_part_of_a_block(
     }
 
 
+@pytest.mark.slow
 def test_processes_of_a_launcher_are_the_ranks_that_it_says(
     catalog: Catalog, first: First, port: int, alone: Engine
 ) -> None:
@@ -381,6 +383,7 @@ def test_a_model_that_is_not_there_is_asked_for(catalog: Catalog, first: First, 
     machines.close()
 
 
+@pytest.mark.slow
 def test_a_machine_too_many_waits_until_it_is_needed(
     catalog: Catalog, first: First, port: int, alone: Engine
 ) -> None:

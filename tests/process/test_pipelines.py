@@ -111,7 +111,7 @@ def test_there_is_a_step_in_flight_for_each_stage_with_its_part_of_the_requests(
         assert rows
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_requests_that_end_and_begin_in_any_order_have_the_tokens_of_one_process(
     catalog: Catalog, alone: Engine, stages: int
 ) -> None:

@@ -115,6 +115,7 @@ def test_updated_ranks_answer_as_if_loaded_with_the_weights(
     engine.close()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_one_rank_changes_none(
     shared: Engine, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

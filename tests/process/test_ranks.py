@@ -460,7 +460,8 @@ def until(true: Callable[[], object], seconds: float = 30) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [{"tp": 2}, {"pp": 2}, pytest.param({"tp": 2, "pp": 2}, marks=pytest.mark.slow)]
+    "shape",
+    [{"tp": 2}, *(pytest.param({**tp, "pp": 2}, marks=pytest.mark.slow) for tp in ({}, {"tp": 2}))],
 )
 def test_processes_give_the_tokens_of_one_with_captured_steps(shape: dict[str, Any]) -> None:
     """With native kernels where they are installed, on the data plane of several processes."""

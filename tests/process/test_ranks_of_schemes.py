@@ -60,6 +60,7 @@ def test_ranks_give_the_tokens_of_one_process(
     same_tokens(path, catalog, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_columns_in_another_order_are_gathered(
     ranks: int, catalog: Catalog, tmp_path: Path

@@ -82,6 +82,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 @alike
 @pytest.mark.parametrize("sandbox", [True, False])
 def test_hostile_code_in_the_engine_reaches_nothing(

@@ -110,6 +110,7 @@ def test_a_text_that_takes_too_long_ends_in_a_sentence(slow: Tokenizer) -> None:
     assert slow.encode("b b") == slow.inside.encode("b b"), "another process encodes the next"
 
 
+@pytest.mark.slow
 def test_a_number_of_many_digits_ends_in_a_sentence(tmp_path: Path) -> None:
     tokenizer = opened(checkpoint(tmp_path / "digits", **split_by(DIGITS)))
     assert tokenizer.encode("1234 and 5") == tokenizer.inside.encode("1234 and 5")
@@ -149,6 +150,7 @@ def test_the_event_loop_goes_on_meanwhile(slow: Tokenizer) -> None:
     assert asyncio.run(run()) < 1.0, "in this process it would be 5 s"
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", **split_by(SLOW))
     with open_model(str(folder), Options(device="cpu", memory="1GiB")) as model:

@@ -107,6 +107,7 @@ def damaged(folder: Path) -> None:
         path.write_bytes(bytes(byte ^ 0x55 for byte in data))
 
 
+@alike
 @pytest.mark.parametrize("harm", [damaged, shutil.rmtree], ids=["damaged", "removed"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_one_rank_has_lost_is_computed_again_by_all(
@@ -122,6 +123,7 @@ def test_what_one_rank_has_lost_is_computed_again_by_all(
     assert answers(PROMPTS[-1:], kv_store=str(tmp_path)) == [(right[-1], 96)], "saved again by all"
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_shares_nothing(tmp_path: Path) -> None:
     def cached(ranks: int) -> int:
         return answers([BASE], ranks=ranks, kv_store=str(tmp_path))[0][1]

@@ -92,6 +92,7 @@ def test_what_one_stage_has_lost_is_computed_again_by_all(
     assert answers(PROMPTS[-1:], **staged) == [(right[-1], 96)], "saved again by all"
 
 
+@pytest.mark.slow
 def test_stages_and_ranks_share_nothing(tmp_path: Path) -> None:
     def cached(ranks: int, stages: int) -> int:
         return answers([BASE], ranks=ranks, pp=stages, kv_store=str(tmp_path))[0][1]

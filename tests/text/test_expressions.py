@@ -79,6 +79,7 @@ def _runs(draw: st.DrawFn) -> str:
 _EXPRESSIONS = st.lists(st.one_of(_ALTERNATIVES, _runs()), min_size=1, max_size=4).map("|".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(_EXPRESSIONS)
 def test_nothing_that_counts_as_proportionate_takes_long(expression: str) -> None:

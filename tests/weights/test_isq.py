@@ -111,7 +111,7 @@ def test_spelling_ignores_case_and_separators_only(name: str) -> None:
     assert not set(spelled(name)) & set("_- QKM")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text("q4_0k=,.*? model", max_size=24))
 def test_any_text_is_a_plan_or_an_error_with_a_way_out(text: str, wide: Path) -> None:
     try:

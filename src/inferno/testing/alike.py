@@ -9,8 +9,10 @@ _Test = TypeVar("_Test", bound=Callable[..., object])
 
 
 def alike(test: _Test) -> _Test:
-    """Say that the cases of a test are alike: of each file that has it, in a class of its own or
-    by inheritance, the first one is run by `make test`, and all of them by `make test-all`."""
+    """Say that the cases of a test are alike: of a file that has it, by itself or by inheritance,
+    `make test` runs the first one, and `make test-all` all of them. Of the files of a test but the
+    first, `make test` takes every third, other ones for each test. A run of one plugin's tests
+    takes all cases."""
     test.__dict__["alike"] = True
     return test
 

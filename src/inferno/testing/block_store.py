@@ -18,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from inferno.catalog import Catalog
 from inferno.contracts import BlockStore, Mover, Placed, StoreIndex, StoreNeed
 from inferno.errors import OptionError
+from inferno.testing.alike import alike
 from inferno.testing.cache_policy import GROUPS
 from inferno.testing.installed import Installed
 from inferno.testing.store_machine import StoreMachine, damage, data_files
@@ -305,6 +306,7 @@ class StoreTests(Installed):
 
     # --- with a scheduler -------------------------------------------------------------------------
 
+    @alike
     @pytest.mark.parametrize("groups", GROUPS)
     def test_right_content_whatever_happens(
         self, item: BlockStore, groups: str, tmp_path: Path

@@ -47,11 +47,11 @@ WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
 """Window -> blocks of its group: enough for little more than one sequence."""
 CHUNK = 6
 GROUPS: Mapping[str, Callable[[], list[CacheGroup]]] = {
+    "all": lambda: [FullGroup(), *_windows(), _states(3, num_snapshots=1)],
     "full": lambda: [FullGroup()],
     "windows": lambda: [FullGroup(), *_windows()],
     "chunks": lambda: [FullGroup(), WindowGroup(1, 8, BLOCK_SIZE, CHUNK, chunked=True)],
     "states": lambda: [FullGroup(), _states(1, num_snapshots=3)],
-    "all": lambda: [FullGroup(), *_windows(), _states(3, num_snapshots=1)],
 }
 
 

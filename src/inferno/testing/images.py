@@ -200,6 +200,7 @@ class ImageTests(SeeingToy):
     `vision_config`. Prompts have token ids below 140. Override `inputs_of`: what the reference is
     given for images. Weights are like trained ones."""
 
+    @alike
     @pytest.mark.parametrize("run", RUNS)
     def test_tokens_are_the_reference_s(
         self, run: str, checkpoint: Path, asked: Sequence[Asked]
@@ -218,6 +219,7 @@ class ImageTests(SeeingToy):
         if run == "no embeddings kept":
             assert seeing_of(engine).computed > len(self.sizes) + 1
 
+    @alike
     def test_two_images_of_a_size_share_no_blocks(
         self, checkpoint: Path, asked: Sequence[Asked]
     ) -> None:
@@ -233,6 +235,7 @@ class ImageTests(SeeingToy):
         assert several == asked[2].wanted
         assert cached >= 32 or elsewhere, "the same image, whatever follows"
 
+    @alike
     def test_preempted_sequences_go_on(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
         with self.opened(checkpoint, max_num_batched_tokens=32) as opened:
             longest = max(len(each.ids) for each in asked) + LENGTH
@@ -244,12 +247,14 @@ class ImageTests(SeeingToy):
             assert answers == [each.wanted for each in asked]
         assert engine.stats().preemptions > 0
 
+    @alike
     def test_an_image_is_computed_once(self, checkpoint: Path, asked: Sequence[Asked]) -> None:
         with self.opened(checkpoint, max_num_batched_tokens=16) as opened:
             engine = Engine.load(opened)
         generated(engine, asked)
         assert seeing_of(engine).computed == len(self.sizes) + 1
 
+    @alike
     def test_a_request_whose_pixels_are_gone_fails_alone(
         self, checkpoint: Path, asked: Sequence[Asked], tmp_path: Path
     ) -> None:

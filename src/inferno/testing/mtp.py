@@ -104,6 +104,7 @@ class MTPTests(MTPRankTests):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
 
+    @alike
     def test_a_converted_gguf_file_keeps_the_layers_that_it_can_name(
         self, checkpoint: Path, catalog: Catalog, tmp_path: Path
     ) -> None:
@@ -127,6 +128,7 @@ class MTPTests(MTPRankTests):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
 
+    @alike
     @alike
     @pytest.mark.parametrize(
         ("always", "budget", "lag"),

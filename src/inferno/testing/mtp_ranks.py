@@ -13,7 +13,7 @@ from torch import Tensor
 from inferno.catalog import Catalog
 from inferno.errors import EngineDeadError
 from inferno.request.sampling_params import SamplingParams
-from inferno.testing.alike import in_turn
+from inferno.testing.alike import alike, in_turn
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_runs import assert_same, draft_always, knowing, load, requests, run
 from inferno.testing.thread_ranks import load_shared
@@ -77,6 +77,7 @@ class MTPRankTests(Installed):
             counts = theirs.draft_tokens, theirs.accepted_tokens
             assert (mine.draft_tokens, mine.accepted_tokens) == counts
 
+    @alike
     def test_good_layers_are_believed_among_ranks(self, catalog: Catalog, tmp_path: Path) -> None:
         """Of a model whose next token depends on the last one only."""
         path = knowing(self.config, self.stored, tmp_path)
@@ -90,6 +91,7 @@ class MTPRankTests(Installed):
             engine.close()
             assert stats.accepted_tokens == stats.draft_tokens > 30
 
+    @alike
     def test_a_proposer_that_fails_on_one_rank_ends_the_group(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -7,6 +7,7 @@ Suffixes: V vocabulary.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import text_config
+from inferno.testing.alike import alike
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import Toy, generate, load_toy, ragged_prompts
 from inferno.testing.trained_weights import like_trained
@@ -106,8 +108,13 @@ class SpellingTests:
         assert named[0] == named[1]
         assert toys[0].plan.max_model_len == toys[1].plan.max_model_len
 
-    def test_its_config_is_read_without_torch(self) -> None:
-        assert_torch_free((json.dumps(text_config(self.config) or self.config),))
+    @alike
+    def test_configs_are_read_without_torch(self) -> None:
+        """Checked for all classes of a test file in one process."""
+        module = vars(sys.modules[type(self).__module__]).values()
+        classes = [c for c in module if isinstance(c, type) and issubclass(c, SpellingTests)]
+        configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
+        assert_torch_free(tuple(sorted(json.dumps(text_config(c) or c) for c in configs)))
 
     def _vocabulary(self, toys: tuple[Toy, Toy]) -> int:
         assert toys[0].plan.vocab_size == toys[1].plan.vocab_size

@@ -99,7 +99,13 @@ def generate(server: httpx.Client) -> tuple[list[int], str]:
 
 
 @alike
-@pytest.mark.parametrize("how", ["in a pause", "at once", "in parts"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "in a pause",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("at once", "in parts")),
+    ],
+)
 def test_weights_of_a_process_group_answer_as_the_same_weights_of_a_file(
     server: httpx.Client, tmp_path: Path, how: str
 ) -> None:
@@ -135,6 +141,7 @@ def test_weights_of_a_process_group_answer_as_the_same_weights_of_a_file(
     assert trainer.leave().status_code == 400  # there is none any more
 
 
+@pytest.mark.slow
 def test_tensors_that_do_not_fit_change_nothing(server: httpx.Client) -> None:
     before = generate(server)
     trainer = Trainer(server, "wrong")

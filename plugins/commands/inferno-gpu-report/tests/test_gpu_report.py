@@ -214,7 +214,10 @@ def test_the_ragged_load_is_nano_vllms() -> None:
     assert (load.prompt_tokens, load.output_tokens) == (142_827, 133_966)
 
 
-@pytest.mark.parametrize(("size", "count"), [("0.6B", 596_049_920), ("8B", 8_190_735_360)])
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [("0.6B", 596_049_920), pytest.param("8B", 8_190_735_360, marks=pytest.mark.slow)],
+)
 def test_random_checkpoints_have_the_published_number_of_weights(
     size: str, count: int, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_an_image_is_scaled_and_cut_as_in_training(
     assert tiles is None or tile_grid(size, tiling) == tiles
 
 
+@pytest.mark.slow
 def test_a_number_of_tokens_that_may_not_be_exceeded_leaves_fewer_tiles() -> None:
     from PIL import Image
 
