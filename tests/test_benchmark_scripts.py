@@ -12,18 +12,13 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, figure",
     [
-        pytest.param(
-            "host_cost.py --sequences 4 --steps 3 --repeats 1", "| 4 |", marks=pytest.mark.slow
-        ),
+        ("host_cost.py --sequences 4 --steps 3 --repeats 1", "| 4 |"),
         ("http_cost.py --requests 4 --tokens 3 --repeats 1", "text, streamed"),
-        pytest.param(
-            "http_latency.py --streams 2 --tokens 5 --rounds 1",
-            "ms a token",
-            marks=pytest.mark.slow,
-        ),
+        ("http_latency.py --streams 2 --tokens 5 --rounds 1", "ms a token"),
     ],
 )
 def test_runs(command: str, figure: str) -> None:

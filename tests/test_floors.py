@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,9 +72,14 @@ WITH_ROOM = {"core/schedule/scheduler.py": 280, "core/runner/model_runner.py": 2
 """What every new need of a request would like to be written into, and the lines that each has."""
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+@cache
+def imports(path: Path) -> list[tuple[str, str]]:
     """(module, name) of every import that runs, in functions too: `if TYPE_CHECKING` does not
     count."""
+    return list(_imports(ast.parse(path.read_text())))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     guarded = {
         id(node)
         for test in ast.walk(tree)
@@ -106,7 +112,7 @@ def is_library(path: Path) -> bool:
 def rooms(path: Path) -> set[str]:
     """The rooms of inferno that the module imports."""
     names = set()
-    for module, name in imports(ast.parse(path.read_text())):
+    for module, name in imports(path):
         package, *rest = module.split(".")
         if package == "inferno":
             names.add(rest[0] if rest else name if name in HEIGHT else "__init__")
@@ -146,7 +152,7 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
         plugin = path.relative_to(ROOT).parts[4]
         command = path.is_relative_to(COMMANDS)
         endpoints, library = has_endpoints(path), is_library(path)
-        for module, name in imports(ast.parse(path.read_text())):
+        for module, name in imports(path):
             package, *rest = module.split(".")
             if package == "inferno" and library:
                 known = not rest and name in inferno.__all__
@@ -170,7 +176,7 @@ def test_a_plugins_tests_know_the_public_modules_and_no_other_plugin() -> None:
         if path.is_relative_to(COMMANDS) or has_endpoints(path):
             continue  # they are tests of the kernel's rooms too
         plugin = path.relative_to(ROOT).parts[2].replace("-", "_")
-        for module, name in imports(ast.parse(path.read_text())):
+        for module, name in imports(path):
             package, *rest = module.split(".")
             # The demo model is a checkpoint that any plugin's tests may convert.
             ours = package.startswith("inferno_") and package not in (plugin, "inferno_demo")

@@ -138,6 +138,7 @@ def test_each_engine_has_its_prompts_computed_and_tells_its_own_blocks(
     with_client(body)
 
 
+@pytest.mark.slow
 def test_a_subscriber_hears_the_second_engine_at_the_next_port(
     with_client: WithClient, published: list[int]
 ) -> None:

@@ -85,6 +85,7 @@ def followers(client: EnginesClient, engine: int) -> list[int]:
     return [child for child, command in commands.items() if b"process.ranks" in command]
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_one_process(with_client: WithClient, wanted: list[list[int]]) -> None:
     async def body(client: EnginesClient) -> None:
         await assert_answers(client, wanted)

@@ -58,8 +58,8 @@ def picture_file(seed: int, size: tuple[int, int], format: str = "PNG") -> bytes
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (4, 4, 3), np.uint8)
     image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-    noise = rng.integers(-12, 13, (*image.size[::-1], 3))
-    pixels = (np.asarray(image).astype(int) + noise).clip(0, 255).astype(np.uint8)
+    noisy = np.asarray(image).astype(int) + rng.integers(-12, 13, (*image.size[::-1], 3))
+    pixels = noisy.clip(0, 255).astype(np.uint8)
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, format)
     return written.getvalue()
@@ -261,9 +261,8 @@ class ImageTests(SeeingToy):
         with self.opened(checkpoint) as opened:
             engine = Engine.load(opened)
         lost = SeeingTokens(asked[1].ids)
-        lost.images = tuple(
-            attrs.evolve(image, path=str(tmp_path / "none")) for image in images_of(asked[1].ids)
-        )
+        gone, images = str(tmp_path / "none"), images_of(asked[1].ids)
+        lost.images = tuple(attrs.evolve(image, path=gone) for image in images)
         outputs = run(engine, [lost, asked[0].ids, asked[4].ids])
         assert outputs[0][-1].error_kind == "NonFiniteError"
         assert [o.token_id for o in outputs[1]] == asked[0].wanted
@@ -369,8 +368,7 @@ def _encoders(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def seeing_of(engine: Engine) -> Seeing:
     """Return the engine's part of steps that computes images."""
     runner: Any = engine._runner
-    seeing: Seeing = next(part for part in runner._parts if isinstance(part, Seeing))
-    return seeing
+    return next(part for part in runner._parts if isinstance(part, Seeing))
 
 
 def run(engine: Engine, prompts: Sequence[Any]) -> list[list[Any]]:
@@ -395,9 +393,8 @@ def run(engine: Engine, prompts: Sequence[Any]) -> list[list[Any]]:
 def generated(engine: Engine, asked: Sequence[Asked]) -> tuple[list[list[int]], list[int]]:
     """Return the tokens of the answers, and how many of each prompt were cached."""
     outputs = run(engine, [each.ids for each in asked])
-    return [[o.token_id for o in each] for each in outputs], [
-        each[0].num_cached for each in outputs
-    ]
+    tokens = [[output.token_id for output in each] for each in outputs]
+    return tokens, [each[0].num_cached for each in outputs]
 
 
 __all__ = ["ImageTests", "Picture", "SeeingToy", "picture_file"]

@@ -81,6 +81,7 @@ def test_memory_that_only_bursts_need_can_be_written_again() -> None:
             slots.give(buffer)
 
 
+@pytest.mark.slow
 def test_memory_is_trimmed_by_one_thread_while_another_uses_it() -> None:
     slots, ended = Slots.of(2 * 4096, 0, 64 * 2 * 4096), threading.Event()
 
