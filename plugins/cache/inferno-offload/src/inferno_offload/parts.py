@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import xxhash
 from attrs import define, field, frozen
@@ -25,7 +25,6 @@ from inferno_offload.index import (
 
 if TYPE_CHECKING:  # a survey of folders needs no torch
     from inferno.contracts import Placed
-    from inferno_offload.beside import Beside
     from inferno_offload.slots import Buffer
 
 PAGE = 4096
@@ -54,12 +53,21 @@ class Read:
     part: Part
     place: Place
     buffer: Buffer
-    source: Beside | None = None
+    source: Source | None = None
     """Whose file it is in; None: this process's."""
 
     @property
     def offset(self) -> int:
         return self.place.offset
+
+
+class Source(Protocol):
+    """Another process's file of parts, and what is known of it."""
+
+    parts: PartsFile
+
+    def forget(self, part: Part) -> None:
+        """Forget a part that is not whole."""
 
 
 _Moved = TypeVar("_Moved", Write, Read)
