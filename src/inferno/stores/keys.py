@@ -23,13 +23,19 @@ def extend_keys(
     a block's tokens and images, everything before them, and what they are computed with. 128 bits
     of BLAKE2b, so that no request can be crafted to hit another's blocks.
     """
-    for index in range(len(keys), len(token_ids) // block_size):
-        parent = keys[-1] if keys else _root(salt, adapter)
-        tokens = array("i", token_ids[index * block_size : (index + 1) * block_size])
-        content = parent + tokens.tobytes()
+    first, stop = len(keys) * block_size, len(token_ids) // block_size * block_size
+    if first >= stop:
+        return
+    parent = keys[-1] if keys else _root(salt, adapter)
+    tokens = array("i", token_ids[first:stop])
+    content, size = memoryview(tokens.tobytes()), tokens.itemsize * block_size
+    for index, start in enumerate(range(0, len(content), size), len(keys)):
+        block = blake2b(parent, digest_size=16)
+        block.update(content[start : start + size])
         if images:
-            content += images_within(images, index * block_size, (index + 1) * block_size)
-        keys.append(blake2b(content, digest_size=16).digest())
+            block.update(images_within(images, index * block_size, (index + 1) * block_size))
+        parent = block.digest()
+        keys.append(parent)
 
 
 def _root(salt: str, adapter: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -181,7 +181,7 @@ class PartsFile:
         return True
 
     def _write(self, work: Sequence[Write]) -> dict[Write, Place | None]:
-        bodies = [each.buffer.data.numpy().data for each in work]
+        bodies = [each.buffer.body for each in work]
         try:
             whole = self._write_bodies(bodies, work[0].offset)
         except OSError:
@@ -220,7 +220,7 @@ class PartsFile:
             os.close(descriptor)
 
     def _read(self, descriptor: int, work: Sequence[Read]) -> list[bool]:
-        bodies = [each.buffer.data.numpy().data for each in work]
+        bodies = [each.buffer.body for each in work]
         try:
             read_all(descriptor, bodies, work[0].offset)
         except OSError:
@@ -262,6 +262,16 @@ def _together(work: Iterable[_Moved], most: int) -> Iterator[list[_Moved]]:
         end, left = each.offset + nbytes, left - nbytes
     if batch:
         yield batch
+
+
+def groups_in(tier: Container[Part], key: bytes, count: int) -> int:
+    """Return which of `count` groups a tier has of a block, as a set of bits. A step asks of each
+    block of a prompt: a loop takes a fifth of a sum over a generator."""
+    groups = 0
+    for group in range(count):
+        if (key, group) in tier:
+            groups |= 1 << group
+    return groups
 
 
 def parts_of(key: bytes, groups: int) -> Iterator[Part]:

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 
 import torch
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 from torch import Tensor
 
 SPARE, BURST = 64 << 20, 1 << 30
@@ -18,15 +18,30 @@ bursts need is free for the system to take, which costs less than new memory for
 _FREE: int | None = getattr(mmap_module, "MADV_FREE", None)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Buffer:
-    """Memory of one part."""
+    """Memory of one part. A step that fetches a prompt takes hundreds, and needs the content of
+    none: tensors and views of it are made when they are asked for."""
 
-    data: Tensor
+    _memory: Tensor
+    """Of all of its group, or of this one alone."""
     slot: int = -1
     """Its place among the others of its group; -1: it has separate memory."""
-    nbytes: int = field(default=Factory(lambda buffer: buffer.data.nbytes, takes_self=True))
-    """Those of `data`: a tensor takes a microsecond to tell, and many ask."""
+    nbytes: int = field(default=Factory(lambda buffer: buffer._memory.nbytes, takes_self=True))
+    _view: memoryview | None = None
+    """Of the memory of its group."""
+
+    @property
+    def data(self) -> Tensor:
+        return self._memory if self.slot < 0 else self._memory[self.slot]
+
+    @property
+    def body(self) -> memoryview:
+        """Its bytes."""
+        if self._view is None:
+            return self.data.numpy().data
+        start = self.slot * self.nbytes
+        return self._view[start : start + self.nbytes]
 
 
 @define(eq=False)
@@ -38,6 +53,7 @@ class Slots:
     memory: Tensor
     """(slots, bytes of one)"""
     _pages: mmap | None = None
+    _view: memoryview | None = None
     _kept: int = 0
     """Bytes at the beginning that keep their memory."""
     _unused: int = 0
@@ -58,7 +74,7 @@ class Slots:
             except OSError:  # more than the machine has: each buffer then has memory of its own
                 return cls(size, torch.empty(0))
             memory = torch.frombuffer(pages, dtype=torch.uint8).view(count, size)
-            return cls(size, memory, pages, kept)
+            return cls(size, memory, pages, memoryview(pages), kept)
         return cls(size, torch.empty(0))
 
     def take(self) -> Buffer:
@@ -72,7 +88,7 @@ class Slots:
             slot, self._unused = self._unused, self._unused + 1
         else:
             return Buffer(torch.empty(self.size, dtype=torch.uint8))
-        return Buffer(self.memory[slot], slot, self.size)
+        return Buffer(self.memory, slot, self.size, self._view)
 
     def give(self, buffer: Buffer) -> bool:
         """Take a buffer back. Its content is lost once it is given out again. Returns whether there

@@ -15,7 +15,7 @@ from inferno_offload.copying import GroupCopies
 from inferno_offload.files import Fetched, Files, Written
 from inferno_offload.folder import Folder
 from inferno_offload.index import Part, Place
-from inferno_offload.parts import Read, Write, in_group, parts_of
+from inferno_offload.parts import Read, Write, groups_in, in_group, parts_of
 from inferno_offload.pins import Pins
 from inferno_offload.slots import BURST, SPARE, Buffer, Slots
 
@@ -91,11 +91,11 @@ class Store:
         return self._groups.get(key, 0) | self.others.groups_of(key)
 
     def near(self, key: bytes) -> int:
-        return sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self._host)
+        return groups_in(self._host, key, len(self.need.sizes))
 
     def tiers(self, key: bytes) -> Mapping[Tier, int]:
         near = self.near(key) if self.need.host_limit else 0  # else parts are only on their way
-        far = sum(1 << g for g in range(len(self.need.sizes)) if (key, g) in self.on_disk)
+        far = groups_in(self.on_disk, key, len(self.need.sizes))
         return {"host": near, "disk": far | self.others.groups_of(key)}
 
     def watch(self, changed: Callable[[bytes], object]) -> None:
