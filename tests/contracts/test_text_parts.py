@@ -36,6 +36,7 @@ class Stored:
         ("language_model.model", "language_model.lm_head", "vision_tower"),
         ("model.language_model", "lm_head", "model.vision_tower"),
         ("model.text_model", "lm_head", "model.vision_model"),
+        ("model.transformer", "lm_head", "model.vision_backbone"),
         ("thinker.model", "thinker.lm_head", "thinker.visual"),
         ("model", "lm_head", "visual"),
     ],
@@ -50,6 +51,16 @@ def test_the_language_model_is_found_wherever_it_is_stored(
     assert [int(part.read(name)) for name in part.tensors] == [0, 1, 2, 3]
     assert list(part.left_out) == [f"{tower}.conv.weight"]
     assert part.config["tie_word_embeddings"] is False
+
+
+def test_a_decoder_may_be_stored_under_no_name_beside_an_encoder() -> None:
+    """As in Cosmos 3; a decoder without an encoder that is stored so has its head under a name."""
+    inside = ["embed_tokens.weight", "layers.0.mlp.up_proj.weight", "norm.weight"]
+    part = text_part(Stored([*inside, "lm_head.weight", "blocks.0.norm.weight"], text_config={}))
+    assert list(part.tensors) == [*(f"model.{name}" for name in inside), "lm_head.weight"]
+    assert list(part.left_out) == ["blocks.0.norm.weight"]
+    with pytest.raises(CheckpointError, match="no language model where one is expected"):
+        text_part(Stored(inside[:2], text_config={}))
 
 
 def test_a_head_that_is_not_stored_is_tied() -> None:

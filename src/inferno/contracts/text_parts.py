@@ -22,6 +22,7 @@ _DECODERS = (
     "model.language_model.model",
     "model.language_model",
     "model.text_model",
+    "model.transformer",
     "thinker.model",
     "language_model",
     "model",
@@ -35,7 +36,8 @@ _HEADS = (
     "lm_head",
 )
 _BESIDE = re.compile(
-    r"model\.(sam_model|vision_model|qwen2_model|projector|view_sep[ea]rator|image_newline)(\..*)?"
+    r"model\.(sam_model|vision_model|qwen2_model|projector|resampler_model|view_sep[ea]rator"
+    r"|image_newline)(\..*)?"
 )
 """What some checkpoints keep beside the decoder's own modules, not beside the decoder."""
 _OF_THE_WHOLE = (
@@ -91,13 +93,15 @@ class TextPart(RenamedView):
     def _find(self) -> dict[str, str]:
         stored = self.checkpoint.tensors
         inside = [p for p in _DECODERS if any(_holds(stored, f"{p}.{n}") for n in _EMBEDDINGS)]
-        if not inside:
+        places = dict.fromkeys(inside[:1], "model")
+        if not inside and all(_holds(stored, module) for module in _MODULES):
+            places = {module: f"model.{module}" for module in _MODULES}
+        if not places:
             raise CheckpointError(
                 "the checkpoint has no language model where one is expected: there is no "
                 f"embed_tokens.weight under {', '.join(_DECODERS)}",
                 "Check that all files of the model are here.",
             )
-        places = {inside[0]: "model"}
         places |= {head: "lm_head" for head in _HEADS if _holds(stored, head)}
         return {
             f"{place}{name.removeprefix(prefix)}": name
@@ -165,6 +169,8 @@ class SeeingPart(TextPart):
 
 
 _EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte")
+_MODULES = ("embed_tokens", "layers", "norm")
+"""A decoder's modules, which some checkpoints have under no name, an encoder's beside them."""
 
 
 def _holds(stored: Mapping[str, TensorInfo], module: str) -> bool:

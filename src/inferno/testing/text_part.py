@@ -46,8 +46,9 @@ _FAR = 1e-3
 
 class TextPartTests:
     """Set `config` to a toy `config.json` of a whole model, with its `text_config`; sizes of a
-    small encoder are filled in. Prompts have token ids below 140: images' must be above. The
-    reference is transformers' whole model, given text only, with weights like trained ones."""
+    small encoder are filled in, but those that it has as None. Prompts have token ids below 140:
+    images' must be above. The reference is transformers' whole model, given text only, with weights
+    like trained ones."""
 
     config: ClassVar[Mapping[str, Any]]
     computed_by: ClassVar[str]
@@ -64,7 +65,7 @@ class TextPartTests:
     @classmethod
     def reference(cls) -> nn.Module:
         encoders = {
-            name: {**_VISION, **cls.config[name]}
+            name: {k: v for k, v in {**_VISION, **cls.config[name]}.items() if v is not None}
             for name in ("vision_config", "audio_config")
             if name in cls.config
         }

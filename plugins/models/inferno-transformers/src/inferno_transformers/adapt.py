@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -57,11 +57,12 @@ def _with_bias_of_head(checkpoint: Checkpoint, parameters: Collection[str]) -> C
 
 @frozen
 class Recipe:
-    """How stored tensors become one: by `operations`, each inner list is stacked and the results
-    are concatenated."""
+    """How stored tensors become one, by `operations`: each inner list is stacked, the results are
+    concatenated, and what there is then is transposed, or a part of it is taken."""
 
     sources: Sequence[Sequence[str]]
-    operations: Sequence[tuple[str, int]]
+    operations: Sequence[Sequence[Any]]
+    """Names, and numbers: of dimensions, of the first row and how many."""
 
     def info(self, stored: Mapping[str, TensorInfo]) -> TensorInfo:
         """The result's header, from the sources' headers. Raises CheckpointError if the sources do
@@ -77,14 +78,25 @@ class Recipe:
                 "Check the checkpoint: they belong to one tensor of the model.",
             )
         shapes = [list(row[0].shape) for row in infos]
-        for operation, dim in self.operations:
+        for operation, dim, *numbers in self.operations:
             if operation == "MergeModulelist":
                 for shape, row in zip(shapes, infos, strict=True):
                     shape.insert(dim, len(row))
-            else:
+            elif operation == "Concatenate":
                 shapes = [
                     [*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :]]
                 ]
+            elif operation == "Transpose":
+                for shape in shapes:
+                    shape[dim], shape[numbers[0]] = shape[numbers[0]], shape[dim]
+            else:
+                for shape in shapes:
+                    if sum(numbers) > shape[dim]:
+                        raise CheckpointError(
+                            f"{names[0]} has {shape[dim]} rows, of which {sum(numbers)} are needed",
+                            "Check the checkpoint and its config.json.",
+                        )
+                    shape[dim] = numbers[1]
         [shape] = shapes
         return TensorInfo(first.dtype, tuple(shape), math.prod(shape) * DTYPE_BYTES[first.dtype])
 
@@ -92,13 +104,17 @@ class Recipe:
         import torch
 
         rows = [[checkpoint.read(name) for name in names] for names in self.sources]
-        for operation, dim in self.operations:
+        for operation, dim, *numbers in self.operations:
             if operation == "MergeModulelist":
                 rows = [[torch.stack(row, dim)] for row in rows]
-            else:
+            elif operation == "Concatenate":
                 rows = [[torch.cat([tensor for row in rows for tensor in row], dim)]]
+            elif operation == "Transpose":
+                rows = [[each.transpose(dim, numbers[0]) for each in row] for row in rows]
+            else:
+                rows = [[each.narrow(dim, *numbers) for each in row] for row in rows]
         [[tensor]] = rows
-        return tensor
+        return tensor.contiguous()
 
 
 @frozen(eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -25,14 +25,14 @@ from inferno_transformers import skeleton
 from inferno_transformers.headed import conversions
 from inferno_transformers.refusals import REMEDY
 
-KNOWN = ("MergeModulelist", "Concatenate")
-"""Operations that `adapt.Recipe` supports."""
+KNOWN = ("MergeModulelist", "Concatenate", "Transpose")
+"""Operations that `adapt.Recipe` supports, beside those that divide one tensor (`_divided`)."""
 
 
 def recipes(question: str) -> dict[str, Any]:
     """From {"config": config.json, "names": stored tensors}: for each parameter its sources and
-    operations, as [[[name, ...], ...], [[operation, dim], ...]]. Stored tensors that transformers
-    does not read are omitted; unknown ones keep their names."""
+    operations, as [[[name, ...], ...], [[operation, number, ...], ...]]. Stored tensors that
+    transformers does not read are omitted; unknown ones keep their names."""
     request = json.loads(question)
     outline = skeleton.build(request["config"])
     model, wanted = outline.model, dict.fromkeys(outline.parameters, True)
@@ -48,27 +48,85 @@ def recipes(question: str) -> dict[str, Any]:
             name, renamings, converters, model.base_model_prefix, wanted
         )
         if target not in wanted:
+            if pattern and _ignored(model, target):
+                continue
             plain, _ = rename_source_key(name, [], [], model.base_model_prefix, wanted)
             target, pattern = (plain, None) if plain in wanted or pattern else (target, None)
         if target in wanted or not _ignored(model, name):
             sources[target][pattern or name].append(name)
-    return {target: _recipe(found_sources, converters) for target, found_sources in sources.items()}
+    return {
+        name: recipe
+        for target, found_sources in sources.items()
+        for name, recipe in _recipes(target, found_sources, converters, outline.parameters)
+    }
 
 
-def _recipe(sources: dict[str, list[str]], converters: Collection[WeightConverter]) -> list[Any]:
+def _recipes(
+    target: str,
+    sources: dict[str, list[str]],
+    converters: Collection[WeightConverter],
+    shapes: Mapping[str, Sequence[int]],
+) -> Iterator[tuple[str, list[Any]]]:
+    """What a converter makes of stored tensors, by parameter: `target` is the first."""
     for converter in converters:
         if sources.keys() <= set(converter.source_patterns):
-            operations = [[type(op).__name__, getattr(op, "dim", 0)] for op in converter.operations]
-            if (
-                unknown := sorted({name for name, _ in operations} - set(KNOWN))
-                or len(converter.target_patterns) > 1
-            ):
-                told = ", ".join(unknown) if isinstance(unknown, list) else "one tensor to several"
-                raise UnsupportedError(
-                    f"its checkpoints need transformers' conversion {told}", REMEDY
-                )
-            return [[sources[p] for p in converter.source_patterns if p in sources], operations]
-    return [list(sources.values()), []]
+            first, *_ = patterns = converter.target_patterns
+            names = [target.replace(first, pattern) for pattern in patterns]
+            found = [sources[p] for p in converter.source_patterns if p in sources]
+            if len(names) > 1:
+                yield from _divided(names, found, converter, shapes)
+                return
+            operations = [_numbers(operation) for operation in converter.operations]
+            if unknown := sorted({name for name, *_ in operations} - set(KNOWN)):
+                raise _unsupported(", ".join(unknown))
+            yield target, [found, operations]
+            return
+    yield target, [list(sources.values()), []]
+
+
+def _numbers(operation: Any) -> list[Any]:
+    """An operation and the dimensions it is about."""
+    name = type(operation).__name__
+    if name == "Transpose":
+        return [
+            "Transpose" if not operation.check_dims else f"{name} of some",
+            operation.dim0,
+            operation.dim1,
+        ]
+    return [name, getattr(operation, "dim", 0)]
+
+
+def _divided(
+    names: list[str],
+    sources: list[list[str]],
+    converter: WeightConverter,
+    shapes: Mapping[str, Sequence[int]],
+) -> Iterator[tuple[str, list[Any]]]:
+    """The recipes of parameters that share stored tensors: parts of one, or of each list of
+    experts as many as each kind has. Those that the model does not have are left out."""
+    [operation, *others] = converter.operations
+    kind = type(operation).__name__
+    if others or kind not in ("Split", "Chunk", "ErnieFuseAndSplitTextVisionExperts"):
+        told = ", ".join(type(each).__name__ for each in converter.operations)
+        raise _unsupported(f"{told} of one tensor to several")
+    start = 0
+    for place, name in enumerate(names):
+        if kind.startswith("Ernie"):
+            each = -(-len(sources[0]) // len(names))
+            rows = [stored[place * each : (place + 1) * each] for stored in sources]
+            fused: list[Any] = ["MergeModulelist", operation.stack_dim]  # type: ignore[attr-defined]
+            joined = ["Concatenate", operation.concat_dim]  # type: ignore[attr-defined]
+            recipe = [rows, [fused, joined]]
+        else:
+            dim = operation.dim  # type: ignore[attr-defined]
+            size = shapes[name if name in shapes else names[0]][dim]  # chunks are all of one size
+            recipe, start = [sources, [["Narrow", dim, start, size]]], start + size
+        if name in shapes:
+            yield name, recipe
+
+
+def _unsupported(conversion: str) -> UnsupportedError:
+    return UnsupportedError(f"its checkpoints need transformers' conversion {conversion}", REMEDY)
 
 
 def _ignored(model: Any, name: str) -> bool:

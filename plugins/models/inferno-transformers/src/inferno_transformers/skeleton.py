@@ -47,8 +47,8 @@ class Skeleton:
 
     model: Any
     """transformers' PreTrainedModel."""
-    parameters: frozenset[str]
-    """Tensors that transformers loads into it, by name."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """The shapes of the tensors that transformers loads into it, by name."""
     tied: tuple[str, ...]
     """Names of matrices tied to another."""
     keep_fp32: frozenset[str]
@@ -80,7 +80,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     if any(hasattr(module, _FROM_PADDING) for module in model.modules()):
         cause = "its positions leave out tokens of padding that a text itself writes"
         raise UnsupportedError(f"{called(fields)} {CANNOT}: {cause}", REMEDY)
-    parameters = frozenset(model.state_dict())
+    parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if large := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise UnsupportedError(f"its table {large[0]} has more than {LARGEST_TABLE} values", REMEDY)
     _freeze_rotary(model)
