@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from inferno.errors import CheckpointError
 from inferno.testing import TINY_TEXT, DeepEncoderFileTests, ImageTests, SeeingToy
@@ -58,6 +61,41 @@ class Qwen3VL(SeeingToy):
 class TestQwen3VL(Qwen3VL, ImageTests):
     """Features of two layers, and a square of position embeddings that is smaller than one image's
     grid and larger than another's."""
+
+
+PUBLISHED = {
+    r"^model\.(language_model|visual)\.": "",
+    r"\.self_attn\.([qkv])_proj\.": r".self_attn.to_\1.",
+    r"\.self_attn\.o_proj\.": ".self_attn.to_out.",
+    r"\.self_attn\.([qk])_norm\.": r".self_attn.norm_\1.",
+}
+BESIDE = ("layers.0.self_attn.add_q_proj", "layers.0.mlp_moe_gen.up_proj", "proj_in")
+
+
+class TestCosmos3Omni(Qwen3VL, ImageTests):
+    """What reasons in Cosmos 3 Omni, in a checkpoint with its published names: without a prefix,
+    those of Diffusers, and tensors of what generates images."""
+
+    config = {
+        **CONFIG,
+        "architectures": ["Cosmos3OmniForConditionalGeneration"],
+        "model_type": "cosmos3_omni",
+        "vision_config": {**CONFIG["vision_config"], "model_type": "qwen3_vl_vision"},
+    }
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("cosmos")
+        reference.save_pretrained(path)
+        tensors = {f"{name}.weight": torch.ones(4, 4) for name in BESIDE}
+        for name, tensor in reference.state_dict().items():
+            for ours, theirs in PUBLISHED.items():
+                name = re.sub(ours, theirs, name)
+            tensors[name] = tensor.contiguous()
+        assert {"layers.0.self_attn.to_q.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        return path
 
 
 class TestFiles(Qwen3VL, DeepEncoderFileTests):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Reranker, classifier_of
 from inferno_qwen3.gguf import QWEN3, QWEN3_VL
@@ -70,7 +72,16 @@ SEEING = Architecture(
     ),
 )
 
+COSMOS = evolve(
+    SEEING,
+    name="Cosmos3OmniForConditionalGeneration",
+    adapt="inferno_qwen3.vision_config:cosmos",
+    encoders={},
+    checkpoints=("nvidia/Cosmos3-Nano",),
+)
+"""What reasons in Cosmos 3 Omni is a Qwen3-VL; what generates images and sounds is not loaded."""
+
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [CAUSAL, classifier_of(CAUSAL), SEEING]
+    return [CAUSAL, classifier_of(CAUSAL), SEEING, COSMOS]
