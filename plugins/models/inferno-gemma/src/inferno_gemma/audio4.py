@@ -9,6 +9,7 @@ H heads, C head dim, R distances of a window, O the decoder's hidden size.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,15 @@ from inferno.contracts import Grid
 from inferno.nn import AudioEncoder, Linear, RMSNorm
 from inferno_gemma.audio4_config import AudioConfig
 from inferno_gemma.clipped import Clipped, Projector
-
-EPS = 1e-6
-"""Of the norms that do not read the config's."""
-EXCLUDED = -1e9
-"""The score of what is not attended to."""
+from inferno_gemma.conformer import (
+    EPS,
+    FeedForward,
+    LightConvolution,
+    attended,
+    distances,
+    limited,
+    scaled,
+)
 
 
 class Hearing(AudioEncoder):
@@ -47,21 +52,11 @@ class AudioTower(nn.Module):
 
     def forward(self, frames_PW: Tensor) -> Tensor:
         x_LD = self.subsample_conv_projection(frames_PW)
-        places_RD = distances(self.config).to(x_LD)
+        places_RD = distances(self.config.past, self.config.hidden_size).to(x_LD)
         for layer in self.layers:
             x_LD = layer(x_LD, places_RD)
         y_LD: Tensor = self.output_proj(x_LD)
         return y_LD
-
-
-def distances(config: AudioConfig) -> Tensor:
-    """Return embeddings of the distances of a window, sines, then cosines, (R, D): the farthest
-    first, none last."""
-    half = config.hidden_size // 2
-    rate = math.log(10_000) / max(half - 1, 1)
-    waves = torch.exp(torch.arange(half) * -rate)
-    angles = torch.arange(config.past, -1, -1)[:, None] * waves
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Subsample(nn.Module):
@@ -98,68 +93,35 @@ class Strided(nn.Module):
         return F.relu(x_1PWC).permute(0, 3, 1, 2)
 
 
-def limited(x: Tensor, config: AudioConfig) -> Tensor:
-    """Clamp to what training clipped to, or the type's largest number."""
-    most = min(config.gradient_clipping, torch.finfo(x.dtype).max)
-    return x.clamp(-most, most)
-
-
 class AudioLayer(nn.Module):
     """Half an MLP, attention, a convolution, and half an MLP again."""
 
     def __init__(self, config: AudioConfig) -> None:
         super().__init__()
-        self.config = config
-        self.feed_forward1, self.feed_forward2 = FeedForward(config), FeedForward(config)
-        self.self_attn, self.lconv1d = AudioAttention(config), LightConvolution(config)
-        self.norm_pre_attn = RMSNorm(config.hidden_size, EPS)
-        self.norm_post_attn = RMSNorm(config.hidden_size, EPS)
-        self.norm_out = RMSNorm(config.hidden_size, EPS)
+        self.most, size = config.gradient_clipping, config.hidden_size
+        product = partial(Clipped, config)
+        self.feed_forward1, self.feed_forward2 = (
+            FeedForward(size, weight=config.residual_weight, most=self.most, product=product)
+            for _ in range(2)
+        )
+        self.self_attn = AudioAttention(config)
+        self.lconv1d = LightConvolution(
+            size,
+            config.conv_kernel_size,
+            eps=config.rms_norm_eps,
+            most=self.most,
+            product=product,
+        )
+        self.norm_pre_attn = RMSNorm(size, EPS)
+        self.norm_post_attn = RMSNorm(size, EPS)
+        self.norm_out = RMSNorm(size, EPS)
 
     def forward(self, x_LD: Tensor, places_RD: Tensor) -> Tensor:
         x_LD = self.feed_forward1(x_LD)
-        h_LD = self.self_attn(self.norm_pre_attn(limited(x_LD, self.config)), places_RD)
-        x_LD = x_LD + self.norm_post_attn(limited(h_LD, self.config))
+        h_LD = self.self_attn(self.norm_pre_attn(limited(x_LD, self.most)), places_RD)
+        x_LD = x_LD + self.norm_post_attn(limited(h_LD, self.most))
         x_LD = self.feed_forward2(self.lconv1d(x_LD))
-        y_LD: Tensor = self.norm_out(limited(x_LD, self.config))
-        return y_LD
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config: AudioConfig) -> None:
-        super().__init__()
-        self.config, size = config, config.hidden_size
-        self.ffw_layer_1 = Clipped(config, size, 4 * size)
-        self.ffw_layer_2 = Clipped(config, 4 * size, size)
-        self.pre_layer_norm, self.post_layer_norm = RMSNorm(size, EPS), RMSNorm(size, EPS)
-
-    def forward(self, x_LD: Tensor) -> Tensor:
-        h_LD = self.ffw_layer_1(self.pre_layer_norm(limited(x_LD, self.config)))
-        h_LD = limited(self.ffw_layer_2(F.silu(h_LD)), self.config)
-        y_LD: Tensor = self.post_layer_norm(h_LD) * self.config.residual_weight + x_LD
-        return y_LD
-
-
-class LightConvolution(nn.Module):
-    """A gate, and a convolution over the positions before, channel by channel."""
-
-    def __init__(self, config: AudioConfig) -> None:
-        super().__init__()
-        self.config, size, eps = config, config.hidden_size, config.rms_norm_eps
-        self.linear_start = Clipped(config, size, 2 * size)
-        self.linear_end = Clipped(config, size, size)
-        self.depthwise_conv1d = nn.Module()
-        shape = size, 1, config.conv_kernel_size
-        self.depthwise_conv1d.weight = nn.Parameter(torch.empty(shape))
-        self.pre_layer_norm, self.conv_norm = RMSNorm(size, eps), RMSNorm(size, eps)
-
-    def forward(self, x_LD: Tensor) -> Tensor:
-        weight: Tensor = self.depthwise_conv1d.weight  # type: ignore[assignment]  # a Parameter
-        h_LD = F.glu(self.linear_start(self.pre_layer_norm(x_LD)), dim=-1)
-        h_1DL = F.pad(h_LD.t()[None], (weight.shape[-1] - 1, 0))
-        h_LD = F.conv1d(h_1DL, weight, groups=len(weight))[0].t()
-        h_LD = self.conv_norm(limited(h_LD, self.config).contiguous())
-        y_LD: Tensor = self.linear_end(F.silu(h_LD)) + x_LD
+        y_LD: Tensor = self.norm_out(limited(x_LD, self.most))
         return y_LD
 
 
@@ -178,31 +140,19 @@ class AudioAttention(nn.Module):
         self.per_dim_scale = nn.Parameter(torch.empty(self.dim))
 
     def forward(self, x_LD: Tensor, places_RD: Tensor) -> Tensor:
-        past, cap = self.config.past, self.config.attention_logit_cap
+        heads = self.heads, self.dim
         q_LHC, k_LHC, v_LHC = (
-            product(x_LD).float().unflatten(1, (self.heads, self.dim))
+            product(x_LD).float().unflatten(1, heads)
             for product in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q_LHC = q_LHC * (self.dim**-0.5 / math.log(2)) * F.softplus(self.per_dim_scale)
         k_LHC = k_LHC * (math.log(1 + math.e) / math.log(2))
-        k_LHCR, v_LHCR = windows(k_LHC, past), windows(v_LHC, past)
-        places_RHC = self.relative_k_proj(places_RD).float().unflatten(1, (self.heads, self.dim))
-        scores_LHR = torch.einsum("lhc,lhcr->lhr", q_LHC, k_LHCR)
-        scores_LHR = scores_LHR + torch.einsum("lhc,rhc->lhr", q_LHC, places_RHC)
-        scores_LHR = torch.tanh(scores_LHR / cap) * cap
-        seen_LR = seen(len(x_LD), past).to(x_LD.device)
-        scores_LHR = scores_LHR.masked_fill(~seen_LR[:, None], EXCLUDED)
-        y_LHC = torch.einsum("lhr,lhcr->lhc", scores_LHR.softmax(-1), v_LHCR)
+        y_LHC = attended(
+            scaled(q_LHC, self.per_dim_scale),
+            k_LHC,
+            v_LHC,
+            self.relative_k_proj(places_RD).float().unflatten(1, heads),
+            cap=self.config.attention_logit_cap,
+            farthest=False,
+        )
         y_LD: Tensor = self.post(y_LHC.flatten(1).to(x_LD.dtype))
         return y_LD
-
-
-def windows(x_LHC: Tensor, past: int) -> Tensor:
-    """Return each position and those before it, zeros before the first, (L, H, C, R)."""
-    return F.pad(x_LHC, (0, 0, 0, 0, past, 0)).unfold(0, past + 1, 1)
-
-
-def seen(count: int, past: int) -> Tensor:
-    """Return whether a position attends to that of each distance, (L, R): not to the farthest."""
-    place_L, back_R = torch.arange(count), torch.arange(past, -1, -1)
-    return (back_R < past) & (back_R <= place_L[:, None])

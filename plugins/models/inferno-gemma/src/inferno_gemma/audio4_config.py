@@ -1,7 +1,4 @@
-"""The config of Gemma 4's encoder of audio, and what makes its spectrograms. Imports no torch.
-
-Suffixes: N samples, P frames, W mel bins.
-"""
+"""The config of Gemma 4's encoder of audio, and what makes its spectrograms. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +10,16 @@ from attrs import field, frozen
 from attrs.validators import gt
 
 from inferno.configs import check_known, check_positive, read_config, transformers_processor
-from inferno.contracts import Pixels
 from inferno.errors import CheckpointError
+from inferno_gemma.spectrograms import HOP, LOOKS, RATE, MelFrames
 
 if TYPE_CHECKING:
     from inferno_gemma.vision4_config import HearingGemma4Config
 
-RATE, HOP, FRAME = 16_000, 160, 320
-"""Samples a second, between two frames, and of a frame."""
+FRAME = 320
+"""Samples of a frame."""
+__all__ = ["RATE", "SECONDS", "TOKENS", "AudioConfig", "processor"]
+
 SECONDS, TOKENS = 30, 750
 """The longest audio, as published, and the positions that it takes: what is longer, transformers
 cuts."""
@@ -101,20 +100,6 @@ class AudioConfig:
         return (frames + 3) // 4
 
 
-_LOOKS = (
-    "min_frequency",
-    "max_frequency",
-    "preemphasis",
-    "preemphasis_htk_flavor",
-    "fft_overdrive",
-    "input_scale_factor",
-    "mel_floor",
-    "per_bin_mean",
-    "per_bin_stddev",
-)
-"""What a `preprocessor_config.json` may say of spectrograms."""
-
-
 def processor(config: HearingGemma4Config, fields: Mapping[str, Any]) -> MelFrames:
     """Return what prepares audio: an `Architecture.audio`. Raises UnsupportedError where
     transformers is missing, CheckpointError."""
@@ -127,22 +112,6 @@ def processor(config: HearingGemma4Config, fields: Mapping[str, Any]) -> MelFram
     theirs = transformers_processor(
         "gemma4.feature_extraction_gemma4", "Gemma4AudioFeatureExtractor"
     )
-    looks = {name: fields[name] for name in _LOOKS if fields.get(name) is not None}
-    return MelFrames(theirs(feature_size=bins, sampling_rate=RATE, **looks))
-
-
-@frozen
-class MelFrames:
-    """Makes spectrograms by transformers' own class, of which only frames are sent whose samples
-    are all there: what fills the last ones is masked."""
-
-    made: Any
-
-    def __call__(self, samples_N: Any) -> Pixels:
-        if len(samples_N) > SECONDS * RATE:
-            raise ValueError(f"it hears {SECONDS} s")
-        if len(samples_N) <= FRAME - FRAME // 2:
-            raise ValueError("it hears frames of 20 ms")
-        features = self.made([samples_N], return_tensors="np")
-        values_PW = features["input_features"][0][features["input_features_mask"][0]]
-        return Pixels(values_PW, (1, len(values_PW), len(values_PW)))
+    looks = {name: fields[name] for name in LOOKS if fields.get(name) is not None}
+    made = theirs(feature_size=bins, sampling_rate=RATE, **looks)
+    return MelFrames(made, longest=SECONDS * RATE, shortest=FRAME - FRAME // 2 + 1)
