@@ -105,6 +105,14 @@ class ImageTextConfig(Protocol):
         ...
 
 
+@runtime_checkable
+class ImageCountConfig(Protocol):
+    """What it has besides if every image takes as many positions, whatever its size."""
+
+    @property
+    def image_count(self) -> int: ...
+
+
 class AudioProcessor(Protocol):
     """Makes a spectrogram as in training."""
 
@@ -163,4 +171,14 @@ class AudioLayoutConfig(Protocol):
     def audio_layout(self, grid: Grid) -> Sequence[int | None]:
         """Return what is in the place of audio: token ids, and None at each of its positions, in
         order."""
+        ...
+
+
+@runtime_checkable
+class AudioTextConfig(Protocol):
+    """What it has besides if a chat template writes something else for audio than its token."""
+
+    @property
+    def audio_text(self) -> tuple[str, str]:
+        """What a template writes, and the text with the token that is encoded instead."""
         ...

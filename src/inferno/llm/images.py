@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from inferno.contracts import AudioLayoutConfig, ImageLayoutConfig, ImageTextConfig
+from inferno.contracts import (
+    AudioLayoutConfig,
+    AudioTextConfig,
+    ImageLayoutConfig,
+    ImageTextConfig,
+)
 from inferno.errors import RequestError
 from inferno.images.decoding import check_pixels, check_size, data_of, decoded, pillow, upright
 from inferno.images.mediums import AUDIO, IMAGE, MEDIUMS, Medium
@@ -78,9 +83,11 @@ def seeing(
 
 
 def written(text: str, images: PromptImages | None) -> str:
-    """Return what is encoded of a prompt that may have images (`contracts.ImageTextConfig`)."""
+    """Return what is encoded of a prompt with images or audio (`contracts.ImageTextConfig`,
+    `AudioTextConfig`)."""
     config = None if images is None else images.opened.config
-    return text.replace(*config.image_text) if isinstance(config, ImageTextConfig) else text
+    text = text.replace(*config.image_text) if isinstance(config, ImageTextConfig) else text
+    return text.replace(*config.audio_text) if isinstance(config, AudioTextConfig) else text
 
 
 def _layout(config: Any, picture: Picture) -> Sequence[int | None] | None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from inferno import host
-from inferno.contracts import DTYPE_BYTES, ImageModelConfig, ImageSpanConfig
+from inferno.contracts import DTYPE_BYTES, ImageCountConfig, ImageModelConfig, ImageSpanConfig
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.image_use import ImageUse
@@ -40,6 +40,13 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
     [(_, offer)] = model.architecture.offers
     longest = options.max_model_len or config.max_position_embeddings
     most = min(options.max_image_tokens or MOST_TOKENS, longest)
+    if isinstance(config, ImageCountConfig):
+        most, asked = config.image_count, most
+        if asked < most:
+            raise OptionError(
+                f"every image has {most} tokens",
+                "Neither --max-image-tokens nor --max-model-len may be less.",
+            )
     if whole := isinstance(config, ImageSpanConfig):
         fewest, largest = config.image_span
         most = min(most, largest, options.max_num_batched_tokens)

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text) for inferno. Imports no torch until a model is built."""
+"""Gemma 1 to 4 for inferno. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from inferno_gemma.vision_gguf import GEMMA3_ENCODER
 _END_OF_TURN = ("<end_of_turn>",)
 _END_OF_TURN_4 = ("<turn|>", "<|tool_response>")
 """The second follows a call of a tool, whose answer the model would make up."""
-_NOT_LOADED = "text only: this checkpoint's encoders of images and sound are not loaded"
 _SHARED: Mapping[str, Divided] = {**DECODER, "embed_tokens_per_layer": "vocabulary"}
 
 
@@ -105,13 +104,15 @@ def inferno_architectures() -> list[Architecture]:
         Architecture(
             name="Gemma3nForConditionalGeneration",
             model_types=("gemma3n",),
-            config="inferno_gemma.config3n:Gemma3nConfig.from_multimodal",
-            build="inferno_gemma.gemma3n:Gemma3nForCausalLM",
-            adapt="inferno.contracts:text_part",
+            config="inferno_gemma.config3n_media:gemma3n",
+            build="inferno_gemma.gemma3n_media:Gemma3nForConditionalGeneration",
+            adapt="inferno_gemma.config3n_media:seeing",
+            images="inferno_gemma.images:processor3n",
+            audio="inferno_gemma.audio3n_config:processor",
+            unquantized=("encoder.*", "hearing.*"),
             divides=_SHARED,
             stop_tokens=_END_OF_TURN,
             checkpoints=("google/gemma-3n-E2B-it", "google/gemma-3n-E4B-it"),
-            note=_NOT_LOADED,
         ),
         Architecture(
             name="Gemma4ForCausalLM",

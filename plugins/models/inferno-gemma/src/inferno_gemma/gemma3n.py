@@ -11,6 +11,7 @@ Suffixes: T packed tokens, D hidden, A states of a token, I inner width, P width
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -180,8 +181,13 @@ def _sized(x_TD: Tensor, size_T1: Tensor) -> Tensor:
 
 
 class Gemma3nForCausalLM(CausalLM):
-    def __init__(self, config: Gemma3nConfig) -> None:
-        decoder = Gemma3nDecoder.of(
+    def __init__(
+        self,
+        config: Gemma3nConfig,
+        *,
+        decoder: Callable[..., Gemma3nDecoder] = Gemma3nDecoder.of,
+    ) -> None:
+        made = decoder(
             config,
             [Gemma3nDecoderLayer(config, n, each) for n, each in enumerate(attentions(config))],
             rope=RopeByKind.of(config, {FULL: config.rope, SLIDING: config.local_rope}),
@@ -191,5 +197,5 @@ class Gemma3nForCausalLM(CausalLM):
             states=config.altup_num_inputs,
         )
         super().__init__(
-            decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
+            made, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
         )

@@ -1,4 +1,4 @@
-"""Prepares images for Gemma 3 and 4, by transformers' own processors. Imports no torch."""
+"""Prepares images for Gemma 3, 3n and 4, by transformers' own processors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from attrs import frozen
 
 from inferno.configs import given_looks, transformers_processor
 from inferno.contracts import ImageProcessor, Pixels
+from inferno.errors import CheckpointError
+from inferno_gemma.config3n_media import PIXELS, MultimodalGemma3nConfig
+from inferno_gemma.mobilenet_config import STRIDE
 from inferno_gemma.vision4_config import MOST_TOKENS, SeeingGemma4Config
 from inferno_gemma.vision4_config import VisionConfig as VisionConfig4
 from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
@@ -42,6 +45,41 @@ class _Processor:
         cut = pixels.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
         patches = np.ascontiguousarray(cut.reshape(side**2, -1), np.float32)
         return Pixels(patches, (1, side, side))
+
+
+def processor3n(
+    config: MultimodalGemma3nConfig, fields: Mapping[str, Any], most: int
+) -> ImageProcessor:
+    """The same of Gemma 3n. Raises CheckpointError for squares that its encoder does not read."""
+    made, vision = transformers_processor(_MODULE_3N, _CLASS_3N), config.vision
+    given = fields.get("size") or {}
+    side = given.get("height", PIXELS)
+    if given.get("width", side) != side or side % (STRIDE * vision.side) or not side:
+        raise CheckpointError(
+            f"preprocessor_config.json: images have the size {dict(given)}",
+            f"It is a square with sides that {STRIDE * vision.side} divides.",
+        )
+    looks = {"resample": 2, "do_normalize": bool(fields.get("do_normalize"))}
+    looks |= given_looks(fields)
+    return _Processor3n(made(size={"height": side, "width": side}, **looks), vision.side)
+
+
+_MODULE_3N, _CLASS_3N = "siglip.image_processing_pil_siglip", "SiglipImageProcessorPil"
+
+
+@frozen
+class _Processor3n:
+    made: Any
+    side: int
+    """Tokens of an image's side."""
+
+    def __call__(self, image: Image) -> Pixels:
+        """Return the part of each token, row by row."""
+        pixels = np.asarray(self.made(images=[image], return_tensors="np")["pixel_values"][0])
+        side, part = self.side, pixels.shape[1] // self.side
+        cut = pixels.reshape(3, side, part, side, part).transpose(1, 3, 0, 2, 4)
+        parts = np.ascontiguousarray(cut.reshape(side**2, -1), np.float32)
+        return Pixels(parts, (1, side, side))
 
 
 _MODULE_4 = "gemma4.image_processing_pil_gemma4"
