@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from attrs import define, field
 from torch import Tensor, nn
 
+from inferno.images.mediums import IMAGE
 from inferno.nn import ImageInputs, MediaEncoder
 from inferno.plan import Plan
 from inferno.request.requests import ImagePart, Request, overlapping
@@ -167,9 +168,10 @@ class Seeing:
                 if inside.any():
                     index_N = torch.from_numpy(places_N[inside] - image.start + image.first)
                     place_N = places_N[inside]
-                    at.append(
-                        np.stack([mine_N[inside], place_N, np.full_like(place_N, image.stop)])
-                    )
+                    # A position of audio attends to none after it.
+                    seen = image.medium == IMAGE.name
+                    end_N = np.full_like(place_N, image.stop) if seen else place_N + 1
+                    at.append(np.stack([mine_N[inside], place_N, end_N]))
                     if self.encoders:
                         rows.append(self._embeddings_of(image)[index_N.to(self.device)])
         if at:

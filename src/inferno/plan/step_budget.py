@@ -129,7 +129,8 @@ class StepBudget:
         divided, 0 if one is at `start` that does not fit."""
         count = self.fitting(most, start)
         for image in images if self.whole_images and count else ():
-            if image.start < start + count < image.stop and start < image.stop:
+            ends_inside = image.start < start + count < image.stop and start < image.stop
+            if ends_inside and image.medium == "image":  # audio may be divided
                 left = image.stop - start
                 return image.start - start if image.start > start else left * (left <= most)
         return count

@@ -89,23 +89,12 @@ class TestMixture(ArchitectureTests):
 
 
 class TestUnified(ArchitectureTests):
-    """Gemma 4 12B, the language model of a checkpoint that also sees and hears."""
+    """Gemma 4 12B's language model."""
 
     config = {
-        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
-        "model_type": "gemma4_unified",
-        "text_config": {
-            **{k: v for k, v in LARGE.items() if "per_layer" not in k and k != "architectures"},
-            "model_type": "gemma4_unified_text",
-        },
-        "vision_config": {
-            "model_type": "gemma4_unified_vision",
-            "patch_size": 4,
-            "pooling_kernel_size": 2,
-            "mm_embed_dim": 32,
-            "mm_posemb_size": 16,
-        },
-        "audio_config": None,
+        **{k: v for k, v in LARGE.items() if "per_layer" not in k},
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+        "model_type": "gemma4_unified_text",
     }
     rerouted = True  # as above
 

@@ -156,12 +156,14 @@ def inferno_architectures() -> list[Architecture]:
         Architecture(
             name="Gemma4UnifiedForConditionalGeneration",
             model_types=("gemma4_unified",),
-            config="inferno_gemma.config4:Gemma4UnifiedConfig.from_multimodal",
-            build="inferno_gemma.gemma4:Gemma4ForCausalLM",
-            adapt="inferno.contracts:text_part",
+            config="inferno_gemma.unified_config:unified",
+            build="inferno_gemma.unified:Gemma4UnifiedForConditionalGeneration",
+            adapt="inferno_gemma.unified_config:seeing",
+            images="inferno_gemma.images:processor4_unified",
+            audio="inferno_gemma.unified_config:processor",
+            unquantized=("encoder.*", "hearing.*"),
             divides=DECODER,
             stop_tokens=_END_OF_TURN_4,
             checkpoints=("google/gemma-4-12B-it",),
-            note="text only: images and sound are not read",
         ),
     ]

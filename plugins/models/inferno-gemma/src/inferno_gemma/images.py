@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from attrs import frozen
@@ -13,8 +13,8 @@ from inferno.contracts import ImageProcessor, Pixels
 from inferno.errors import CheckpointError
 from inferno_gemma.config3n_media import PIXELS, MultimodalGemma3nConfig
 from inferno_gemma.mobilenet_config import STRIDE
+from inferno_gemma.unified_config import UnifiedConfig
 from inferno_gemma.vision4_config import MOST_TOKENS, SeeingGemma4Config
-from inferno_gemma.vision4_config import VisionConfig as VisionConfig4
 from inferno_gemma.vision_config import SeeingGemma3Config, VisionConfig
 
 if TYPE_CHECKING:
@@ -82,6 +82,15 @@ class _Processor3n:
         return Pixels(parts, (1, side, side))
 
 
+class Patches(Protocol):
+    """A config of images that are cut into patches, of which some make a token."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def pooling_kernel_size(self) -> int: ...
+
+
 _MODULE_4 = "gemma4.image_processing_pil_gemma4"
 
 
@@ -90,15 +99,27 @@ def processor4(config: SeeingGemma4Config, fields: Mapping[str, Any], most: int)
     tokens = min(most, fields.get("max_soft_tokens") or MOST_TOKENS)
     made = transformers_processor(_MODULE_4, "Gemma4ImageProcessorPil")(**given_looks(fields))
     cut = transformers_processor(_MODULE_4, "convert_image_to_patches")
-    return _Processor4(made, cut, config.vision, tokens)
+    return _Processor4(made, cut, config.vision, tokens, config.vision.patch_size)
+
+
+def processor4_unified(
+    config: UnifiedConfig, fields: Mapping[str, Any], most: int
+) -> ImageProcessor:
+    """The same of Gemma 4 12B, whose decoder reads the pixels of each token."""
+    tokens = min(most, fields.get("max_soft_tokens") or MOST_TOKENS, config.patches.mm_posemb_size)
+    made = transformers_processor(_MODULE_4, "Gemma4ImageProcessorPil")(**given_looks(fields))
+    cut = transformers_processor(_MODULE_4, "convert_image_to_patches")
+    return _Processor4(made, cut, config.patches, tokens, config.patches.side)
 
 
 @frozen
 class _Processor4:
     made: Any
     cut: Callable[[Any, int], Any]
-    vision: VisionConfig4
+    vision: Patches
     tokens: int
+    cut_size: int
+    """Pixels of the side of what is sent: a patch's, or a token's."""
 
     def __call__(self, image: Image) -> Pixels:
         """Return patches row by row. Not by `preprocess`, which allows few numbers of tokens, and
@@ -109,6 +130,6 @@ class _Processor4:
             colours, size, self.tokens * merge**2, merge, made.resample
         )
         rescaled = made.rescale(image=scaled, scale=made.rescale_factor)
-        patches = np.ascontiguousarray(self.cut(rescaled, size), np.float32)
-        rows, columns = (side // size for side in scaled.shape[-2:])
+        patches = np.ascontiguousarray(self.cut(rescaled, self.cut_size), np.float32)
+        rows, columns = (side // self.cut_size for side in scaled.shape[-2:])
         return Pixels(patches, (1, rows, columns))

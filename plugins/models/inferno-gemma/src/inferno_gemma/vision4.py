@@ -10,9 +10,9 @@ hidden size, T tokens of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.configs import SLIDING
-from inferno.contracts import AttentionSpec, Grid
+from inferno.contracts import AttentionSpec, AudioModelConfig, Grid, ImageSpanConfig
 from inferno.nn import (
     Attention,
+    AudioEncoder,
     Finalize,
     ImageEncoder,
     ImageInputs,
@@ -40,7 +41,6 @@ from inferno_gemma.sharing import SharingDecoder, gelu_mul
 from inferno_gemma.vision4_config import (
     HearingGemma4Config,
     SeeingGemma4Config,
-    SpanningGemma4Config,
     VisionConfig,
 )
 
@@ -74,14 +74,17 @@ class SeeingDecoder(SharingDecoder):
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    spanning: ClassVar[Collection[str]] = (SLIDING,)
+    """Kinds of layers in which positions of an image attend to all of it, if they do so at all."""
+
     def __init__(self, config: SeeingGemma4Config) -> None:
         inputs, tokens = ImageInputs(config.hidden_size), [config.image_token_id]
-        if isinstance(config, HearingGemma4Config):
+        if isinstance(config, AudioModelConfig):
             tokens.append(config.audio_token_id)
 
         def attention(layer_id: int, spec: AttentionSpec) -> Attention:
-            windowed = config.layer_types[layer_id] == SLIDING
-            if windowed and isinstance(config, SpanningGemma4Config):
+            spans = config.layer_types[layer_id] in self.spanning
+            if spans and isinstance(config, ImageSpanConfig):
                 return SpanAttention(layer_id, spec, inputs)
             return Attention(layer_id, spec)
 
@@ -92,9 +95,12 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
             padding=config.pad_token_id,
         )
         super().__init__(config, attention=attention, decoder=decoder)
-        self.encoder = Encoder(config.vision, config.hidden_size)
+        self.add_encoders(config)
+
+    def add_encoders(self, config: SeeingGemma4Config) -> None:
+        self.encoder: ImageEncoder = Encoder(config.vision, config.hidden_size)
         if isinstance(config, HearingGemma4Config):
-            self.hearing = Hearing(config.hearing, config.hidden_size)
+            self.hearing: AudioEncoder = Hearing(config.hearing, config.hidden_size)
 
 
 class Encoder(ImageEncoder):

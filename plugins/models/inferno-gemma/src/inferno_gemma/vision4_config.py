@@ -4,7 +4,7 @@ Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import attrs
 from attrs import field, frozen
@@ -106,6 +106,9 @@ class SeeingGemma4Config(Gemma4Config):
         return [self.boi_token_id, *[None] * self.image_tokens(grid), self.eoi_token_id]
 
 
+C = TypeVar("C", bound=SeeingGemma4Config)
+
+
 @frozen(kw_only=True)
 class SpanningGemma4Config(SeeingGemma4Config):
     """The same, of models in which positions of an image attend to all of it in layers with a
@@ -157,12 +160,24 @@ def gemma4(config: Mapping[str, Any]) -> SeeingGemma4Config:
     """Parse the config of a whole checkpoint, or of a `seeing` one: an `Architecture.config`.
     Raises CheckpointError."""
     text = text_config({k: v for k, v in config.items() if k != "vision_config"}) or config
-    tokens: tuple[str, ...] = _IMAGE_TOKENS
+    tokens: tuple[str, ...] = IMAGE_TOKENS
     made = SeeingGemma4Config
     if text.get("use_bidirectional_attention") == "vision":
         made = SpanningGemma4Config
     elif isinstance(config.get("audio_config"), Mapping):
-        tokens, made = (*_IMAGE_TOKENS, *_AUDIO_TOKENS), HearingGemma4Config
+        tokens, made = (*IMAGE_TOKENS, *AUDIO_TOKENS), HearingGemma4Config
+    read = with_tokens(made, text, config, tokens)
+    read = attrs.evolve(read, vision=VisionConfig.from_json(config))
+    if isinstance(read, HearingGemma4Config):
+        read = attrs.evolve(read, hearing=AudioConfig.from_json(config["audio_config"]))
+    return read
+
+
+def with_tokens(
+    made: type[C], text: Mapping[str, Any], config: Mapping[str, Any], tokens: Sequence[str]
+) -> C:
+    """Read the fields of the text config, and ids of tokens that the whole config has. Raises
+    CheckpointError."""
     named = {n: config[n] for n in tokens if config.get(n) is not None}
     if "eoa_token_id" in tokens and config.get("eoa_token_index") is not None:
         named["eoa_token_id"] = config["eoa_token_index"]
@@ -173,14 +188,11 @@ def gemma4(config: Mapping[str, Any]) -> SeeingGemma4Config:
                 f"config.json: {name} is {getattr(read, name)} of {read.vocab_size} tokens",
                 "Check both.",
             )
-    read = attrs.evolve(read, vision=VisionConfig.from_json(config))
-    if isinstance(read, HearingGemma4Config):
-        read = attrs.evolve(read, hearing=AudioConfig.from_json(config["audio_config"]))
     return read
 
 
-_IMAGE_TOKENS = ("image_token_id", "boi_token_id", "eoi_token_id")
-_AUDIO_TOKENS = ("audio_token_id", "boa_token_id", "eoa_token_id")
+IMAGE_TOKENS = ("image_token_id", "boi_token_id", "eoi_token_id")
+AUDIO_TOKENS = ("audio_token_id", "boa_token_id", "eoa_token_id")
 _MODULES = {
     f"{ENCODER}.{name}": (f"model.{name}", name) for name in ("vision_tower", "embed_vision")
 }
