@@ -23,6 +23,7 @@ from inferno.contracts import (
 )
 from inferno.errors import UnsupportedError
 from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve
+from inferno.plan.addresses import address_of
 from inferno.plan.ranks import Division, check_ranks
 
 pytest.importorskip("inferno_demo")
@@ -272,11 +273,36 @@ def resolve_path() -> Path:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_ranks_cannot_do_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_ranks_on_several_machines_are_not_linked(options: dict[str, Any]) -> None:
     [name] = options
     flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(UnsupportedError, match=f"--tp 2 cannot be combined with {flag}"):
-        plan_of(tp=2, **options)
+    with pytest.raises(UnsupportedError, match=f"--tp 2 --nodes 2 cannot be combined with {flag}"):
+        plan_of(tp=2, nodes=2, **options)
+
+
+def test_each_rank_has_an_address_of_a_link() -> None:
+    pytest.importorskip("inferno_disaggregated")
+
+    def urls(**options: Any) -> list[str]:
+        store = plan_of(tp=2, **options).store
+        assert store is not None
+        return store.addresses()
+
+    assert urls(prefill_for="shm://a") == ["shm://a", "shm://a.1"]
+    assert urls(prefill_for="shm://a", dp=2) == ["shm://a", "shm://a.1", "shm://a-1", "shm://a-1.1"]
+    assert urls(decode_with="shm://a-1", dp=2) == ["shm://a-1", "shm://a-1.1"] * 2
+    both = "shm://a,shm://a-1"
+    assert urls(decode_with=both, dp=2) == urls(prefill_for="shm://a", dp=2)
+    token = {"pd_token_file": str(Path(__file__).parent / "token")}
+    with pytest.raises(UnsupportedError, match="token"):
+        urls(prefill_for="tcp://h:7000", **token)
+    with pytest.raises(UnsupportedError, match=r"--decode-with shm://a{40}\.1: .*no address"):
+        urls(decode_with=f"shm://{'a' * 40}")
+
+
+def test_ports_of_a_link_are_counted_over_engines_and_ranks() -> None:
+    ports = [address_of("tcp://h:7000", engine, 2, rank) for engine in (0, 1) for rank in (0, 1)]
+    assert ports == ["tcp://h:7000", "tcp://h:7001", "tcp://h:7002", "tcp://h:7003"]
 
 
 def test_ranks_on_other_devices_are_refused() -> None:

@@ -70,7 +70,7 @@ class NoOthers:
 
     def send(self, kind: bytes, body: bytes = b"") -> None: ...
 
-    def take_fetched(self) -> Sequence[messages.Fetched]:
+    def take_told(self) -> Sequence[messages.Fetched | messages.Asked]:
         return ()
 
     @contextmanager

@@ -56,6 +56,9 @@ class Follower:
         while True:
             for fetched in self.kept.answers():
                 self.wire.send(messages.FETCHED, messages.encode(fetched))
+            if any(asked := self.kept.asked()):
+                body = messages.encode(messages.Asked(self.rank, *asked))
+                self.wire.send(messages.ASKED, body)
             if (message := self.wire.receive(1.0, self.kept.waits_for)) is None:
                 continue
             kind, body = message
@@ -83,7 +86,7 @@ class Threads:
     wires: list[Wire]
     ranks: int = 1 + FOLLOWERS
     is_over: bool = False
-    fetched: list[messages.Fetched] = field(factory=list)
+    told: list[messages.Fetched | messages.Asked] = field(factory=list)
     selector: selectors.DefaultSelector = field(factory=selectors.DefaultSelector)
 
     def __attrs_post_init__(self) -> None:
@@ -98,18 +101,18 @@ class Threads:
         for wire in self.wires:
             wire.send(kind, body)
 
-    def take_fetched(self) -> Sequence[messages.Fetched]:
+    def take_told(self) -> Sequence[messages.Fetched | messages.Asked]:
         for wire in self.wires:
             while (message := wire.receive(0.0)) is not None:
-                self.fetched.append(messages.decode_fetched(message[1]))
-        fetched, self.fetched = self.fetched, []
-        return fetched
+                self.told.append(messages.decode_told(*message))
+        told, self.told = self.told, []
+        return told
 
     def wait(self, wanted: bytes) -> None:
         """Wait for an answer of each."""
         for wire in self.wires:
             while (message := wire.receive(30.0)) is not None and message[0] != wanted:
-                self.fetched.append(messages.decode_fetched(message[1]))
+                self.told.append(messages.decode_told(*message))
             assert message is not None, "a rank does not answer"
 
     @contextmanager
@@ -118,6 +121,7 @@ class Threads:
         self.send(messages.CHANGE)
         yield
         self.wait(messages.CHANGED)
+        self.is_over = True
 
 
 class Stepping(SharedStore):

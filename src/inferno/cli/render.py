@@ -163,17 +163,14 @@ def _event_rows(plan: Plan) -> Iterable[Row]:
 
 
 def _linked(link: Link, store: StoreUse, plan: Plan) -> str:
-    from inferno.plan.addresses import address_of
-
     name = store.name
     token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token"
     if link.role == "prefill":
-        url = link.url
-        if last := store.engines * store.ranks - 1:
-            url += f" to {address_of(url, last)}"
-        return f"{name}: computes prompts for those that connect to {url}, {token}"
+        urls = ", ".join(store.addresses())
+        return f"{name}: computes prompts for those that connect to {urls}, {token}"
+    urls = ", ".join(dict.fromkeys(store.addresses()))
     return (
-        f"{name}: prompts from {link.min_tokens} tokens are computed by {link.url} if nothing of "
+        f"{name}: prompts from {link.min_tokens} tokens are computed by {urls} if nothing of "
         f"them or all but {link.min_uncached} tokens or more are cached; {token}, "
         f"{link.timeout:g} s at most"
     )

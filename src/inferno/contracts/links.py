@@ -3,13 +3,16 @@ pulls the blocks of its cache.
 
 A `BlockStore` with `links` is one end of such a link. Its index is a `LinkIndex` too: the decoding
 end asks for a prompt, and the prefilling end has it computed as an ordinary request of one token.
+
+Of two instances with several ranks, each rank of the decoding one has an end that is linked to the
+rank of the same number, and pulls its share of the blocks from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -47,8 +50,12 @@ class LinkedPrompt:
     """Its `cache_salt`."""
     adapter: str = ""
     """Digest of its adapter; empty: it has none."""
+    name: bytes = b""
+    """At most 16 random bytes, under which all ranks of the decoding end ask for it; empty: there
+    is one. Prefilling ends that were asked under one name give it the same `id`."""
 
 
+@runtime_checkable
 class LinkIndex(Protocol):
     """What the index of a store that links two instances answers beside `StoreIndex`. Used by the
     engine's thread only.
@@ -63,7 +70,8 @@ class LinkIndex(Protocol):
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
         """Ask for blocks of a prompt: of each, by its key, the parts of these groups, as a set of
         bits. Returns False if the prompt is to be computed here, at once. Else `Mover.poll` names
-        its id once all that will come has come; `release` ends it, in whatever state it is."""
+        its id once all that will come has come; `release` ends it, in whatever state it is. Ranks
+        but the first one ask without tokens, salt and adapter, under the first one's name."""
         ...
 
     # --- the prefilling end -----------------------------------------------------------------------

@@ -12,14 +12,15 @@ _HERE = ("*", "0.0.0.0", "[::]")
 _MOST_PORT = 65535
 
 
-def address_of(url: str, number: int) -> str:
-    """Return the address of one of several processes that share a URL: the next ports, as vLLM
-    counts them for its data-parallel ranks, or the next names. That of the first is the URL."""
-    if not number:
+def address_of(url: str, engine: int, ranks: int = 1, rank: int = 0) -> str:
+    """Return the address of one of several engines that share a URL, or of one of its `ranks`: the
+    next ports, as vLLM counts them for its data-parallel ranks, or the next names, which ranks
+    follow after a dot. That of the first is the URL."""
+    if not engine and not rank:
         return url
-    if (parts := _WITH_PORT.fullmatch(url)) is None:
-        return f"{url}-{number}"
-    return f"{parts[1]}:{int(parts[3]) + number}"
+    if (parts := _WITH_PORT.fullmatch(url)) is not None:
+        return f"{parts[1]}:{int(parts[3]) + engine * ranks + rank}"
+    return f"{url}{f'-{engine}' * bool(engine)}{f'.{rank}' * bool(rank)}"
 
 
 def urls_of(text: str) -> list[str]:

@@ -65,8 +65,8 @@ def check_ranks(
             f"Leave {options.shared_by} out: one process computes it with all cores.",
         )
     flags: dict[str, object] = {
-        "--prefill-for": options.prefill_for,
-        "--decode-with": options.decode_with,
+        "--prefill-for": options.nodes > 1 and options.prefill_for,
+        "--decode-with": options.nodes > 1 and options.decode_with,
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
     }
     if options.ep and not architecture.divides:
@@ -77,8 +77,9 @@ def check_ranks(
     if options.pp > 1:
         check_pipeline(options, name, architecture)
     if names := [name for name, given in flags.items() if given]:
+        machines = f" --nodes {options.nodes}" * (options.nodes > 1)
         raise UnsupportedError(
-            f"{options.shared_by} cannot be combined with {', '.join(names)} yet",
+            f"{options.shared_by}{machines} cannot be combined with {', '.join(names)} yet",
             "Leave out one of them.",
         )
 

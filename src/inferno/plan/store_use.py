@@ -93,11 +93,18 @@ class StoreUse:
         if (link := self.link) is None:
             return None
         if link.role == "prefill":
-            url = address_of(link.url, self.engine * self.ranks + (rank or 0))
+            url, engine = link.url, self.engine
         else:
             urls = urls_of(link.url)
-            url = address_of(urls[self.engine % len(urls)], rank or 0)
-        return evolve(link, url=url)
+            url, engine = urls[self.engine % len(urls)], 0
+        return evolve(link, url=address_of(url, engine, self.ranks, rank or 0))
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of a link's ends: of all ranks of each engine, in their order."""
+        engines = [evolve(self, engine=engine) for engine in range(self.engines)]
+        pairs = [(engine, rank) for engine in engines for rank in range(self.ranks)]
+        links = [engine.link_of(rank) for engine, rank in pairs]
+        return [link.url for link in links if link is not None]
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:
         """Return the bytes of the host tier."""

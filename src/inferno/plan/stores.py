@@ -58,9 +58,10 @@ def choose_store(
         link=link,
         hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
     )
-    for other in links[1:]:  # of other engines
-        if why := _refusal(choice.item, evolve(need, link=other)):
-            raise UnsupportedError(f"--decode-with {other.url}: {why}", "Name another instance.")
+    for url in use.addresses():  # of other engines, and of other ranks
+        if why := _refusal(choice.item, evolve(need, link=evolve(links[0], url=url))):
+            flag = "--decode-with" if links[0].role == "decode" else "--prefill-for"
+            raise UnsupportedError(f"{flag} {url}: {why}", "Use another address.")
     return Decided(use, (("block store", choice.offer),), choice.refusals)
 
 

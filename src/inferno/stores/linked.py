@@ -119,6 +119,9 @@ class Prefilling(Linked):
                 self.link.end(prompt.id, "the prompt's adapter is not loaded here")
                 continue
             tokens, size = prompt.token_ids, self.groups.block_size
+            if not tokens:
+                self.link.end(prompt.id, "it has no tokens")
+                continue
             extend_keys(keys, tokens, size, prompt.salt, prompt.adapter)
             try:
                 submit(

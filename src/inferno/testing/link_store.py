@@ -38,7 +38,7 @@ class Ends:
         until(lambda: self.link.ask(prompt, keys, wanted))
         self.here.index.usage.fallbacks.clear()  # of before they knew each other
         prompts, unwanted = self.asked()
-        assert [evolve(each, id=name) for each in prompts] == [prompt] and not unwanted
+        assert [evolve(each, id=name, name=b"") for each in prompts] == [prompt] and not unwanted
         self.named = prompts[0].id
         self.serving.begin(self.named, keys)
 

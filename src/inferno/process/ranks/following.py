@@ -24,6 +24,7 @@ from inferno.process.ranks.binding import bind
 from inferno.process.ranks.exchange import Build
 from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.keeping_blocks import KeptBlocks
+from inferno.process.ranks.keeping_links import KeptLink
 from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
@@ -142,7 +143,7 @@ class Follower:
         built = build_store(opened, opened.plan, places, hashes)
         if isinstance(self.runner, LateRunner):
             self.runner.late, built = LateBlocks.of(built)
-        self.kept = KeptBlocks(*built)
+        self.kept = KeptLink.of(built)
         self.runner.mover = self.kept.mover
 
     def close_store(self) -> None:
@@ -183,6 +184,9 @@ def follow(follower: Follower, receive: Receive, say: Callable[[bytes, bytes], N
         if (store := follower.kept) is not None:
             for fetched in store.answers():
                 say(messages.FETCHED, messages.encode(fetched))
+            if any(asked := store.asked()):
+                body = messages.encode(messages.Asked(follower.resident.opened.rank, *asked))
+                say(messages.ASKED, body)
         kind, body = receive(None if store is None else store.waits_for)
         if kind == messages.NOTHING:
             continue

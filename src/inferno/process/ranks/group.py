@@ -87,7 +87,7 @@ class Group:
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
         self._said: dict[int, messages.Words] = {}
-        self._fetched: list[messages.Fetched] = []
+        self._told: list[messages.Fetched | messages.Asked] = []
         self._changed: dict[int, messages.Words] = {}
         """How each rank fared with the latest change."""
         self._others = list[RankProcess]()
@@ -214,12 +214,12 @@ class Group:
         """A descriptor that is readable when a rank has said something, or has ended."""
         return self._heard.fileno()
 
-    def take_fetched(self) -> list[messages.Fetched]:
-        """Return what ranks have said of fetches since. Raises what has ended one of them."""
+    def take_told(self) -> list[messages.Fetched | messages.Asked]:
+        """Return what ranks have said of their stores since. Raises what has ended one of them."""
         self._listen(0.0)
         self.check()
-        fetched, self._fetched = self._fetched, []
-        return fetched
+        told, self._told = self._told, []
+        return told
 
     def begin_change(self, change: messages.Change) -> None:
         """Have all followers change something."""
@@ -358,8 +358,8 @@ class Group:
                     self._meeting.take(message[1])
                     self._pass_on(wire, message[1])
                     continue
-                if message[0] == messages.FETCHED:
-                    self._fetched.append(messages.decode_fetched(message[1]))
+                if message[0] in messages.OF_STORES:
+                    self._told.append(messages.decode_told(*message))
                     continue
                 words: messages.Words = messages.decode_words(message[1])
                 told = self._changed if message[0] == messages.CHANGED else self._said

@@ -53,13 +53,22 @@ class KeptBlocks:
         """Return what rank 0 is told of fetches that have ended since: parts that are not near."""
         for owner in self.mover.poll():
             for call in self._fetches.pop(owner, ()):
-                each = zip(call.keys, call.groups, strict=True)
-                missing = [groups & ~self.index.near(key) for key, groups in each]
-                yield Fetched(call.number, runs_of(missing))
+                yield self._answer(call)
+
+    def _answer(self, call: StoreCall) -> Fetched:
+        each = zip(call.keys, call.groups, strict=True)
+        missing = [groups & ~self.index.near(key) for key, groups in each]
+        return Fetched(call.number, runs_of(missing))
+
+    def asked(self) -> tuple[list[str], list[str]]:
+        """Return the prompts that another instance has asked this rank for since, and those that it
+        no longer wants."""
+        return [], []
 
     @property
     def waits_for(self) -> int | None:
-        """The descriptor that tells that a fetch may have ended, if one has not."""
+        """The descriptor that tells that a fetch may have ended, if one has not, or that another
+        instance has asked for something."""
         return self.mover.fileno() if self._fetches else None
 
     def close(self) -> None:

@@ -7,11 +7,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from inferno.contracts import Mover, Placed, StoreIndex, StoreUsage, TieredIndex
+from inferno.contracts import (
+    LinkedPrompt,
+    LinkIndex,
+    Mover,
+    Placed,
+    StoreIndex,
+    StoreUsage,
+    TieredIndex,
+)
 from inferno.contracts.cache_events import Tier
 
 if TYPE_CHECKING:
@@ -46,6 +54,8 @@ class LateBlocks:
     @classmethod
     def of(cls, built: tuple[StoreIndex, Mover]) -> tuple[LateBlocks, tuple[StoreIndex, Mover]]:
         """Return what is told of steps, and the two halves, for a store that was built here."""
+        if isinstance(built[0], LinkIndex):
+            cls = LateLink
         late = (LateTiers if isinstance(built[0], TieredIndex) else cls)(*built)
         return late, (late, late)
 
@@ -158,3 +168,44 @@ class LateTiers(LateBlocks):
     def watch(self, changed: Callable[[bytes], object]) -> None:
         assert isinstance(self.index, TieredIndex)
         self.index.watch(changed)
+
+
+@define(eq=False)
+class LateLink(LateBlocks):
+    """The same of a store that links two instances (`LinkIndex`). Prompts begin at once, and end
+    after the steps that compute them."""
+
+    _owed: dict[bytes, int] = field(factory=dict, init=False)
+    """By key, groups that a prompt lacks which began after a step that saves them was sent: other
+    ranks have saved them for others only."""
+
+    @property
+    def link(self) -> LinkIndex:
+        return cast(LinkIndex, self.index)
+
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+        return self.link.ask(prompt, keys, wanted)
+
+    @property
+    def is_asked(self) -> bool:
+        return self.link.is_asked
+
+    def take_asked(self) -> tuple[Sequence[LinkedPrompt], Sequence[str]]:
+        return self.link.take_asked()
+
+    def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
+        self.link.begin(prompt_id, keys)
+        for key in keys:
+            if (said := self._said.get(key)) is not None and said.groups:
+                self._owed[key] = said.groups & ~self.index.groups_of(key)
+
+    def end(self, prompt_id: str, error: str = "") -> None:
+        self._do(partial(self.link.end, prompt_id, error))
+
+    def groups_of(self, key: bytes) -> int:
+        return super().groups_of(key) & ~self._owed.get(key, 0)
+
+    def note(self, placed: Placed) -> None:
+        if owed := self._owed.pop(placed.key, 0) & ~placed.groups:
+            self._owed[placed.key] = owed
+        super().note(placed)

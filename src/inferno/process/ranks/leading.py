@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve
 
 from inferno.constraints import NO_MASKS, Drafts, Masks
-from inferno.contracts import Mover, Sessions, StoreIndex
+from inferno.contracts import LinkIndex, Mover, Sessions, StoreIndex
 from inferno.core.home import Home
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
@@ -29,6 +29,7 @@ from inferno.process.ranks.passing import Neighbours, build_of
 from inferno.process.ranks.proposing import Proposing, is_late, is_shared
 from inferno.process.ranks.sending_pixels import Wanted, send_all
 from inferno.process.ranks.sharing_blocks import SharedStore
+from inferno.process.ranks.sharing_links import SharedLink
 from inferno.stores import NoStore, open_store
 from inferno.stores.layouts import file_hashes
 from inferno.weights.packing import PackedWeights
@@ -299,7 +300,8 @@ class LeadingHome(Home):
         """Return the store of all ranks, from this one's."""
         if self.last is not None:
             self.last.late, built = LateBlocks.of(built)
-        return SharedStore.of(self.group, built)
+        kind = SharedLink if isinstance(built[0], LinkIndex) else SharedStore
+        return kind.of(self.group, built)
 
     def settle(self) -> None:
         if self.last is not None:

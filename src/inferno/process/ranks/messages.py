@@ -3,7 +3,7 @@ each other what they have and which ranks they are, and give signs of life."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +34,8 @@ WORDS = b"W"
 STORE, FETCHED = b"K", b"k"
 """What followers are to do with the parts of blocks that they store (`StoreCall`), and how a fetch
 of them has ended (`Fetched`)."""
+ASKED = b"q"
+"""The kind of what another instance has asked a follower for (`Asked`)."""
 NOTHING = b""
 """The kind of no message: something else than one has come."""
 MEET = b"M"
@@ -80,14 +82,20 @@ class Change:
 class StoreCall:
     """What a follower does with its store as rank 0 does (`contracts.StoreIndex`)."""
 
-    action: Literal["fetch", "release", "touch", "pin", "drop"]
+    action: Literal["fetch", "release", "touch", "pin", "drop", "ask", "begin", "end"]
+    """The last three are of stores that link instances (`contracts.LinkIndex`)."""
     owner: str = ""
+    """Also of a prompt that begins or ends, its id."""
     keys: list[bytes] = field(factory=list)
     groups: list[int] = field(factory=list)
-    """Of each key, the parts to fetch."""
+    """Of each key, the parts to fetch, or to ask for."""
     number: int = 0
     """By which the answer to a fetch is known."""
     until: float = 0.0
+    name: bytes = b""
+    """Under which all ranks ask for a prompt."""
+    error: str = ""
+    """Why a prompt could not be computed."""
 
 
 @frozen
@@ -98,6 +106,20 @@ class Fetched:
     lost: list[tuple[int, int, int]]
     """Runs of blocks, by the index of the first one in the call, and their number, with the groups
     whose parts are not there, or not whole."""
+
+
+@frozen
+class Asked:
+    """What another instance has asked a follower for: prompts by their ids, and those of which it
+    wants no more."""
+
+    rank: int
+    prompts: list[str]
+    unwanted: list[str]
+
+
+OF_STORES: Mapping[bytes, type[Fetched | Asked]] = {FETCHED: Fetched, ASKED: Asked}
+"""What followers say of their stores, by kind."""
 
 
 @frozen
@@ -180,7 +202,7 @@ decode_drawn: Any = msgspec.msgpack.Decoder(Drawn).decode
 decode_count: Any = msgspec.msgpack.Decoder(int).decode
 decode_change: Any = msgspec.msgpack.Decoder(Change).decode
 decode_store_call: Any = msgspec.msgpack.Decoder(StoreCall).decode
-decode_fetched: Any = msgspec.msgpack.Decoder(Fetched).decode
+_of_stores: Any = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in OF_STORES.items()}
 decode_pixels: Any = msgspec.msgpack.Decoder(Pixels).decode
 decode_words: Any = msgspec.msgpack.Decoder(Words).decode
 decode_meet: Any = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
@@ -219,6 +241,12 @@ def _stripped(new: NewSequence) -> Request:
         eos_token_ids=(),
         cache_salt="",
     )
+
+
+def decode_told(kind: bytes, body: bytes) -> Fetched | Asked:
+    """Decode what a follower says of its store."""
+    told: Fetched | Asked = _of_stores[kind].decode(body)
+    return told
 
 
 def encode_drafts(drafts: Drafts) -> bytes:

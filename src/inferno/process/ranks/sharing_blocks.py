@@ -20,7 +20,7 @@ from inferno.contracts import Mover, Placed, StoreIndex, StoreUsage, TieredIndex
 from inferno.contracts.cache_events import Tier
 from inferno.errors import InfernoError
 from inferno.process.ranks import messages
-from inferno.process.ranks.messages import Change, StoreCall
+from inferno.process.ranks.messages import Asked, Change, Fetched, StoreCall
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -41,19 +41,19 @@ class Others(Protocol):
     def is_over(self) -> bool: ...
     @property
     def descriptor(self) -> int:
-        """Readable when `take_fetched` has something to say."""
+        """Readable when `take_told` has something to say."""
         ...
 
     def send(self, kind: bytes, body: bytes = b"") -> None: ...
-    def take_fetched(self) -> Sequence[messages.Fetched]:
-        """Return what ranks have said of fetches. Raises what has ended one of them."""
+    def take_told(self) -> Sequence[Fetched | Asked]:
+        """Return what ranks have said of their stores. Raises what has ended one of them."""
         ...
 
     def changing(self, change: Change) -> AbstractContextManager[None]: ...
 
 
 @define(eq=False)
-class _Fetch:
+class Fetch:
     """A fetch that has not ended on every rank."""
 
     owner: str
@@ -75,7 +75,7 @@ class SharedStore:
     mover: Mover
     usage: StoreUsage = field(init=False)
     """Of this rank."""
-    _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
+    _fetches: dict[int, Fetch] = field(factory=dict, init=False)
     _numbers: count[int] = field(factory=count, init=False)
     _holders: Counter[Part] = field(factory=Counter, init=False)
     """How many owners hold a part that is near on all other ranks."""
@@ -134,7 +134,7 @@ class SharedStore:
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         number = next(self._numbers)
-        self._fetches[number] = _Fetch(owner, wanted, self.others.ranks - 1)
+        self._fetches[number] = Fetch(owner, wanted, self.others.ranks - 1)
         keys, groups = [key for key, _ in wanted], [groups for _, groups in wanted]
         self._tell(StoreCall("fetch", owner=owner, keys=keys, groups=groups, number=number))
         self.index.fetch(wanted, owner)
@@ -168,16 +168,11 @@ class SharedStore:
 
     def poll(self) -> Sequence[str]:
         here = {*self.mover.poll()}
-        for answer in self.others.take_fetched():
-            if (fetch := self._fetches.get(answer.number)) is not None:  # else it was released
-                fetch.left -= 1
-                for first, length, groups in answer.lost:
-                    for key, wanted in fetch.wanted[first : first + length]:
-                        fetch.lost.update(parts_of(key, groups & wanted))
+        self._hear()
         ended = dict[str, None]()
         for number, fetch in [*self._fetches.items()]:
             fetch.ended |= fetch.owner in here
-            if fetch.ended and not fetch.left:
+            if fetch.ended and not fetch.left or self._is_vain(fetch):
                 del self._fetches[number]
                 self._end(fetch)
                 ended[fetch.owner] = None
@@ -205,7 +200,26 @@ class SharedStore:
             with suppress(EOFError):  # the next step says why
                 self.others.send(messages.STORE, messages.encode(call))
 
-    def _end(self, fetch: _Fetch) -> None:
+    def _hear(self) -> None:
+        """Take what the others have said. Raises what has ended one of them."""
+        for told in self.others.take_told():
+            if isinstance(told, Asked):
+                self._take_asked(told)
+            elif (fetch := self._fetches.get(told.number)) is not None:  # else it was released
+                fetch.left -= 1
+                for first, length, groups in told.lost:
+                    for key, wanted in fetch.wanted[first : first + length]:
+                        fetch.lost.update(parts_of(key, groups & wanted))
+
+    def _take_asked(self, told: Asked) -> None:
+        """Take note of what another instance has asked a rank for."""
+        raise AssertionError("of stores that link instances")
+
+    def _is_vain(self, fetch: Fetch) -> bool:
+        """Whether a fetch need not be waited for."""
+        return False
+
+    def _end(self, fetch: Fetch) -> None:
         """Hold what is near on all other ranks: what one has lost is lost for all."""
         held = self._held.setdefault(fetch.owner, [])
         parts = (part for key, groups in fetch.wanted for part in parts_of(key, groups))

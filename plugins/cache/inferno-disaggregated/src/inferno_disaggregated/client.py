@@ -304,7 +304,7 @@ class Client:
 
     def _came(self, blocks: messages.Blocks, body: Bytes) -> None:
         right = xxhash.xxh3_64_intdigest(body.data) >> 1 == blocks.checksum
-        parts = body.reshape(len(blocks.indices), -1) if right else None
+        parts = body.reshape(len(blocks.indices), self.sizes[blocks.group]) if right else None
         self.news.put(Came(blocks.transfer, blocks.group, blocks.indices, parts))
 
     def _pulled(self) -> None:

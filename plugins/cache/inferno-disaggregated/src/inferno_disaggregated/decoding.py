@@ -78,6 +78,7 @@ class Decoding:
             list(wanted),
             prompt.salt,
             prompt.adapter,
+            prompt.name,
         )
         self.client.ask(Asked(message, time.monotonic() + self.link.timeout))
         return True

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_DERIVED = ("cache", "groups", "kernels")
+"""What differs because other fields do: told last."""
+
 
 def differences(theirs: str, ours: str) -> tuple[str, str]:
     """Return what differs of two layouts, shortened."""
@@ -15,7 +18,8 @@ def differences(theirs: str, ours: str) -> tuple[str, str]:
         return repr(theirs[:80]), repr(ours[:80])
     if not isinstance(one, dict) or not isinstance(other, dict):
         return repr(theirs[:80]), repr(ours[:80])
-    names = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
+    differ = [n for n in one.keys() | other.keys() if one.get(n) != other.get(n)]
+    names = sorted(differ, key=lambda name: (name in _DERIVED, name))
     return _said(one, names), _said(other, names)
 
 

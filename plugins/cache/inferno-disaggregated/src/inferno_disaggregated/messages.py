@@ -76,11 +76,13 @@ class Mapped(Struct, tag=True, frozen=True):
 class Ask(Struct, tag=True, frozen=True):
     transfer: Number
     token_ids: bytes
-    """int32, little-endian."""
+    """int32, little-endian. Empty only with a name: the first rank is asked for the rest."""
     wanted: list[Number]
     """Of each full block, groups as a set of bits."""
     salt: Text
     adapter: Name
+    name: Annotated[bytes, Meta(max_length=16)] = b""
+    """Random, of all ranks of the decoding end that ask for this prompt; empty: it has one."""
 
 
 class Release(Struct, tag=True, frozen=True):

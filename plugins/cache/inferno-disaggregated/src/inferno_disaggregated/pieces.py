@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 @define(eq=False)
 class GroupCopies:
     """The pieces of one cache group: tensors of bytes (places, bytes of one), whose bytes of one
-    place make a part, one after the other."""
+    place make a part, one after the other. There are none if other pipeline stages have them."""
 
     pieces: Sequence[Tensor]
     _arrays: list[Bytes] = field(init=False)
@@ -33,7 +33,7 @@ class GroupCopies:
         for array in self._arrays:
             parts[:, at : at + array.shape[1]] = array[index]
             at += array.shape[1]
-        if not self._arrays:
+        if self.pieces and not self._arrays:
             rows = torch.tensor(places, device=self.pieces[0].device)
             together = torch.cat([piece.index_select(0, rows) for piece in self.pieces], 1)
             parts[:] = together.cpu().numpy()
@@ -44,7 +44,7 @@ class GroupCopies:
         for array in self._arrays:
             array[index] = parts[source, at : at + array.shape[1]]
             at += array.shape[1]
-        if not self._arrays:
+        if self.pieces and not self._arrays:
             device = self.pieces[0].device
             targets = torch.tensor(places, device=device)
             together = torch.from_numpy(np.ascontiguousarray(parts[source])).to(device)

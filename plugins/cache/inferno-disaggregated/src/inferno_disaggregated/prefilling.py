@@ -49,7 +49,11 @@ class Prefilling:
             self._open[news.id] = news
             prompts.append(
                 LinkedPrompt(
-                    id=news.id, token_ids=news.token_ids, salt=news.salt, adapter=news.adapter
+                    id=news.id,
+                    token_ids=news.token_ids,
+                    salt=news.salt,
+                    adapter=news.adapter,
+                    name=news.name,
                 )
             )
         return prompts, unwanted
@@ -159,7 +163,7 @@ class Prefilling:
 
     def _send(self, transfer: Transfer, group: int, found: list[tuple[int, int]]) -> None:
         size = self.need.sizes[group]
-        count, first = max(1, RUN_BYTES // size), 0
+        count, first = max(1, RUN_BYTES // max(1, size)), 0
         while first < len(found):
             some = found[first : first + count]
             taken = self._room(transfer, len(some) * size)
@@ -182,6 +186,8 @@ class Prefilling:
         peer = transfer.peer
         if transfer.is_short or peer.gone:
             return None
+        if not nbytes:
+            return -1, np.empty(0, np.uint8)
         if peer.arena is not None and peer.maps:
             offset = peer.arena.take(nbytes)
             if offset is None:

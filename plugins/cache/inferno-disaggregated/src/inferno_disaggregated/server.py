@@ -51,7 +51,9 @@ class Transfer:
     adapter: str
     lacks: list[int]
     """By block, the groups whose parts are wanted and not noted yet. The engine's thread alone
-    writes this and all that follows."""
+    writes this and all that follows but the name."""
+    name: bytes = b""
+    """Under which ranks ask for it (`LinkedPrompt.name`)."""
     noted: dict[int, int] = field(factory=dict)
     """By block, the groups whose parts the next step saves."""
     keys: list[bytes] = field(factory=list)
@@ -293,11 +295,14 @@ class Server:
         return messages.Welcome("", 0)
 
     def _ask(self, peer: Peer, ask: messages.Ask) -> None:
-        if ask.transfer in peer.transfers or not ask.token_ids or len(ask.token_ids) % 4:
+        whole = bool(ask.token_ids or ask.name) and len(ask.token_ids) % 4 == 0
+        name = f"link-{ask.name.hex() or next(self._names)}"
+        if ask.transfer in peer.transfers or not whole or self._has(name):
             raise Foreign("a transfer that cannot be")
         transfer = Transfer(
-            id=f"link-{next(self._names)}",
+            id=name,
             peer=peer,
+            name=ask.name,
             number=ask.transfer,
             token_ids=tuple(np.frombuffer(ask.token_ids, "<i4").tolist()),
             salt=ask.salt,
@@ -309,6 +314,11 @@ class Server:
             return
         peer.transfers[ask.transfer] = transfer
         self.news.put(transfer)
+
+    def _has(self, name: str) -> bool:
+        """Whether a prompt of this name is in progress."""
+        peers = self._peers.values()
+        return any(each.id == name for peer in peers for each in peer.transfers.values())
 
     def _release(self, peer: Peer, number: int) -> None:
         if (transfer := peer.transfers.pop(number, None)) is not None:

@@ -1,0 +1,190 @@
+"""Rank 0's end of a link between two instances, where each rank is linked to the other instance's
+rank of the same number, and the shares of a prompt's blocks go from rank to rank.
+
+In the decoding end all ranks ask under one random name. What counts is what has come to all of
+them: the answer to a fetch says so, as for blocks that are stored. In the prefilling end rank 0
+begins with a prompt once all ranks were asked for it. Followers are told where it begins and ends
+in the order of steps, and so save what rank 0 saves.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+
+from attrs import define, evolve, field
+
+from inferno.contracts import LinkedPrompt, LinkIndex, Placed
+from inferno.errors import InfernoError
+from inferno.process.ranks.messages import Asked, StoreCall
+from inferno.process.ranks.sharing_blocks import Fetch, Part, SharedStore
+
+_NAME_BYTES = 16
+ANOTHER_RANK = "rank"
+"""The cause of a prompt that was computed here since another rank got less than this one."""
+
+
+@define(eq=False)
+class _Ask(Fetch):
+    """A prompt that was asked for, and that has not ended on every rank."""
+
+    num_parts: int = 0
+
+
+@define(eq=False)
+class SharedLink(SharedStore):
+    """Both halves of rank 0's end (`LinkIndex`, `Mover`), together with those of the others."""
+
+    _asked: dict[str, LinkedPrompt] = field(factory=dict, init=False)
+    """Prompts of the other end that wait until all ranks were asked for them."""
+    _ranks: defaultdict[str, set[int]] = field(factory=lambda: defaultdict(set), init=False)
+    """By prompt, the other ranks that were asked for it, and not told since that it is unwanted."""
+    _begun: dict[str, frozenset[bytes]] = field(factory=dict, init=False)
+    """Prompts that are computed, with their keys."""
+    _cut: set[str] = field(factory=set, init=False)
+    """Those of them that one rank need not go on with."""
+    _cut_now: list[str] = field(factory=list, init=False)
+    """Those of these that have not been aborted yet."""
+    _unsaved: Counter[bytes] = field(factory=Counter, init=False)
+    """Blocks that were noted, and are saved with the next step."""
+    _ending: dict[str, tuple[StoreCall, set[bytes]]] = field(factory=dict, init=False)
+    """Ends of prompts that followers are told after the step that saves these blocks."""
+
+    @property
+    def link(self) -> LinkIndex:
+        return cast(LinkIndex, self.index)
+
+    # --- the decoding end -------------------------------------------------------------------------
+
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+        named = evolve(prompt, name=secrets.token_bytes(_NAME_BYTES))
+        if not self.link.ask(named, keys, wanted):
+            return False
+        number, pairs = next(self._numbers), [*zip(keys, wanted, strict=True)]
+        num_parts = sum(groups.bit_count() for groups in wanted)
+        self._fetches[number] = _Ask(prompt.id, pairs, self.others.ranks - 1, num_parts=num_parts)
+        call = StoreCall("ask", prompt.id, [*keys], [*wanted], number=number, name=named.name)
+        self._tell(call)
+        return True
+
+    def _is_vain(self, fetch: Fetch) -> bool:
+        """Whether nothing of a prompt will be on all ranks: one of them has got nothing of it."""
+        if not isinstance(fetch, _Ask):
+            return False
+        here = not fetch.ended or any(self.index.near(key) & each for key, each in fetch.wanted)
+        return not here or len(fetch.lost) == fetch.num_parts
+
+    def _end(self, fetch: Fetch) -> None:
+        if isinstance(fetch, _Ask) and (fetch.lost - self._not_here(fetch)):
+            fallbacks = self.usage.fallbacks
+            fallbacks[ANOTHER_RANK] = fallbacks.get(ANOTHER_RANK, 0) + 1
+        if self._is_vain(fetch):  # others need not wait for what does not count
+            self.index.release(fetch.owner)
+            self._tell(StoreCall("release", fetch.owner))
+        else:
+            super()._end(fetch)
+
+    def _not_here(self, fetch: Fetch) -> set[Part]:
+        """Return what has ended here, and has not come: others are not the reason."""
+        if not fetch.ended:
+            return set()
+        return {part for part in fetch.lost if not self.index.near(part[0]) & part[1]}
+
+    def _lose(self, part: Part) -> None:
+        """What one rank has not got is promised by none."""
+
+    # --- the prefilling end -----------------------------------------------------------------------
+
+    @property
+    def is_asked(self) -> bool:
+        with suppress(InfernoError):  # what has ended a rank is raised by the next step
+            if not self.others.is_over:
+                self._hear()
+        if self.link.is_asked:
+            self._take_own()
+        return bool(self._cut_now or self._next())
+
+    def take_asked(self) -> tuple[Sequence[LinkedPrompt], Sequence[str]]:
+        self._hear()
+        self._take_own()
+        cut, self._cut_now = self._cut_now, []
+        return [self._asked.pop(each) for each in self._next()], cut
+
+    def _take_own(self) -> None:
+        """Take what this rank was asked for."""
+        prompts, unwanted = self.link.take_asked()
+        for prompt in prompts:
+            if prompt.name:
+                self._asked[prompt.id] = prompt
+            else:
+                self.link.end(prompt.id, "each rank is asked for its share, under one name")
+        for prompt_id in unwanted:
+            self._asked.pop(prompt_id, None)
+            self._cut_short(prompt_id)
+
+    def _next(self) -> list[str]:
+        """Return the prompts that all ranks were asked for, and that have not begun."""
+        ranks = self.others.ranks - 1
+        return [each for each in self._asked if len(self._ranks.get(each, ())) == ranks]
+
+    def _take_asked(self, told: Asked) -> None:
+        for prompt_id in told.prompts:
+            self._ranks[prompt_id].add(told.rank)
+        for prompt_id in told.unwanted:
+            self._ranks[prompt_id].discard(told.rank)
+            if not self._ranks[prompt_id]:
+                del self._ranks[prompt_id]
+            self._cut_short(prompt_id)
+            if self._asked.pop(prompt_id, None) is not None:
+                self.link.end(prompt_id)
+
+    def _cut_short(self, prompt_id: str) -> None:
+        """Let a prompt be aborted that one rank need not go on with."""
+        if prompt_id in self._begun and prompt_id not in self._cut:
+            self._cut.add(prompt_id)
+            self._cut_now.append(prompt_id)
+
+    def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
+        self._begun[prompt_id] = frozenset(keys)
+        self.link.begin(prompt_id, keys)
+        self._tell(StoreCall("begin", prompt_id, [*keys]))
+
+    def end(self, prompt_id: str, error: str = "") -> None:
+        keys = self._begun.pop(prompt_id, frozenset[bytes]())
+        if prompt_id in self._cut:  # what has come to all ranks is right
+            self._cut.remove(prompt_id)
+            error = ""
+        self.link.end(prompt_id, error)
+        call = StoreCall("end", prompt_id, error=error)
+        if not error and (waits := {key for key in keys if key in self._unsaved}):
+            self._ending[prompt_id] = call, waits
+        else:
+            self._tell(call)
+
+    def note(self, placed: Placed) -> None:
+        super().note(placed)
+        self._unsaved[placed.key] += 1
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        super().save(saves)
+        for placed in saves:
+            self._unsaved[placed.key] -= 1
+            if self._unsaved[placed.key] <= 0:
+                self._is_done_with(placed.key)
+
+    def drop(self, key: bytes) -> None:
+        self.index.drop(key)
+        self._tell(StoreCall("drop", keys=[key]))
+        self._is_done_with(key)
+
+    def _is_done_with(self, key: bytes) -> None:
+        """Tell followers of prompts that have ended but for a block."""
+        self._unsaved.pop(key, None)
+        for prompt_id, (call, waits) in [*self._ending.items()]:
+            waits.discard(key)
+            if not waits:
+                del self._ending[prompt_id]
+                self._tell(call)
