@@ -371,3 +371,42 @@ def test_a_prefilling_rank_that_fails_ends_its_group_and_no_answer(
         wait_for(lambda: all(client.joined for client in clients(engine, links)))
         assert ask(engine, PROMPTS[0])[1].num_remote == 96
         again.close()
+
+
+@pytest.mark.parametrize("name", ["float32", "windows between", "states"])
+def test_stages_of_the_same_number_are_linked_too(
+    name: str, tmp_path: Path, url: str, links: list[KeptLink]
+) -> None:
+    """Also of layers that keep nothing of one kind in one of the stages."""
+    case = CASES[name]
+    ref = toy_of(case.model, tmp_path / "toy")
+    options: dict[str, Any] = case.options | {"dtype": "float32"}
+    one = load(ref, 1, **options)
+    prompts = [*PROMPTS, PROMPTS[0][:70] + PROMPTS[1][:40]]
+    right = [ask(one, prompt)[0] for prompt in prompts]
+    with apart(links, ref, url, **options, ranks=1, pp=2) as (prefiller, engine):
+        for prompt, tokens in zip(prompts, right, strict=True):
+            engine._scheduler._groups.reset()
+            ids, first = ask(engine, prompt)
+            assert ids == tokens and first.num_remote == remote(prompt)
+        assert engine.stats().fallbacks == {}
+        for i, prompt in enumerate(prompts):  # with steps in flight
+            engine.submit(Request(id=str(i), token_ids=(7, *prompt), params=GREEDY))
+        outputs = run(engine)
+        for i, prompt in enumerate(prompts):
+            mine = [o for o in outputs if o.request_id == str(i)]
+            assert [o.token_id for o in mine] == ask(one, [7, *prompt])[0]
+            assert mine[0].num_cached == remote([7, *prompt])
+        assert engine.stats().fallbacks == {}
+        nothing_is_left(prefiller, engine, links)
+
+
+@pytest.mark.slow
+def test_stages_of_ranks_are_linked_too(
+    url: str, links: list[KeptLink], right: list[list[int]]
+) -> None:
+    with demo(links, url, ranks=2, pp=2) as (prefiller, engine):
+        for prompt, tokens in zip(PROMPTS, right, strict=True):
+            ids, first = ask(engine, prompt)
+            assert ids == tokens and first.num_remote == remote(prompt)
+        nothing_is_left(prefiller, engine, links)

@@ -79,7 +79,7 @@ class Options:
     """Compute prompts for other instances, which connect to this URL: `shm://NAME` on one machine,
     `tcp://HOST:PORT` from others. `AsyncLLM` and servers only."""
     decode_with: str | None = None
-    """Have long prompts computed by the instance at this URL."""
+    """Have long prompts computed by the instance at this URL. With ranks, it has as many."""
     pd_token_file: str | None = None
     """File with the secret that both instances know; tcp needs one."""
     pd_min_tokens: int = 128
