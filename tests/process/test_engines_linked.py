@@ -94,6 +94,48 @@ def asking(port: int) -> Iterator[Any]:
         yield ask
 
 
+async def linked(client: EnginesClient, number: int) -> None:
+    """Ask an engine until its prompts are computed elsewhere: links come to be in time."""
+    for i in range(200):
+        prompt = [5 + (number + i) % 90, *reversed(PROMPTS[number])]
+        [stream] = submit(client, request(f"{number}.{i}", token_ids=prompt))
+        while stream.placed.engine != number:
+            await collect(stream)
+            [stream] = submit(client, request(f"{number}.{i}+", token_ids=prompt))
+        if (await collect(stream))[0].num_remote:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("no prompt is sent out")
+
+
+@pytest.mark.slow
+def test_engines_with_ranks_are_linked_rank_by_rank() -> None:
+    """Eight processes: two engines of two ranks on each side."""
+    pytest.importorskip("inferno_disaggregated")
+    name = f"shm://test-{secrets.token_hex(6)}"
+    given: dict[str, Any] = {**GIVEN, "tp": 2, "dtype": "float32"}
+    link: dict[str, Any] = {"pd_min_tokens": 20, "pd_min_uncached": 20}
+    with LLM("demo", device="cpu", memory="1GiB", dtype="float32") as llm:
+        answers = llm.generate([*PROMPTS], SHORT)
+    wanted = [list(answer.outputs[0].token_ids) for answer in answers]
+
+    async def body(client: EnginesClient) -> None:
+        for number in range(2):
+            await linked(client, number)
+        streams = submit(
+            client, *(request(f"r{i}", token_ids=each) for i, each in enumerate(PROMPTS))
+        )
+        assert {stream.placed.engine for stream in streams} == {0, 1}
+        outputs = [await collect(stream) for stream in streams]
+        assert [ids(each) for each in outputs] == wanted
+        assert [each[0].num_remote for each in outputs] == [96, 96]
+
+    for _ in running(resolve("demo", Options(prefill_for=name, **given))):
+        decoding = Options(decode_with=f"{name},{name}-1", **given, **link)
+        for with_client in running(resolve("demo", decoding)):
+            with_client(body)
+
+
 def test_each_engine_has_its_prompts_computed_and_tells_its_own_blocks(
     with_client: WithClient, published: list[int]
 ) -> None:
@@ -102,21 +144,8 @@ def test_each_engine_has_its_prompts_computed_and_tells_its_own_blocks(
     wanted = [list(answer.outputs[0].token_ids) for answer in answers]
 
     async def body(client: EnginesClient) -> None:
-        async def linked(number: int) -> None:
-            """Ask an engine until its prompts are computed elsewhere: links come to be in time."""
-            for i in range(200):
-                prompt = [5 + (number + i) % 90, *reversed(PROMPTS[number])]
-                [stream] = submit(client, request(f"{number}.{i}", token_ids=prompt))
-                while stream.placed.engine != number:
-                    await collect(stream)
-                    [stream] = submit(client, request(f"{number}.{i}+", token_ids=prompt))
-                if (await collect(stream))[0].num_remote:
-                    return
-                await asyncio.sleep(0.05)
-            raise AssertionError("no prompt is sent out")
-
         for number in range(2):
-            await linked(number)
+            await linked(client, number)
         streams = submit(
             client, *(request(f"r{i}", token_ids=each) for i, each in enumerate(PROMPTS))
         )

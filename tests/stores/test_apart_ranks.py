@@ -213,11 +213,15 @@ def nothing_is_left(prefiller: Prefiller, engine: Engine, links: list[KeptLink])
     """No rank of either end keeps anything of a prompt."""
     store: Any = engine._store
     ends = [plugin_of(each) for each in (prefiller.link, store.index, *links)]
-    for end in ends:
-        for name in ("_open", "_wanted", "_near", "_coming", "_by_number", "_held"):
-            wait_for(lambda end=end, name=name: not getattr(end, name, None))
-        for peer in end.server._peers.values() if hasattr(end, "server") else ():
-            wait_for(lambda peer=peer: peer.arena._free == [(0, peer.arena.nbytes)])
+    names = ("_open", "_wanted", "_near", "_coming", "_by_number", "_held")
+    wait_for(lambda: not any(getattr(end, name, None) for end in ends for name in names))
+    servers = [end.server for end in ends if hasattr(end, "server")]
+
+    def arenas_are_free() -> bool:
+        arenas = [peer.arena for server in servers for peer in [*server._peers.values()]]
+        return all(arena._free == [(0, arena.nbytes)] for arena in arenas)
+
+    wait_for(arenas_are_free)
     link = prefiller.link
     wait_for(lambda: not (link._asked or link._ranks or link._begun or link._cut or link._ending))
     assert not store.index._fetches and not store.index._holders
