@@ -147,9 +147,42 @@ class TestSharedLink(LinkTests):
         link._take_asked(evolve(tell, rank=1, unwanted=["b"]))
         assert not link._asked, "it was let go, and the others need not wait"
 
+    def test_a_rank_holds_what_has_come_to_it_for_another_prompt(self, ends: Ends) -> None:
+        ends.ask(KEYS[:1], [BOTH], "a")
+        first = ends.named
+        ends.ask(KEYS[:1], [BOTH], "b")
+        ends.save(KEYS[0], 3)
+        until(lambda: not ends.here.mover.poll() and came(ends, KEYS[0]))
+        follower = plugin_of(here(ends)[1])
+        until(lambda: all(len(coming.parts) == 2 for coming in follower._coming.values()))
+        follower._discard(follower._coming["a"])
+        ends.serving.end(first)
+        ends.here.wait("a")
+        ends.here.index.release("b")
+        assert ends.asked()[1] == [ends.named]
+        assert ends.near(KEYS[0]) == [BOTH]
+        ends.here.mover.load([Placed(KEYS[0], (4, 5))])
+        assert ends.here.bytes_at(0, 4) == ends.there.bytes_at(0, 3)
+
 
 class TestLateSharedLink(TestSharedLink):
     late = True
+
+    def test_what_a_step_in_flight_saves_for_another_prompt_is_saved_again(
+        self, ends: Ends
+    ) -> None:
+        """Other ranks were sent that step before the second prompt began."""
+        late, placed = getattr(ends.there.index, "index"), Placed(KEYS[0], (3, 3))  # noqa: B009
+        ends.ask(KEYS[:1], [BOTH], "a")
+        late.launched()
+        ends.there.index.note(placed)
+        assert late.groups_of(KEYS[0]) == BOTH
+        ends.ask(KEYS[:1], [BOTH], "b")
+        assert late.groups_of(KEYS[0]) == 0
+        ends.there.index.note(placed)
+        assert late.groups_of(KEYS[0]) == BOTH
+        late.computed()
+        assert late.groups_of(KEYS[0]) == BOTH and not late._owed
 
 
 def plugin_of(end: Any) -> Any:
