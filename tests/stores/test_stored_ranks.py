@@ -23,8 +23,8 @@ from inferno.core.engine import Engine
 from inferno.errors import EngineDeadError, OptionError
 from inferno.plan import Options, Plan, open_model, resolve, with_num_blocks
 from inferno.process.client import EngineClient
-from inferno.process.ranks import following
 from inferno.process.ranks.keeping_blocks import KeptBlocks
+from inferno.process.ranks.keeping_links import KeptLink
 from inferno.process.ranks.leading import LeadingHome
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.request.requests import Request
@@ -149,11 +149,11 @@ def test_what_left_one_rank_s_host_memory_is_a_miss_for_all(
 ) -> None:
     followers = list[KeptBlocks]()
 
-    def kept(*halves: Any) -> KeptBlocks:
-        followers.append(KeptBlocks(*halves))
+    def kept(built: Any) -> KeptBlocks:
+        followers.append(KeptBlocks(*built))
         return followers[-1]
 
-    monkeypatch.setattr(following, "KeptBlocks", kept)
+    monkeypatch.setattr(KeptLink, "of", kept)
     engine = load(dtype="float32", cpu_mem_fold=1.0)
     assert isinstance(engine._store.index, SharedStore)
     inner = engine._store.index.index
