@@ -24,7 +24,7 @@ class Offloaded:
         """Copy all tensors of modules that are on a device of this kind to the host, and free the
         memory that they have there. Others, such as experts that the host computes, stay."""
         storages = dict[int, UntypedStorage]()
-        for tensor in (t for module in modules for t in _tensors(module)):
+        for tensor in (t for module in modules for t in tensors_of(module)):
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage.device.type == kind:
                 storages[storage.data_ptr()] = storage
@@ -51,11 +51,16 @@ class Offloaded:
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(host)
 
 
-def _tensors(root: nn.Module) -> Iterator[Tensor]:
+def tensors_of(root: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors of modules: parameters, buffers and those of other attributes."""
     for module in root.modules():
-        yield from module.parameters(recurse=False)
-        yield from module.buffers(recurse=False)
-        for value in vars(module).values():
-            if isinstance(value, Tensor):
-                yield value
+        yield from own_tensors(module)
+
+
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield those of a module, without its children's."""
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+    for value in vars(module).values():
+        if isinstance(value, Tensor):
+            yield value

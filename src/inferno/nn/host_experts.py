@@ -1,28 +1,52 @@
 """Experts whose matrices stay in the host's memory.
 
-Suffixes: T tokens, D hidden, K experts of a token.
+Suffixes: T tokens, D hidden, E experts, K experts of a token.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
 
 from inferno.device.staging import arriving, given_to
+from inferno.nn.expert_group import ExpertGroup, Mixture
+from inferno.nn.fetched_experts import FetchedExperts
+from inferno.nn.layer import Finalize
 
 
 class HostExperts(nn.Module):
-    """A group of experts that the host computes, while the device computes the others. What comes
-    and goes are a token's hidden state, its experts and their weights, not a matrix."""
+    """Experts that the host computes, while the device computes the others: what comes and goes are
+    a token's hidden state, its experts and their weights. In steps of many tokens the device may
+    fetch their matrices instead."""
 
-    def __init__(self, group: nn.Module) -> None:
-        """`group` is an `ExpertGroup` on the CPU."""
+    def __init__(
+        self,
+        group: ExpertGroup | None,
+        fetched: FetchedExperts | None = None,
+        fetch_from: float = math.inf,
+    ) -> None:
+        """`group` is on the CPU; without, all steps are fetched."""
         super().__init__()
-        self.group = group
+        assert group is not None or fetched is not None, "one of both computes them"
+        self.group, self.fetched = group, fetched
+        self.fetch_from = fetch_from
+        """The fewest tokens of a step whose experts are fetched."""
         self.copied = False
         """Whether to copy on the CPU too, as for other devices. For tests."""
+
+    @classmethod
+    def of(cls, experts: Mixture, own: range, local_E: Tensor | None, to: Finalize) -> HostExperts:
+        """Take the matrices of experts that stay on the host, whose `places` are `local_E`."""
+        fetched = None
+        if to.fetching is not None:
+            fetched = FetchedExperts(experts, own, to.stack, to.ops, local_E, to.fetching)
+            if to.fetch_from == 1:
+                return cls(None, fetched, 1)
+        group = ExpertGroup(experts, own, to.host_stack, to.host_ops, local_E)
+        return cls(group, fetched, math.inf if to.fetch_from is None else to.fetch_from)
 
     def start(
         self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False
@@ -32,13 +56,16 @@ class HostExperts(nn.Module):
         the device, (T, D); None: no token has any. Call it once the device's own work is under way.
 
         Where the device is the host, a step has the same rows whatever the values are, unless it is
-        `fitted`, and can be captured."""
+        `fitted`, and can be captured. One whose experts are fetched cannot."""
+        if self.fetched is not None and (self.group is None or len(x_TD) >= self.fetch_from):
+            return self.fetched.start(x_TD, experts_TK, weights_TK)
+        assert self.group is not None, "all steps are fetched without"
         if x_TD.device.type == "cpu" and not self.copied:
             return partial(self.group, x_TD, experts_TK, weights_TK, fitted)
-        wait = arriving((x_TD, experts_TK, weights_TK))
+        wait, group = arriving((x_TD, experts_TK, weights_TK)), self.group
 
         def compute() -> Tensor | None:
-            y_TD: Tensor | None = self.group(*wait(), fitted=True)
+            y_TD: Tensor | None = group(*wait(), fitted=True)
             return None if y_TD is None else given_to(x_TD.device, y_TD)
 
         return compute

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import nn
 
 from inferno.contracts import Attend, AttentionNeed, Shard
+from inferno.nn.fetching import Fetching
 from inferno.nn.weight import Weight
 from inferno.ops.reference import TORCH, Ops
 
@@ -60,6 +61,10 @@ class Finalize:
     host_stack: Stack = torch_stack
     """Those of layers whose matrices stay in the host's memory, where it computes them."""
     host_ops: Ops = TORCH
+    fetching: Fetching | None = None
+    """What such layers share if the device may fetch matrices too; None: the host computes all."""
+    fetch_from: int | None = None
+    """From how many tokens of a step it does; None: none yet. 1: the host computes nothing."""
     attend: Attends = no_attention
     need: Callable[[int], AttentionNeed | None] = lambda layer_id: None
     """Returns what the attention backend of a layer id serves; None without a plan."""

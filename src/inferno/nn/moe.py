@@ -11,19 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
 from inferno.contracts import Shard
-from inferno.nn.grouped import GroupedLinear, SideBySide
+from inferno.nn.expert_group import ExpertGroup, places
 from inferno.nn.host_experts import HostExperts
-from inferno.nn.layer import Finalize, Layer, Stack
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
-from inferno.nn.lora import StepSlots
 from inferno.nn.mlp import NAMES, FusedGatedMLP, GatedMLP, Names
 from inferno.ops import reference as ops
-from inferno.ops.reference import Ops
 
 
 @frozen(kw_only=True)
@@ -191,8 +188,7 @@ class Experts(Layer):
         self.host: HostExperts | None = None
         if self.hosted:
             local_E = places(self.num_experts, self.hosted)
-            group = ExpertGroup(self, self.hosted, to.host_stack, to.host_ops, local_E)
-            self.host = HostExperts(group)
+            self.host = HostExperts.of(self, self.hosted, local_E, to)
         for number in self.own:
             delattr(self, str(number))
 
@@ -217,79 +213,6 @@ class Experts(Layer):
 
 MOST_CAPTURED = 64
 """The most tokens of a step that is captured on a CPU: of more, rows may follow from values."""
-
-
-def places(num_experts: int, own: range) -> Tensor | None:
-    """Return where each expert is among `own`, int64, (E,): others are after the last. None: these
-    are all."""
-    if len(own) == num_experts:
-        return None
-    numbers_E = torch.arange(num_experts) - own.start
-    return numbers_E.masked_fill_((numbers_E < 0) | (numbers_E >= len(own)), len(own))
-
-
-class ExpertGroup(nn.Module):
-    """Experts whose matrices are one weight: a step sorts its pairs by expert and multiplies one
-    group of rows per expert."""
-
-    def __init__(
-        self, experts: Experts, own: range, stack: Stack, ops: Ops, local_E: Tensor | None
-    ) -> None:
-        """Take the matrices of these experts, whose `places` are `local_E`."""
-        super().__init__()
-        self.own, self.ops, self.names = own, ops, experts.names
-        self.gated, self.weighs_inputs = experts.gated, experts.weighs_inputs
-        self.slots: StepSlots | None = None
-        """Where the experts' matrices have adapters."""
-        self.local_E: Tensor | None
-        self.register_buffer("local_E", local_E, persistent=False)
-        *ups, downs = ([experts.linear(n, name) for n in own] for name in self.names)
-        each = [linear for of_one in zip(*ups, strict=True) for linear in of_one]
-        self.gate_up: nn.Module
-        names = self.names[:-1]
-        if (weight := stack([linear.weight for linear in each], grouped=True)) is not None:
-            self.gate_up = GroupedLinear(each, weight, names)
-        else:  # their layouts differ
-            parts = zip(ups, names, strict=True)
-            self.gate_up = SideBySide(*(GroupedLinear.of(*part, stack) for part in parts))
-        self.down = GroupedLinear.of(downs, self.names[-1], stack)
-
-    def forward(
-        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False
-    ) -> Tensor | None:
-        """Return each token's weighted sum over those of its experts that are in the group, (T, D).
-        If `fitted`, the number of rows follows from the values, which must then be on the host;
-        None: no token has any of these experts."""
-        tokens_N, starts_E1, places_TK = self._dispatched(experts_TK)
-        if fitted and self.local_E is not None:
-            if (count := int(starts_E1[-1])) == 0:
-                return None
-            tokens_N = tokens_N[: count + 1]
-        slots_N = None if self.slots is None else self.slots.of_experts(tokens_N, starts_E1)
-        x_ND = self.ops.gather(x_TD, tokens_N)
-        if self.weighs_inputs:
-            # Rows of no pair, and that of pairs of other experts, are read by nothing.
-            weights_N = weights_TK.new_zeros(len(tokens_N))
-            weights_N.scatter_(0, places_TK.flatten(), weights_TK.flatten())
-            x_ND, weights_TK = x_ND * weights_N[:, None].to(x_ND.dtype), torch.ones_like(weights_TK)
-        parts = self.gate_up(x_ND, starts_E1, slots_N).chunk(len(self.names) - 1, dim=-1)
-        h_NI = self.ops.silu_mul(*parts) if self.gated is None else self.gated(*parts)
-        y_ND = self.down(h_NI, starts_E1, slots_N)
-        if self.local_E is not None:  # not weights of 0: what is there may not be finite
-            y_ND.index_fill_(0, starts_E1[-1:].long(), 0)
-        return self.ops.combine(y_ND, places_TK, weights_TK)
-
-    def _dispatched(self, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the token of each row, the first row of each of these experts and then their end,
-        and the row of each pair. Rows at the end are those of pairs that others compute, and one
-        more: there are as many whatever the values are, so that a step can be captured. All of
-        these pairs are at the first of them."""
-        count = len(self.own)
-        if self.local_E is None:
-            return self.ops.dispatch(experts_TK, count)
-        tokens_N, starts_E1, places_TK = self.ops.dispatch(self.local_E[experts_TK], count + 1)
-        starts_E1 = starts_E1[:-1]
-        return F.pad(tokens_N, (0, 1)), starts_E1, torch.minimum(places_TK, starts_E1[-1])
 
 
 class MixtureOfExperts(nn.Module):
