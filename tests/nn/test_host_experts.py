@@ -97,6 +97,7 @@ def test_the_device_is_at_work_before_the_host_waits(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(staging, "fence", lambda device: Fence())
     parts.near.register_forward_hook(lambda *given: events.append("device computed"))
+    assert parts.host.group is not None
     parts.host.group.register_forward_hook(lambda *given: events.append("host computed"))
     parts(*given(3))
     assert events == ["sent", "device computed", "waited for", "host computed"]

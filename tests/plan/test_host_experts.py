@@ -12,10 +12,18 @@ from inferno.catalog import load_catalog
 from inferno.cli.shares import host_rows
 from inferno.contracts import Device, HeldMatrix
 from inferno.errors import InfernoError, OptionError, OutOfMemoryError, UnsupportedError
-from inferno.plan import HostExpertsUse, Machine, Options, resolve
+from inferno.plan import (
+    HostExpertsUse,
+    Machine,
+    Options,
+    plan_from_json,
+    plan_to_json,
+    resolve,
+)
 from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.backends import choose_capture
 from inferno.plan.decided import Decided
+from inferno.plan.fetch_use import FetchUse, Timed, fetch_from
 from inferno.plan.host_experts import choose_host_experts
 from inferno.plan.pipeline import Shared
 from inferno.plan.schemes import Matrices
@@ -49,8 +57,9 @@ def chosen(
     held: dict[str, HeldMatrix],
     device: Device = GPU,
     adapters: AdapterRoom | None = None,
+    **more: Any,
 ) -> Decided[HostExpertsUse | None]:
-    options = Options(experts_on_host=count)
+    options = Options(experts_on_host=count, **more)
     given = load_catalog(), options, device, Host(), held, MODEL
     alone = Shared(Matrices((), {}, {}, {}, (), 0))
     return choose_host_experts(*given, "bfloat16", adapters, alone.largest)
@@ -121,3 +130,103 @@ def test_steps_between_which_the_host_computes_are_not_captured() -> None:
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(OptionError, match="experts_on_host is -1"):
         Options(experts_on_host=-1)
+
+
+# --- fetched experts ------------------------------------------------------------------------------
+
+
+def test_a_device_fetches_in_steps_of_as_many_tokens_as_is_measured_or_said() -> None:
+    held = matrices([0, 1, 2])
+    auto, said, always = (
+        chosen(2, held, fetch_experts_from=each).value for each in ("auto", 48, 1)
+    )
+    for use, tokens, copies in ((auto, None, 2), (said, 48, 2), (always, 1, 1)):
+        assert use is not None and use.fetch is not None
+        assert (use.fetch.from_tokens, use.host_bytes) == (tokens, copies * use.nbytes)
+        assert use.fetch.buffer_bytes == 2 * 3 * 1000, "two experts of one form"
+    assert always is not None and always.moved_bytes == 0 and not always.computes
+    never = chosen(2, held, fetch_experts_from="never").value
+    assert never is not None and never.fetch is None and never.host_bytes == never.nbytes
+
+
+def test_experts_of_other_sizes_have_other_buffers() -> None:
+    held = matrices([0, 1])
+    held |= {
+        path: evolve(matrix, nbytes=3000)
+        for path, matrix in held.items()
+        if ".1.mlp" in path and path.endswith("down_proj")
+    }
+    use = chosen(1, held).value
+    assert use is not None and use.fetch is not None
+    assert use.fetch.buffer_bytes == 2 * (3 * 1000) + 2 * (2 * 1000 + 3000)
+
+
+def test_two_copies_need_the_hosts_memory() -> None:
+    held = matrices([0, 1, 2, 3], nbytes=1 << 28)  # 3 GiB of 5.6 GiB
+    decided = chosen(2, held)
+    assert decided.value is not None and decided.value.fetch is None
+    assert any("each need a copy, 6.0 GiB" in note for note in decided.notes)
+    assert chosen(2, held, fetch_experts_from=1).value is not None
+    with pytest.raises(OutOfMemoryError, match="(?s)--fetch-experts-from 9.*never, or 1"):
+        chosen(2, held, fetch_experts_from=9)
+    with pytest.raises(OutOfMemoryError, match="these experts take 6.0 GiB"):
+        chosen(2, held, tp=2)
+
+
+def test_one_way_for_all_steps_where_results_may_not_depend_on_the_batch() -> None:
+    held = matrices([0, 1])
+    decided = chosen(1, held, batch_invariant=True)
+    assert decided.value is not None and decided.value.fetch is None
+    assert any("--batch-invariant needs one way" in note for note in decided.notes)
+    with pytest.raises(OptionError, match="may depend on how many tokens"):
+        chosen(1, held, batch_invariant=True, fetch_experts_from=5)
+    always = chosen(1, held, batch_invariant=True, fetch_experts_from=1).value
+    assert always is not None and always.fetch is not None
+
+
+def test_what_cannot_be_fetched_is_said() -> None:
+    decided = chosen(1, matrices([0, 1]), CPU, fetch_experts_from=5)
+    assert decided.value is not None and decided.value.fetch is None
+    assert any("changes nothing here" in note for note in decided.notes)
+    with pytest.raises(OptionError, match="no experts are on the host"):
+        chosen(0, matrices([0, 1]), fetch_experts_from="never")
+    for wrong in ("0", "-1", "sometimes"):
+        with pytest.raises(OptionError, match="Say how many tokens"):
+            Options(fetch_experts_from=wrong)
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens"),
+    [
+        ([], None),
+        ([(1, 1, 9), (4, 4, 9)], None),
+        ([(1, 9, 3), (4, 9, 3)], 1),
+        ([(1, 1, 9), (4, 4, 9), (16, 16, 10)], 10),  # of 12 tokens between, 5 / 11 are slower
+        ([(1, 9, 1), (4, 4, 9), (16, 16, 4)], 8),  # the first time was disturbed
+        ([(1, 1, 9), (4, 9, 9)], 4),
+    ],
+)
+def test_the_fewest_tokens_are_those_where_fetching_takes_no_longer(
+    times: list[tuple[int, float, float]], tokens: int | None
+) -> None:
+    assert fetch_from(tuple(Timed(*each) for each in times)) == tokens
+
+
+def test_the_plan_says_what_is_fetched_and_what_was_measured() -> None:
+    use = chosen(2, matrices([0, 1, 2])).value
+    assert use is not None and use.fetch is not None
+    plan = resolve("demo")
+
+    def row(fetch: FetchUse) -> str:
+        shown = evolve(plan, host_experts=evolve(use, fetch=fetch))
+        assert plan_from_json(plan_to_json(shown)) == shown
+        return next(text for name, text, _ in host_rows(shown) if name == "fetched")
+
+    assert "of many tokens" in row(use.fetch) and "measured at the start" in row(use.fetch)
+    assert "in all steps" in row(evolve(use.fetch, from_tokens=1))
+    assert "of 48 tokens and more" in row(evolve(use.fetch, from_tokens=48))
+    slow, fast = Timed(1, 1.0, 9.0), Timed(5, 5.0, 5.0)
+    never = evolve(use.fetch, measured=(slow,), copy_rate=2.0**30)
+    assert row(never) == "in no steps: the host is faster, as measured, with 1.0 GiB/s"
+    found = row(evolve(never, measured=(slow, fast)))
+    assert "in steps of 5 tokens and more" in found and "1.0 GiB/s" in found

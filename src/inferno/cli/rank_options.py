@@ -59,6 +59,12 @@ RANK_OPTIONS = [
         "memory, where the host computes them. [default: 0]",
     ),
     _engine(
+        "--fetch-experts-from",
+        metavar="auto|never|TOKENS",
+        help="From how many tokens of a step a device copies those that it needs to itself, and "
+        "computes them. auto: measured at the start; 1: always. [default: auto]",
+    ),
+    _engine(
         "--dp",
         "--data-parallel-size",
         "dp",

@@ -342,7 +342,7 @@ def _memory_rows(plan: Plan) -> list[Row]:
         rows.append(("measured", f"{host.format_bytes(measured.used):>10}  {_measured(plan)}", ""))
         total += measured.used + measured.captured - plan.fixed_bytes
     if plan.host_experts is not None and plan.device.kind != "cpu":
-        away = f"{host.format_bytes(plan.host_experts.nbytes):>10}  experts, beside these"
+        away = f"{host.format_bytes(plan.host_experts.host_bytes):>10}  experts, beside these"
         rows.append(("host's memory", away, ""))
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"

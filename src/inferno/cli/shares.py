@@ -11,6 +11,7 @@ from inferno import host
 if TYPE_CHECKING:
     from inferno.plan import Plan
     from inferno.plan.engine_use import EnginesUse
+    from inferno.plan.fetch_use import FetchUse
     from inferno.plan.rank_use import JoinUse, RankUse
 
 
@@ -67,11 +68,30 @@ def host_rows(plan: Plan) -> Iterable[tuple[str, str, str]]:
         return
     by = dict.fromkeys(f"{k.name}{f' ({k.level})' if k.level else ''}" for k in use.kernels)
     has = f"{', '.join(use.modules)}: {use.count} of {use.of} in each of {use.layers} layers"
-    has += f", {host.format_bytes(use.nbytes)}, computed there by {', '.join(by) or 'torch'}"
+    has += f", {host.format_bytes(use.nbytes)}"
+    has += f", computed there by {', '.join(by) or 'torch'}" if use.computes else ""
     yield "on the host", has, ", ".join(dict.fromkeys(each.distribution for each in use.kernels))
     if use.moved_bytes:
         moved = host.format_bytes(use.moved_bytes)
         yield "host link", f"{moved} to the host and back for each token, in all layers", ""
+    if use.fetch is not None:
+        yield "fetched", _fetched(use.fetch), ""
+
+
+def _fetched(use: FetchUse) -> str:
+    """Say in which steps the device fetches experts, and what was measured."""
+    size = host.format_bytes(use.buffer_bytes)
+    if use.from_tokens == 1:
+        return f"in all steps: the device copies them into {size}"
+    what = f"the device copies them into {size}, and computes them"
+    if use.from_tokens is not None:
+        return f"in steps of {use.from_tokens} tokens and more {what}"
+    if not use.measured:
+        return f"in steps of many tokens {what}; of how many, is measured at the start"
+    rate = f"as measured, with {host.format_bytes(round(use.copy_rate))}/s"
+    if use.chosen is None:
+        return f"in no steps: the host is faster, {rate}"
+    return f"in steps of {use.chosen} tokens and more {what}, {rate}"
 
 
 def _stage_rows(plan: Plan, ranks: RankUse) -> Iterable[tuple[str, str, str]]:

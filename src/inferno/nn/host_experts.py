@@ -59,6 +59,12 @@ class HostExperts(nn.Module):
         `fitted`, and can be captured. One whose experts are fetched cannot."""
         if self.fetched is not None and (self.group is None or len(x_TD) >= self.fetch_from):
             return self.fetched.start(x_TD, experts_TK, weights_TK)
+        return self.computed(x_TD, experts_TK, weights_TK, fitted)
+
+    def computed(
+        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False
+    ) -> Callable[[], Tensor | None]:
+        """As `start`, of a step that the host computes."""
         assert self.group is not None, "all steps are fetched without"
         if x_TD.device.type == "cpu" and not self.copied:
             return partial(self.group, x_TD, experts_TK, weights_TK, fitted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
@@ -24,6 +25,7 @@ from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.backends import kernels_for
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine
+from inferno.plan.fetching import choose_fetching
 from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.memory import CPU_PERCENT
 from inferno.plan.options import Options
@@ -49,6 +51,11 @@ def choose_host_experts(
     returns what one rank has of sizes by path. Raises OptionError, UnsupportedError,
     OutOfMemoryError."""
     if not (count := options.experts_on_host):
+        if options.fetch_experts_from != "auto":
+            raise OptionError(
+                f"--fetch-experts-from {options.fetch_experts_from}: no experts are on the host",
+                "Keep some there with --experts-on-host, or leave it out.",
+            )
         return Decided(None)
     _check(device, adapters)
     numbers = defaultdict[str, set[int]](set)
@@ -74,8 +81,10 @@ def choose_host_experts(
     nbytes = largest({path: matrix.nbytes for path, matrix in chosen.items()})
     layers = largest(dict.fromkeys(numbers, 1))
     cpu = device if device.kind == "cpu" else machine.cpu()
-    if device.kind != "cpu" and not machine.elsewhere:
-        _check_memory(nbytes, count, cpu)
+    room = math.inf if machine.elsewhere else cpu.total * CPU_PERCENT // 100
+    if device.kind != "cpu":
+        _check_memory(nbytes * options.processes_here, count, room, cpu)
+    fetch = choose_fetching(options, device, chosen, nbytes, room)
     layouts = sorted({matrix.layout or dtype for matrix in chosen.values()})
     needs = [KernelNeed(op=GROUPED, layout=each, dtype=dtype, device=cpu) for each in layouts]
     needs += [KernelNeed(op=op, dtype=dtype, device=cpu) for op in OPS]
@@ -89,22 +98,25 @@ def choose_host_experts(
         provider = named.get(layout)
         return TORCH if provider is None or provider.refuses(need) else provider.name
 
+    fetched = fetch.value is not None and fetch.value.from_tokens == 1
+    at_home = device.kind == "cpu" or fetched
     use = HostExpertsUse(
         count=count,
         of=most,
         modules=tuple(sorted({pattern_of(parent) for parent in numbers})),
         layers=layers,
         nbytes=nbytes,
-        moved_bytes=0 if device.kind == "cpu" else _moved(model, dtype) * layers,
+        moved_bytes=0 if at_home else _moved(model, dtype) * layers,
         kernels=kernels.value,
         products=by_pattern({path: provider_of(each) for path, each in chosen.items()}),
+        fetch=fetch.value,
     )
-    notes: tuple[str, ...] = ()
+    notes = fetch.notes
     if device.kind == "cpu":
-        notes = ("--experts-on-host saves no memory here: the device is the host",)
-    elif not named:
+        notes += ("--experts-on-host saves no memory here: the device is the host",)
+    elif not named and use.computes:
         hint = catalog.hint("kernels", "cpu")
-        notes = (f"torch multiplies the experts on the host, slowly. {hint}".rstrip(),)
+        notes += (f"torch multiplies the experts on the host, slowly. {hint}".rstrip(),)
     return Decided(use, kernels.offers, kernels.refusals, notes)
 
 
@@ -127,13 +139,13 @@ def _check(device: Device, adapters: AdapterRoom | None) -> None:
         )
 
 
-def _check_memory(nbytes: int, count: int, cpu: Device) -> None:
-    limit = cpu.total * CPU_PERCENT // 100
+def _check_memory(nbytes: int, count: int, limit: float, cpu: Device) -> None:
+    """`nbytes` are those of all ranks of this machine."""
     if nbytes <= limit:
         return
-    fit = count * limit // nbytes
+    fit = int(count * limit // nbytes)
     raise OutOfMemoryError(
         f"--experts-on-host {count}: these experts take {host.format_bytes(nbytes)}, and "
-        f"{host.format_bytes(limit)} of the host's {host.format_bytes(cpu.total)} may be used",
+        f"{host.format_bytes(int(limit))} of the host's {host.format_bytes(cpu.total)} may be used",
         f"Use at most {fit}, or fewer bits (--isq)." if fit else "Use fewer bits (--isq).",
     )

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from inferno.contracts import expert_of
+from inferno.plan.fetch_use import FetchUse
 from inferno.plan.kernel_use import KernelUse
 
 
 @frozen(kw_only=True)
 class HostExpertsUse:
-    """Routed experts whose matrices stay in the host's memory, where a CPU's kernels compute them.
+    """Routed experts whose matrices stay in the host's memory, where a CPU's kernels compute them,
+    or which a device fetches.
     Sizes are those of one rank: of the largest."""
 
     count: int
@@ -23,13 +25,25 @@ class HostExpertsUse:
     """Paths of layers' experts, with `*` for numbers: `model.layers.*.mlp.experts`."""
     layers: int
     nbytes: int
-    """Of their matrices, in the host's memory."""
+    """Of their matrices, once."""
     moved_bytes: int
     """Bytes that go to the host and back for each token, in all layers; 0: it is the device."""
     kernels: tuple[KernelUse, ...]
     """What the host computes them with. Torch computes the ops that are not listed."""
     products: Mapping[str, str]
     """As `Plan.products`, of their matrices, by paths with `*` for numbers."""
+    fetch: FetchUse | None = None
+    """Steps in which the device computes them; None: the host always does."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether the host computes any steps."""
+        return self.fetch is None or self.fetch.from_tokens != 1
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory: in its kernels' layouts, the device's, or both."""
+        return self.nbytes * (2 if self.computes and self.fetch is not None else 1)
 
     def holds(self, path: str) -> bool:
         """Whether a module of a model without ranks is one of these experts or in one."""

@@ -13,6 +13,7 @@ from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.cache_size import CacheSizes, describe
 from inferno.plan.decided import Decided
 from inferno.plan.encoders import longest_prompt
+from inferno.plan.host_use import HostExpertsUse
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, MemoryItem
 from inferno.plan.schemes import Matrices
@@ -71,10 +72,9 @@ def fixed_memory(
     model: ModelConfig,
     dtype: str,
     options: Options,
-    away: int = 0,
+    hosted: HostExpertsUse | None = None,
 ) -> tuple[MemoryItem, ...]:
-    """Return the memory of everything but the cache, and the `away` bytes of weights that are
-    elsewhere."""
+    """Return the memory of everything but the cache, without weights that are `hosted`."""
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
 
     def size(name: str) -> int:
@@ -86,11 +86,15 @@ def fixed_memory(
     hidden, inner = size("hidden_size"), size("intermediate_size")
     picked, expert = size("num_experts_per_tok"), size("moe_intermediate_size") or inner
     widest = max(3 * inner, picked * (3 * expert + 2 * hidden))  # a row for each selected expert
-    weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype] - away
+    weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype]
+    weights -= 0 if hosted is None else hosted.nbytes
+    buffers = 0 if hosted is None or hosted.fetch is None else hosted.fetch.buffer_bytes
+    fetched = MemoryItem("fetched experts", buffers, "one is copied while one is multiplied")
     activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
     logits = rows * model.vocab_size * 4 * 3
     return (
         MemoryItem("weights", weights, f"{len(checkpoint.tensors)} tensors as {dtype}"),
+        *((fetched,) if buffers else ()),
         MemoryItem("activations", activations, f"{tokens} tokens in one step"),
         MemoryItem("logits and sampling", logits, f"{rows} rows of {model.vocab_size}"),
         MemoryItem("runtime", RUNTIME_BYTES, "torch, the interpreter, attention scratch"),

@@ -107,6 +107,10 @@ class Options:
     experts_on_host: int = 0
     """How many of the routed experts that a process has of each layer stay in the host's memory,
     where the host computes them."""
+    fetch_experts_from: str = field(default="auto", converter=str)
+    """From how many tokens of a step a device copies the experts that it needs of these to itself,
+    and computes them. auto: measured at the start, if the host's memory has room for a second copy
+    of them; never; 1: always, without a second copy."""
     dp: int = 1
     """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
     that of all of them, `max_num_seqs` is that of each."""
@@ -239,6 +243,11 @@ class Options:
         if self.experts_on_host < 0:
             raise OptionError(
                 f"experts_on_host is {self.experts_on_host}", "Say how many of a layer's; 0: none."
+            )
+        fetch = self.fetch_experts_from
+        if fetch not in ("auto", "never") and not (fetch.isdecimal() and int(fetch) > 0):
+            raise OptionError(
+                f"fetch_experts_from is {fetch!r}", "Say how many tokens, at least 1; auto; never."
             )
         if self.lora_targets not in ("auto", "all"):
             raise OptionError(f"lora_targets is {self.lora_targets!r}", "Known: auto, all.")

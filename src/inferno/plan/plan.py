@@ -297,8 +297,9 @@ class Plan:
         """Return the kernel provider that multiplies this module's matrix, or `TORCH`; None if it
         has none."""
         products = self.products
-        if self.host_experts is not None and self.host_experts.holds(path):
-            products = self.host_experts.products
+        hosted = self.host_experts
+        if hosted is not None and hosted.computes and hosted.holds(path):
+            products = hosted.products
         return products.get(path) or products.get(pattern_of(path))
 
     @property

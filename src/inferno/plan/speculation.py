@@ -136,6 +136,7 @@ def choose_drafting(
         pp=1,
         ep=False,
         experts_on_host=0,
+        fetch_experts_from="auto",
         nodes=1,
         executor=None,
         numa=None,

@@ -340,8 +340,7 @@ def choose_cache(
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
     limit = evolve(limit, value=limit.value // options.processes_here)  # they share the memory
     hosted = weights.host.value if compute.device.kind != "cpu" else None
-    away = 0 if hosted is None else hosted.nbytes
-    fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, away)
+    fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, hosted)
     fixed += drafting.memory if drafting is not None else ()
     room, part, whole = weights.adapters.value, weights.matrices, weights.whole
     largest, vocab_size = weights.shared.largest, model.config.vocab_size

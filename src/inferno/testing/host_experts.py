@@ -4,10 +4,12 @@ that are all in the device's memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from attrs import evolve
 from torch import nn
 
 from inferno.catalog import Catalog
@@ -15,6 +17,9 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
 from inferno.errors import UnsupportedError
 from inferno.nn import Experts
+from inferno.nn.host_experts import HostExperts
+from inferno.plan import Plan
+from inferno.plan.fetch_use import FetchUse
 from inferno.testing.alike import alike, in_turn
 from inferno.testing.pipelines import PipelineTests
 from inferno.testing.thread_ranks import (
@@ -27,6 +32,9 @@ from inferno.testing.thread_ranks import (
     load_shared,
 )
 from inferno.testing.tiny import without_kernels
+
+FETCHED_FROM = 5
+"""Tokens of a step: the kit decodes fewer sequences."""
 
 
 class HostExpertTests(PipelineTests):
@@ -76,6 +84,30 @@ class HostExpertTests(PipelineTests):
                 mixture.host.copied = copied
             assert_same_tokens(hosted, alone, prompts, params)
 
+    @alike
+    def test_experts_that_are_fetched_give_the_same_tokens(
+        self,
+        checkpoint: Path,
+        catalog: Catalog,
+        routed: int,
+        alone: Alone,
+        prompts: list[list[int]],
+        limits: dict[str, Any],
+    ) -> None:
+        """In all steps, and in those of more than a few tokens: of prompts."""
+        if not routed:
+            pytest.skip("the family has no routed experts that the host can hold")
+        plain, count = without_kernels(catalog), -(-routed // 2)
+        for tokens in (1, FETCHED_FROM):
+            changed = partial(fetching, tokens=tokens)
+            ours = load_shared(checkpoint, plain, 1, changed, experts_on_host=count, **limits)
+            hosts = [each for each in model_of(ours).modules() if isinstance(each, HostExperts)]
+            assert_same_tokens(ours, alone, prompts, GREEDY)
+            for host in hosts:
+                assert host.fetched is not None and host.fetched.fetched > 0
+                assert (host.group is None) == (tokens == 1)
+            ours.close()
+
     @in_turn
     @pytest.mark.slow
     def test_experts_on_the_host_of_stages_give_the_same_tokens(
@@ -111,6 +143,15 @@ class HostExpertTests(PipelineTests):
             pytest.skip("no routed experts on the host, or steps cannot be captured")
         ours = load_shared(checkpoint, catalog, 1, experts_on_host=routed, **limits)
         assert_captures_change_nothing(ours, alone, prompts)
+
+
+def fetching(plan: Plan, tokens: int | None) -> Plan:
+    """Let the CPU fetch experts from its own memory, as a device would: copies of them, in steps of
+    at least so many tokens; None: as measured. Such steps cannot be captured."""
+    use = plan.host_experts
+    assert use is not None, "some experts are on the host"
+    fetch = FetchUse(from_tokens=tokens, buffer_bytes=0)
+    return evolve(plan, host_experts=evolve(use, fetch=fetch), capture=None)
 
 
 def model_of(engine: Engine) -> nn.Module:

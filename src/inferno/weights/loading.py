@@ -35,12 +35,14 @@ from inferno.nn import (
 )
 from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
+from inferno.nn.fetching import Fetching
 from inferno.nn.in_vectors import always_in_vectors
 from inferno.nn.layer import Attends
 from inferno.nn.weight import Later
 from inferno.ops.reference import Ops
 from inferno.plan import CUDA_GRAPHS, Opened, Plan, quant_config_of
 from inferno.weights.dtypes import dtype_of
+from inferno.weights.fetched import choose_way, fetching_of
 from inferno.weights.kernels import ops_named, ops_of, stack_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
@@ -60,7 +62,11 @@ def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module
     with device_errors(plan.device, "load the weights"):
         fill(model, opened, packed)
         check_layers(model, plan, range(len(opened.config.cache_specs())))
-        return _finalized(model, opened, packed)
+        fetching = fetching_of(opened)
+        _finalized(model, opened, packed, fetching)
+        if fetching is not None:
+            choose_way(model, opened, fetching)
+        return model
 
 
 def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
@@ -71,7 +77,12 @@ def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
     return _finalized(layers, opened)
 
 
-def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
+def _finalized(
+    module: nn.Module,
+    opened: Opened,
+    packed: PackedWeights | None = None,
+    fetching: Fetching | None = None,
+) -> nn.Module:
     needs = {layer: use.need for use in opened.plan.attention for layer in use.layers}
     host = opened.plan.host_experts
     at_host = () if host is None else host.kernels
@@ -82,6 +93,8 @@ def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None =
             ops=ops_of(opened),
             host_stack=stack_of(opened, at_host, packed),
             host_ops=Ops(**ops_named(opened, at_host)),
+            fetching=fetching,
+            fetch_from=None if host is None or host.fetch is None else host.fetch.from_tokens,
             attend=attention_of(opened),
             need=needs.get,
             max_model_len=opened.plan.max_model_len,

@@ -19,6 +19,7 @@ from inferno.nn import Attention, State
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
 from inferno.request.requests import EngineOutput, Pooling, Request
 from inferno.request.sampling_params import SamplingParams
+from inferno.weights.fetched import with_times
 
 FreeMemory = Callable[[], int]
 """Returns the bytes that are free on a device now."""
@@ -77,6 +78,7 @@ def measure(
     to which it binds the layers of `models`; `before` is the memory that was free before loading
     them. Raises OutOfMemoryError."""
     _empty_cache(plan.device)  # what only loading needed
+    plan = with_times(plan, models)
     measured = _measured(plan, start, free, before)
     for model in models:
         for module in model.modules():
