@@ -54,13 +54,14 @@ class Ends:
 
 def test_an_image_is_sent_once_while_a_step_may_need_it(tmp_path: Path) -> None:
     ends, (first, second) = Ends(), (part(tmp_path, 1, 2), part(tmp_path, 2, 20))
-    assert ends.launch(step((0, 0, 4), new={0: (first, second)})) == [1, 2]
+    assert ends.launch(step((0, 0, 4), new={0: (first, second)})) == [1]
     values = ends.there.get(first.digest)
     assert values is not None and values.tobytes() == Path(first.path).read_bytes()
     assert ends.launch(step((0, 4, 8), (1, 0, 8), new={1: (first,)})) == []
     assert ends.launch(step((0, 12, 4), (1, 8, 8))) == []
     assert ends.there.get(first.digest) is None, "both rows are beyond it"
-    assert ends.launch(step((0, 16, 8), (2, 0, 8), new={2: (first,)})) == [1]
+    assert ends.launch(step((0, 16, 4), (2, 0, 2), new={2: (first,)})) == [], "none is begun yet"
+    assert ends.launch(step((0, 20, 4), (2, 2, 6))) == [1, 2]
     assert ends.launch(step((0, 24, 1), (2, 8, 1))) == []
     assert not ends.there._data
 
@@ -69,7 +70,7 @@ def test_what_is_cached_is_not_sent_and_a_row_forgets_the_images_of_its_last_seq
     tmp_path: Path,
 ) -> None:
     ends, (first, second) = Ends(), (part(tmp_path, 1, 2), part(tmp_path, 2, 20))
-    assert ends.launch(step((0, 8, 4), new={0: (first, second)}, known=8)) == [2]
+    assert ends.launch(step((0, 8, 14), new={0: (first, second)}, known=8)) == [2]
     assert ends.launch(step((0, 0, 4), new={0: (first,)})) == [1]
     assert ends.there.get(second.digest) is None
 
@@ -78,7 +79,8 @@ def test_an_image_in_several_parts_is_kept_until_its_last_one(tmp_path: Path) ->
     ends, first = Ends(), part(tmp_path, 1, 2)
     last = ImagePart(10, 4, first.digest, first.grid, first.path, 4)
     assert ends.launch(step((0, 0, 8), new={0: (first, last)})) == [1]
-    assert ends.launch(step((0, 8, 4))) == [] and ends.there.get(first.digest) is not None
+    assert ends.launch(step((0, 8, 2))) == [] and ends.there.get(first.digest) is not None
+    assert ends.launch(step((0, 10, 2))) == [] and ends.there.get(first.digest) is not None
     assert ends.launch(step((0, 14, 4))) == [] and ends.there.get(first.digest) is None
 
 
@@ -87,7 +89,7 @@ def test_large_images_go_in_pieces_and_a_file_that_is_gone_is_none(tmp_path: Pat
     data = np.arange(PIECE // 2, dtype=np.float32).tobytes()
     Path(first.path).write_bytes(data)
     Path(second.path).unlink()
-    assert ends.launch(step((0, 0, 4), new={0: (first, second)})) == [1, 2]
+    assert ends.launch(step((0, 0, 9), new={0: (first, second)})) == [1, 2]
     values = ends.there.get(first.digest)
     assert values is not None and values.tobytes() == data
     assert ends.there.get(second.digest) is None

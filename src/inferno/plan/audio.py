@@ -49,11 +49,18 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
     )
 
 
-def audio_memory(use: AudioUse | None, config: Any, dtype: str) -> tuple[MemoryItem, ...]:
-    """Return the memory of the encoder, its weights left out."""
+def audio_memory(
+    use: AudioUse | None, config: Any, dtype: str, sent: bool = False
+) -> tuple[MemoryItem, ...]:
+    """Return the memory of the encoder, its weights left out. `sent` as for images."""
     if use is None:
         return ()
     inside = config.audio_widths * DTYPE_BYTES[dtype]
     why = f"{use.chunk[0]:g} s, which it hears at once"
     reason = "embeddings of audio that comes again"
-    return (MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, reason))
+    items = MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, reason)
+    if not sent:
+        return items
+    # Frames take fewer bytes than the samples in float32 that they are made of.
+    nbytes = 2 * math.ceil(use.most_seconds * use.rate) * 4
+    return (*items, MemoryItem("sent audio", nbytes, "that machines compute at once"))

@@ -71,12 +71,20 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
     )
 
 
-def image_memory(use: ImageUse | None, config: Any, dtype: str) -> tuple[MemoryItem, ...]:
-    """Return the memory of the encoder, its weights left out."""
+def image_memory(
+    use: ImageUse | None, config: Any, dtype: str, sent: bool = False
+) -> tuple[MemoryItem, ...]:
+    """Return the memory of the encoder, its weights left out. `sent`: pixels are sent to ranks of
+    other machines, whose memory is that of the encoder."""
     if use is None:
         return ()
     size, pixels = DTYPE_BYTES[dtype], config.image_patch[1]
     inside = use.most_tokens * (config.image_widths * size + pixels * (4 + size))
     why = f"an image of {use.most_tokens} tokens"
     reason = "embeddings of images that come again"
-    return (MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, reason))
+    items = MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, reason)
+    if not sent:
+        return items
+    # Those that a step begins, and of the prompt that it ends in those that it goes on with.
+    nbytes = 2 * use.most_tokens * pixels * 4
+    return (*items, MemoryItem("sent pixels", nbytes, "of images that machines compute at once"))

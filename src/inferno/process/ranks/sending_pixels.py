@@ -20,32 +20,49 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 @define(eq=False)
-class Wanted:
-    """The images that steps may still compute. It follows from the steps, so that rank 0 and the
-    others agree on what these have."""
+class Place:
+    """Where an image is in a prompt, of all its parts."""
 
-    _of: dict[int, dict[bytes, int]] = field(factory=dict)
-    """By row, where each image ends in the prompt, by digest."""
+    part: ImagePart
+    start: int
+    stop: int
+    begun: bool = False
+
+
+@define(eq=False)
+class Wanted:
+    """The images that steps have begun, and may still compute. It follows from the steps, so that
+    rank 0 and the others agree on what these have."""
+
+    _of: dict[int, dict[bytes, Place]] = field(factory=dict)
+    """By row, the images that its prompt still needs, by digest."""
     digests: set[bytes] = field(factory=set)
 
     def update(self, step: Step) -> dict[bytes, ImagePart]:
-        """Take note of a step that is launched. Returns the images that were not wanted before."""
+        """Take note of a step that is launched. Returns the images that were not wanted before: of
+        long prompts those that it begins, so that others take no memory yet."""
         if not self._of and not any(new.request.images for new in step.new_sequences):
             return {}
-        parts = dict[bytes, ImagePart]()
         for new in step.new_sequences:
-            left = [each for each in new.request.images if each.stop > new.num_computed]
             self._of.pop(new.row, None)
-            if left:
-                self._of[new.row] = {each.digest: each.stop for each in left}
-                parts |= {each.digest: each for each in left}
+            left = [each for each in new.request.images if each.stop > new.num_computed]
+            places = dict[bytes, Place]()
+            for each in left:
+                place = places.setdefault(each.digest, Place(each, each.start, each.stop))
+                place.stop = each.stop
+            if places:
+                self._of[new.row] = places
         for piece in step.slices:
             if own := self._of.get(piece.row):
-                for digest in [digest for digest, stop in own.items() if stop <= piece.start]:
+                for digest in [digest for digest, at in own.items() if at.stop <= piece.start]:
                     del own[digest]
+                for place in own.values():
+                    place.begun |= place.start < piece.start + piece.num_tokens
                 if not own:
                     del self._of[piece.row]
-        before, self.digests = self.digests, {each for own in self._of.values() for each in own}
+        begun = [each.part for own in self._of.values() for each in own.values() if each.begun]
+        parts = {part.digest: part for part in begun}
+        before, self.digests = self.digests, {*parts}
         return {digest: parts[digest] for digest in self.digests - before}
 
 
