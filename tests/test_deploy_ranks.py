@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from attrs import evolve
+from tests.test_deploy import paths
 
 from inferno.cli.network import Network
 from inferno.cli.options import plan_options
@@ -16,6 +17,7 @@ from inferno.cli.serve import Serving
 from inferno.cli.serve import command as serve
 from inferno.plan import machines_of, resolve
 from inferno.process.ranks.greeting import parse_address
+from inferno.server.options import OPEN_PATHS
 
 FILE = Path(__file__).parents[1] / "deploy" / "kubernetes-ranks.yaml"
 VERSION = "1.32"
@@ -135,6 +137,69 @@ def test_the_workers_join_where_the_leader_listens() -> None:
     params = rank.make_context("rank", arguments("rank")).params
     assert parse_address(params["address"]) == ("ranks-0.ranks", 29400)
     assert params["model"] == serve.make_context("serve", arguments("serve")).params["refs"][0]
+
+
+def container_of(name: str) -> dict[str, Any]:
+    [container] = templates()[name]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def port_of(container: dict[str, Any], name: str) -> int:
+    """The number of a container's named port."""
+    [port] = [each["containerPort"] for each in container["ports"] if each["name"] == name]
+    return int(port)
+
+
+def test_probes_ask_the_server_where_it_listens() -> None:
+    """On its port, without a key; and the service and the network's policy name the same port."""
+    container, served = container_of("serve"), paths()
+    values = serve.make_context("serve", arguments("serve")).params
+    probes = {name: each["httpGet"] for name, each in container.items() if name.endswith("Probe")}
+    assert {*probes} == {"startupProbe", "readinessProbe", "livenessProbe"}
+    for name, asked in probes.items():
+        assert asked["path"] in served and asked["path"] in OPEN_PATHS, name
+        assert port_of(container, asked["port"]) == values["port"] == 8000
+    assert values["host"] == "0.0.0.0", "probes do not come from the container"
+    assert len({asked["path"] for asked in probes.values()}) == 3
+    [port] = manifests()["Service"]["spec"]["ports"]
+    assert port_of(container, port["targetPort"]) == values["port"]
+    _, http = manifests()["NetworkPolicy"]["spec"]["ingress"]
+    assert [each["port"] for each in http["ports"]] == [values["port"]]
+    notes = templates()["serve"]["metadata"]["annotations"]
+    assert notes["prometheus.io/path"] in served and notes["prometheus.io/port"] == "8000"
+    assert not any(name.endswith("Probe") for name in container_of("rank")), "it serves nothing"
+
+
+def test_kubernetes_gives_the_server_and_the_ranks_the_time_that_they_take() -> None:
+    container = container_of("serve")
+    values = serve.make_context("serve", arguments("serve")).params
+    grace = templates()["serve"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > values["shutdown_timeout"], "streams end before the pod is killed"
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["timeoutSeconds"] <= container[name]["periodSeconds"], name
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600
+
+
+def test_pods_write_only_where_they_may_and_files_are_mounted_where_options_say() -> None:
+    for name in ("serve", "rank"):
+        container = container_of(name)
+        mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        cache = next(e["value"] for e in container["env"] if e["name"] == "XDG_CACHE_HOME")
+        volumes = {each["name"]: each for each in templates()[name]["spec"]["volumes"]}
+        writable = [path for path, each in mounts.items() if not each.get("readOnly")]
+        assert any(cache.startswith(f"{path}/") for path in writable), "packed weights"
+        assert "emptyDir" in volumes[mounts["/tmp"]["name"]]
+        [model] = [word for word in arguments(name) if "/models/" in word]
+        folder = model.removeprefix("--model=").rpartition("/")[0]
+        assert mounts[folder]["readOnly"], "weights are not written to"
+    [keys] = [word for word in arguments("serve") if word.startswith("--keys=")]
+    mounted = {each["mountPath"] for each in container_of("serve")["volumeMounts"]}
+    assert keys.removeprefix("--keys=") in mounted
+    names = [each["name"] for each in container_of("serve")["env"]]
+    assert len(names) == len({*names}) and "POD_IP" in names
 
 
 def test_ranks_know_one_token_and_are_reached_by_ranks_only() -> None:
