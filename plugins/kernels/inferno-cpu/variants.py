@@ -62,6 +62,7 @@ def main() -> int:
         env |= _sanitized_threads()
         tests = [str(HERE / "tests" / f"test_{name}.py") for name in ("recording", "shared_memory")]
         tests += ["-k", "each_thread or threads_compute or threads_share"]
+        tests += ["--capture=no"]  # else the report is lost with the process
     return subprocess.run(
         [sys.executable, "-c", code, *tests, "-q", *sys.argv[2:]], env=env
     ).returncode

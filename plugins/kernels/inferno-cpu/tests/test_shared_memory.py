@@ -93,11 +93,18 @@ class TestSharedMemory(CommunicatorTests):
         assert len(ticks) == 20
 
 
-def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
-    """So that the ThreadSanitizer sees that they take turns (variants.py)."""
-    memory = torch.zeros(_native.Ranks.bytes(3, SLOT) + 64, dtype=torch.uint8)
+# --- for the ThreadSanitizer (variants.py), which sees that ranks in threads take turns -----------
+
+
+def views_of(ranks: int, slot: int = SLOT) -> tuple[Tensor, list[_native.Ranks]]:
+    """The view of each rank, and the memory that they share."""
+    memory = torch.zeros(_native.Ranks.bytes(ranks, slot) + 64, dtype=torch.uint8)
     address = -(-memory.data_ptr() // 64) * 64
-    views = [_native.Ranks(address, rank, 3, SLOT, 60.0) for rank in range(3)]
+    return memory, [_native.Ranks(address, rank, ranks, slot, 60.0) for rank in range(ranks)]
+
+
+def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
+    _memory, views = views_of(3)
     barrier = threading.Barrier(3)
 
     def compute(rank: int) -> list[float]:
@@ -113,6 +120,48 @@ def test_ranks_in_threads_share_one_view_of_the_memory() -> None:
     with ThreadPoolExecutor(3) as threads:
         for sums in threads.map(compute, range(3)):
             assert sums == [3.0 * i + 3 for i in range(100)]
+
+
+@pytest.mark.parametrize("late", [None, 0, 2])
+def test_sums_and_rows_of_ranks_in_threads_share_slots_in_turn(late: int | None) -> None:
+    """Exchanges of one piece and of several, one right after the other, with shares of unlike
+    widths and one that is empty. A `late` rank lets the others sleep."""
+    slot, widths, rows = 4096, (24, 0, 520), 9
+    _memory, views = views_of(3, slot)
+    wanted = torch.cat([torch.full((rows, width), rank) for rank, width in enumerate(widths)], 1)
+
+    def compute(rank: int) -> None:
+        part = torch.full((rows, widths[rank]), rank, dtype=torch.uint8)
+        for i in range(40):
+            if rank == late and i % 8 == 0:
+                time.sleep(0.01)
+            for count in (1, 33, slot // 2 + i):
+                x = torch.full((count,), float(i + rank), dtype=torch.bfloat16)
+                views[rank].sum(DTYPES[x.dtype], x.data_ptr(), count)
+                assert bool((x == 3.0 * i + 3).all())
+            whole = torch.zeros(rows, sum(widths), dtype=torch.uint8)
+            views[rank].gather(part.data_ptr(), whole.data_ptr(), rows, [*widths])
+            assert torch.equal(whole, wanted)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(compute, range(3))) == [None] * 3
+
+
+def test_ranks_in_threads_share_the_news_that_one_has_left() -> None:
+    """While they wait for it, and from a thread that exchanges nothing."""
+    _memory, views = views_of(3)
+
+    def compute(rank: int) -> str:
+        if rank == 0:
+            time.sleep(0.05)
+            views[0].close()
+            return "left"
+        with pytest.raises(ConnectionError, match="another rank has left"):
+            views[rank].sum(DTYPES[torch.float32], torch.ones(7).data_ptr(), 7)
+        return "told"
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(compute, range(3))) == ["left", "told", "told"]
 
 
 @pytest.mark.parametrize("given", [(0, 0), (2, 2), (-1, 2), (0, 65)])
