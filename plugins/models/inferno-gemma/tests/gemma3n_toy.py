@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -138,6 +138,8 @@ class Gemma3n(SeeingToy):
     head = "AutoModelForMultimodalLM"
     config = CONFIG
     span = TOKENS
+    opening: ClassVar[Mapping[str, Sequence[int]]] = {"image": (141, 144), "audio": (142, 152)}
+    """With tokens whose embeddings belong to the encoders."""
 
     @pytest.fixture(scope="class")
     @classmethod
