@@ -54,6 +54,7 @@ FOR_ENDPOINTS = "inferno.server.api"
 """What plugins with endpoints may import of the server."""
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
+PLUGIN_PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/*/src/*/__init__.py"))
 PLUGIN_TESTS = sorted(
     path for folder in ("tests", "tools") for path in ROOT.glob(f"plugins/*/*/{folder}/**/*.py")
 )
@@ -240,7 +241,8 @@ def circle_of(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_circle_of_imports_even_in_functions_or_for_types() -> None:
-    assert circle_of(import_graph(SRC)) == []
+    for package in (SRC, *PLUGIN_PACKAGES):
+        assert circle_of(import_graph(package)) == [], package
 
 
 def test_the_check_of_circles_sees_packages_functions_and_types(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Suffixes: N samples, P frames, W mel bins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import attrs
 from attrs import field, frozen
@@ -15,9 +15,6 @@ from attrs.validators import gt
 from inferno.configs import check_known, check_positive, read_config, transformers_processor
 from inferno.errors import CheckpointError
 from inferno_gemma.spectrograms import HOP, LOOKS, RATE, MelFrames
-
-if TYPE_CHECKING:
-    from inferno_gemma.config3n_media import MultimodalGemma3nConfig
 
 __all__ = ["RATE", "AudioConfig", "processor"]
 
@@ -97,7 +94,16 @@ class AudioConfig:
         return int(max(strided, frames / 4 * position))
 
 
-def processor(config: MultimodalGemma3nConfig, fields: Mapping[str, Any]) -> MelFrames:
+class HearingConfig(Protocol):
+    """The config of a whole model."""
+
+    @property
+    def hearing(self) -> AudioConfig: ...
+    @property
+    def audio_seconds(self) -> float: ...
+
+
+def processor(config: HearingConfig, fields: Mapping[str, Any]) -> MelFrames:
     """Return what prepares audio: an `Architecture.audio`. Raises UnsupportedError where
     transformers is missing, CheckpointError."""
     bins = config.hearing.input_feat_size

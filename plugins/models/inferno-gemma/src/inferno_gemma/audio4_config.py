@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import attrs
 from attrs import field, frozen
@@ -12,9 +12,6 @@ from attrs.validators import gt
 from inferno.configs import check_known, check_positive, read_config, transformers_processor
 from inferno.errors import CheckpointError
 from inferno_gemma.spectrograms import HOP, LOOKS, RATE, MelFrames
-
-if TYPE_CHECKING:
-    from inferno_gemma.vision4_config import HearingGemma4Config
 
 FRAME = 320
 """Samples of a frame."""
@@ -100,7 +97,14 @@ class AudioConfig:
         return (frames + 3) // 4
 
 
-def processor(config: HearingGemma4Config, fields: Mapping[str, Any]) -> MelFrames:
+class HearingConfig(Protocol):
+    """The config of a whole model."""
+
+    @property
+    def hearing(self) -> AudioConfig: ...
+
+
+def processor(config: HearingConfig, fields: Mapping[str, Any]) -> MelFrames:
     """Return what prepares audio: an `Architecture.audio`. Raises UnsupportedError where
     transformers is missing, CheckpointError."""
     bins = config.hearing.bins
