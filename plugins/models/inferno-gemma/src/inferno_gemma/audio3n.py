@@ -23,6 +23,8 @@ from inferno_gemma.conformer import (
     EPS,
     FeedForward,
     LightConvolution,
+    Strided,
+    Subsample,
     attended,
     distances,
     limited,
@@ -51,7 +53,14 @@ class AudioTower(nn.Module):
     def __init__(self, config: AudioConfig) -> None:
         super().__init__()
         self.config = config
-        self.subsample_conv_projection = Subsample(config)
+        self.subsample_conv_projection = Subsample(
+            ("conv_0", "conv_1"),
+            Convolution,
+            config.sscp_conv_channel_size,
+            config.input_feat_size,
+            config.hidden_size,
+            config.sscp_conv_group_norm_eps,
+        )
         layers = range(config.conf_num_hidden_layers)
         self.conformer = nn.ModuleList(AudioLayer(config) for _ in layers)
 
@@ -64,37 +73,12 @@ class AudioTower(nn.Module):
         return y_LD
 
 
-class Subsample(nn.Module):
-    """Two convolutions of 3 x 3 neighbours, in time those behind, each second one in time and in
-    frequency, and a product."""
-
-    def __init__(self, config: AudioConfig) -> None:
-        super().__init__()
-        first, second = config.sscp_conv_channel_size
-        self.conv_0 = Strided(1, first, config.sscp_conv_group_norm_eps)
-        self.conv_1 = Strided(first, second, config.sscp_conv_group_norm_eps)
-        inputs = config.input_feat_size // 4 * second
-        self.input_proj_linear = Linear(inputs, config.hidden_size)
-
-    def forward(self, frames_PW: Tensor) -> Tensor:
-        x_1CLW = self.conv_1(self.conv_0(frames_PW[None, None]))
-        x_LD: Tensor = self.input_proj_linear(x_1CLW[0].permute(1, 2, 0).flatten(1))
-        return x_LD
-
-
-class Strided(nn.Module):
-    """A convolution, normalized by mean and variance of all frames up to each."""
-
-    def __init__(self, inputs: int, outputs: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.conv, self.norm = nn.Module(), nn.Module()
-        self.conv.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
-        self.norm.weight = nn.Parameter(torch.empty(outputs))
+class Convolution(Strided):
+    """In time it sees those behind; it is normalized by mean and variance of all frames up to
+    each."""
 
     def forward(self, x_1CPW: Tensor) -> Tensor:
-        filters: Tensor = self.conv.weight  # type: ignore[assignment]  # Parameters
-        weight_C: Tensor = self.norm.weight  # type: ignore[assignment]
+        filters, weight_C = self.weights
         h_1CPW = F.pad(x_1CPW, (1, 1, 0, 2)).to(filters.dtype)
         h_1CPW = F.conv2d(h_1CPW, filters, stride=2)
         x_PWC = h_1CPW[0].permute(1, 2, 0).float()

@@ -23,6 +23,8 @@ from inferno_gemma.conformer import (
     EPS,
     FeedForward,
     LightConvolution,
+    Strided,
+    Subsample,
     attended,
     distances,
     limited,
@@ -46,7 +48,14 @@ class AudioTower(nn.Module):
     def __init__(self, config: AudioConfig) -> None:
         super().__init__()
         self.config = config
-        self.subsample_conv_projection = Subsample(config)
+        self.subsample_conv_projection = Subsample(
+            ("layer0", "layer1"),
+            Convolution,
+            config.subsampling_conv_channels,
+            config.bins,
+            config.hidden_size,
+            config.rms_norm_eps,
+        )
         self.layers = nn.ModuleList(AudioLayer(config) for _ in range(config.num_hidden_layers))
         self.output_proj = Linear(config.hidden_size, config.output_proj_dims, bias=True)
 
@@ -59,37 +68,11 @@ class AudioTower(nn.Module):
         return y_LD
 
 
-class Subsample(nn.Module):
-    """Two convolutions of 3 x 3 neighbours, each second one in time and in frequency, and a
-    product."""
-
-    def __init__(self, config: AudioConfig) -> None:
-        super().__init__()
-        first, second = config.subsampling_conv_channels
-        self.layer0 = Strided(1, first, config.rms_norm_eps)
-        self.layer1 = Strided(first, second, config.rms_norm_eps)
-        inputs = config.bins // 4 * second
-        self.input_proj_linear = Linear(inputs, config.hidden_size)
-
-    def forward(self, frames_PW: Tensor) -> Tensor:
-        x_1CLW = self.layer1(self.layer0(frames_PW[None, None]))
-        x_LD: Tensor = self.input_proj_linear(x_1CLW[0].permute(1, 2, 0).flatten(1))
-        return x_LD
-
-
-class Strided(nn.Module):
-    def __init__(self, inputs: int, outputs: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.conv, self.norm = nn.Module(), nn.Module()
-        self.conv.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
-        self.norm.weight = nn.Parameter(torch.empty(outputs))
-
+class Convolution(Strided):
     def forward(self, x_1CPW: Tensor) -> Tensor:
-        filters: Tensor = self.conv.weight  # type: ignore[assignment]  # Parameters
-        weight: Tensor = self.norm.weight  # type: ignore[assignment]
+        filters, weight_C = self.weights
         x_1CPW = F.conv2d(x_1CPW.to(filters.dtype), filters, stride=2, padding=1)
-        x_1PWC = F.layer_norm(x_1CPW.permute(0, 2, 3, 1), weight.shape, weight, eps=self.eps)
+        x_1PWC = F.layer_norm(x_1CPW.permute(0, 2, 3, 1), weight_C.shape, weight_C, eps=self.eps)
         return F.relu(x_1PWC).permute(0, 3, 1, 2)
 
 

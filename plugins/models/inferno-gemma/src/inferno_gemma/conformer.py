@@ -2,20 +2,20 @@
 
 https://arxiv.org/abs/2303.01037.
 
-Suffixes: L positions of the encoder, D its hidden size, H heads, C head dim, R distances of a
-window.
+Suffixes: P frames of a spectrogram, W mel bins, L positions of the encoder, D its hidden size,
+H heads, C channels or head dim, R distances of a window.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.nn import RMSNorm
+from inferno.nn import Linear, RMSNorm
 
 EPS = 1e-6
 """Of the norms that do not read the config's."""
@@ -110,3 +110,46 @@ def seen(count: int, past: int, *, farthest: bool) -> Tensor:
     """Return whether a position attends to that of each distance, (L, R)."""
     place_L, back_R = torch.arange(count), torch.arange(past, -1, -1)
     return (back_R < past + farthest) & (back_R <= place_L[:, None])
+
+
+class Strided(nn.Module):
+    """A convolution of 3 x 3 neighbours, of each second one in time and in frequency, and a norm
+    without a bias. A family's own says how it normalizes."""
+
+    def __init__(self, inputs: int, outputs: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.conv, self.norm = nn.Module(), nn.Module()
+        self.conv.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
+        self.norm.weight = nn.Parameter(torch.empty(outputs))
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The convolution's and the norm's."""
+        return self.get_parameter("conv.weight"), self.get_parameter("norm.weight")
+
+
+class Subsample(nn.Module):
+    """Two such convolutions, under these names, and a product."""
+
+    def __init__(
+        self,
+        names: tuple[str, str],
+        kind: type[Strided],
+        channels: Sequence[int],
+        bins: int,
+        size: int,
+        eps: float,
+    ) -> None:
+        super().__init__()
+        self.names = names
+        for name, inputs, outputs in zip(names, (1, channels[0]), channels, strict=True):
+            self.add_module(name, kind(inputs, outputs, eps))
+        self.input_proj_linear = Linear(bins // 4 * channels[1], size)
+
+    def forward(self, frames_PW: Tensor) -> Tensor:
+        x_1CLW = frames_PW[None, None]
+        for name in self.names:
+            x_1CLW = self.get_submodule(name)(x_1CLW)
+        x_LD: Tensor = self.input_proj_linear(x_1CLW[0].permute(1, 2, 0).flatten(1))
+        return x_LD
