@@ -287,6 +287,15 @@ def test_an_answer_to_a_request_that_has_gone_counts_for_nothing(filled: Filled)
     filled.mover.close()
 
 
+def test_what_was_said_of_a_store_is_not_taken_for_the_next_one(filled: Filled) -> None:
+    """Fetches are numbered anew in that, and would end before they have."""
+    filled.save(KEYS[0], 3, 5)
+    filled.index.fetch([(KEYS[0], 0b11)], "owner")
+    threads = filled.mover.threads  # type: ignore[attr-defined]
+    filled.mover.close()
+    assert not threads.told
+
+
 def test_an_answer_is_short_whatever_is_lost() -> None:
     """A rank that sends it may be waited for before it is read."""
     assert runs_of([]) == runs_of([0, 0]) == []

@@ -189,6 +189,7 @@ class SharedStore:
                 with self.others.changing(Change(action="close_store")):
                     closing = True
                     self.mover.close()
+                self.others.take_told()  # the next store numbers its fetches anew
         if not closing:
             self.mover.close()
         self._waits.close()
