@@ -184,6 +184,22 @@ class TestLateSharedLink(TestSharedLink):
         late.computed()
         assert late.groups_of(KEYS[0]) == BOTH and not late._owed
 
+    def test_an_id_that_comes_again_waits_for_no_prompt_that_is_released(self, ends: Ends) -> None:
+        """A release is done after the steps in flight, and would be that of the second prompt."""
+        late = getattr(ends.link, "index")  # noqa: B009
+        ends.ask(KEYS[:1], [BOTH], "a")
+        late.launched()
+        ends.here.index.release("a")
+        assert not ends.link.ask(PROMPT, KEYS[:1], [BOTH]), "it is computed here"
+        late.computed()
+        assert ends.asked()[1] == [ends.named]
+        assert not late._unreleased
+        ends.ask(KEYS[:1], [BOTH], "a")
+        ends.save(KEYS[0], 3)
+        ends.serving.end(ends.named)
+        ends.here.wait("a")
+        assert ends.near(KEYS[0]) == [BOTH]
+
 
 def plugin_of(end: Any) -> Any:
     """A rank's end as the plugin has built it."""

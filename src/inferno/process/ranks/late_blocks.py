@@ -178,13 +178,25 @@ class LateLink(LateBlocks):
     _owed: dict[bytes, int] = field(factory=dict, init=False)
     """By key, groups that a prompt lacks which began after a step that saves them was sent: other
     ranks have saved them for others only."""
+    _unreleased: Counter[str] = field(factory=Counter, init=False)
+    """By owner, how many releases wait for steps in flight."""
 
     @property
     def link(self) -> LinkIndex:
         return cast(LinkIndex, self.index)
 
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
-        return self.link.ask(prompt, keys, wanted)
+        # A release that waits would be that of this prompt, where ids come again.
+        return not self._unreleased[prompt.id] and self.link.ask(prompt, keys, wanted)
+
+    def release(self, owner: str) -> None:
+        def act() -> None:
+            self._unreleased[owner] -= 1
+            self._unreleased = +self._unreleased
+            self.index.release(owner)
+
+        self._unreleased[owner] += 1
+        self._do(act)
 
     @property
     def is_asked(self) -> bool:
