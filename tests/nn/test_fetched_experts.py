@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from inferno.device.offload import Offloaded
 from inferno.device.side_queue import NoQueue
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Experts, Finalize, IntGroups, Weight
@@ -132,6 +133,18 @@ def test_experts_of_other_forms_have_other_buffers() -> None:
     layer, turns = mixture(EXPERTS, to, mixed), itertools.count()
     whole = mixture(0, matrix=mixed)
     torch.testing.assert_close(layer(*given(9)), whole(*given(9)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_sleeps_gives_its_buffers_back() -> None:
+    fetching = Fetching("cpu")
+    to, whole = Finalize(fetching=fetching, fetch_from=1), mixture(0)
+    layers = [mixture(3, to), mixture(1, to, in_groups)]
+    buffers = [each for kind in fetching._kinds.values() for each in kind.all]
+    storages = [tensor.untyped_storage() for each in buffers for tensor in each.tensors]
+    away = Offloaded.of(layers, "cpu")
+    assert storages and not any(storage.nbytes() for storage in storages)
+    away.restore()
+    torch.testing.assert_close(layers[0](*given(9)), whole(*given(9)), rtol=1e-4, atol=1e-5)
 
 
 def test_too_many_forms_are_refused() -> None:

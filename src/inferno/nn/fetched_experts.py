@@ -49,6 +49,7 @@ class FetchedExperts(PartOfExperts):
         moved = Moved(experts, fetching.device)
         alone = (ExpertGroup(moved, range(n, n + 1), stack, ops, None) for n in own)
         self.each = [fetching.keep(group, group.product) for group in alone]
+        self.buffers_of_all = fetching.held
         self.fetched = 0
         """How many experts were copied so far."""
 

@@ -63,6 +63,8 @@ class Fetching:
     experts, and in which the device fetches and computes them."""
     copy_rate: float = 0.0
     """Bytes that were copied in a second."""
+    held: nn.Module = field(init=False, factory=nn.Module)
+    """Has the buffers' tensors, as a part of all layers: a model that sleeps gives them back."""
     _copies: HostCopies = field(init=False)
     _kinds: dict[Any, Buffers] = field(init=False, factory=dict)
 
@@ -90,6 +92,8 @@ class Fetching:
         kept = tuple(map(self._copies.of, tensors))
         if len(kind.all) < BUFFERS:
             kind.all.append(Buffer(product, tensors, self.queue.mark()))
+            for number, tensor in enumerate(tensors, len(self.held._buffers)):
+                self.held.register_buffer(str(number), tensor.detach(), persistent=False)
         return KeptExpert(kept, kind)
 
 
