@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
-from inferno.device.offload import Offloaded
+from inferno.device.offload import Offloaded, empty_caches
+from inferno.ops.reference import TORCH
+from inferno.weights.resident import Loaded, Resident
 
 
 class Model(nn.Module):
@@ -35,3 +41,20 @@ def test_tensors_views_and_attributes_come_back() -> None:
     assert model.tied is model.inner.weight
     model.weight.data[5, 0] = 7
     assert model.view[0, 0] == 7, "it is still a view"
+
+
+def test_weights_that_are_dropped_leave_no_memory_to_allocators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the device, and page-locked: experts that are fetched are most of a host's memory."""
+    emptied = list[str]()
+    device = SimpleNamespace(empty_cache=lambda: emptied.append("device"))
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: device)
+    host = SimpleNamespace(empty_host_cache=lambda: emptied.append("host"))
+    monkeypatch.setattr(torch, "accelerator", host)
+    empty_caches("cpu")
+    assert not emptied
+    opened: Any = SimpleNamespace(plan=SimpleNamespace(device=SimpleNamespace(kind="cuda")))
+    resident = Resident(opened, Loaded(nn.Linear(2, 2), TORCH, None, None))
+    resident.release(2)
+    assert emptied == ["device", "host"] and resident.loaded is None

@@ -36,8 +36,7 @@ class Offloaded:
             del on_device
             storage.resize_(0)
             values.append((storage, host))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_caches(kind)
         return cls(tuple(values))
 
     @property
@@ -49,6 +48,16 @@ class Offloaded:
         for storage, host in self.values:
             storage.resize_(host.nbytes)
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(host)
+
+
+def empty_caches(kind: str) -> None:
+    """Give back what torch's allocators keep for later: a device's memory, and the page-locked
+    memory of its host."""
+    if kind == "cpu":
+        return
+    torch.get_device_module(kind).empty_cache()
+    if (empty := getattr(torch.accelerator, "empty_host_cache", None)) is not None:  # newer torch
+        empty()
 
 
 def tensors_of(root: nn.Module) -> Iterator[Tensor]:

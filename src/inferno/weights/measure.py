@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from attrs import evolve
 from torch import nn
 
 from inferno.contracts import Device
 from inferno.device import device_errors
+from inferno.device.offload import empty_caches
 from inferno.nn import Attention, State
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
 from inferno.request.requests import EngineOutput, Pooling, Request
@@ -77,14 +77,14 @@ def measure(
     return the plan with the cache that fits. `start` makes an engine of a plan with a small cache,
     to which it binds the layers of `models`; `before` is the memory that was free before loading
     them. Raises OutOfMemoryError."""
-    _empty_cache(plan.device)  # what only loading needed
+    empty_caches(plan.device.kind)  # what only loading needed
     plan = with_times(plan, models)
     measured = _measured(plan, start, free, before)
     for model in models:
         for module in model.modules():
             if isinstance(module, Attention | State):
                 module.cache = {}  # so that the trial's memory is free
-    _empty_cache(plan.device)
+    empty_caches(plan.device.kind)
     return with_measured(plan, measured)
 
 
@@ -122,9 +122,3 @@ def _run(
         engine.submit(Request(id=str(i), token_ids=(0,) * length, params=params, pooling=pooling))
     while engine.busy:
         engine.step()
-
-
-def _empty_cache(device: Device) -> None:
-    """Return the allocator's unused memory to the device."""
-    if device.kind != "cpu":
-        torch.get_device_module(device.kind).empty_cache()

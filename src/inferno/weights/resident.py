@@ -19,7 +19,7 @@ from torch import nn
 
 from inferno.contracts import Drafter
 from inferno.contracts.checkpoints import left_out
-from inferno.device.offload import Offloaded
+from inferno.device.offload import Offloaded, empty_caches
 from inferno.errors import CheckpointError
 from inferno.host import give_memory_back
 from inferno.nn import Attention, State
@@ -112,7 +112,7 @@ class Resident:
             self._drop()
         elif self._offloaded is None and kind != "cpu":
             self._offloaded = Offloaded.of(self.loaded.models, kind)
-        give_memory_back()
+        self._give_back()
 
     def restore(self) -> Loaded:
         """Load what was released. Raises as `Loaded.of`; then the weights are in no memory."""
@@ -168,13 +168,18 @@ class Resident:
                 raise
         else:
             self._drop()
-            give_memory_back()
+            self._give_back()
         self._updates, self._count, self.opened = after, self._count + 1, opened
         self.version = str(self._count) if version is None else version
         for each in before:
             if each not in after:
                 each.close()
         log.info("the weights were updated: version %s", self.version)
+
+    def _give_back(self) -> None:
+        """Give back the memory of what was dropped, also what allocators keep of it."""
+        give_memory_back()
+        empty_caches(self.opened.plan.device.kind)
 
     def close(self) -> None:
         """Let go of the weights, and delete temporary files."""
@@ -186,7 +191,7 @@ class Resident:
     def _replace(self, before: tuple[Update, ...], after: tuple[Update, ...], updated: str) -> None:
         with self._open(after, updated) as opened:
             self._drop()
-            give_memory_back()
+            self._give_back()
             try:
                 self._load(opened)
                 return
