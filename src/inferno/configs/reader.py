@@ -73,6 +73,8 @@ def _explained(error: BaseException, kind: type | None) -> str:
 _LISTED = (
     "num_hidden_layers",
     "encoder_layers",
+    "depth",
+    "conf_num_hidden_layers",
     "num_nextn_predict_layers",
     "num_experts",
     "num_local_experts",

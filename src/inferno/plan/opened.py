@@ -276,11 +276,14 @@ def agree(plan: Plan, catalog: Catalog) -> None:
         )
 
 
+_MISREAD = LookupError, TypeError, ValueError, AttributeError, ArithmeticError
+
+
 def model_config(architecture: Architecture, checkpoint: Checkpoint) -> ModelConfig:
     """Return the checkpoint's config, parsed by the architecture. Raises CheckpointError."""
     try:
         config = architecture.config(checkpoint.config)
-    except (KeyError, TypeError, ValueError) as error:  # from plugins that do not use `read_config`
+    except _MISREAD as error:  # of parts that are not read by `read_config`
         raise CheckpointError(
             f"{architecture.name} cannot read config.json: {error!r}", "Check the file."
         ) from error
