@@ -92,9 +92,20 @@ def test_text_around_images_and_audio_is_that_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [{"height": 96, "width": 128}, {"height": 100, "width": 100}, {"height": 0, "width": 0}]
+    "size",
+    [
+        {"height": 96, "width": 128},
+        {"height": 100, "width": 100},
+        {"height": 0, "width": 0},
+        {"height": -64, "width": -64},
+        {"height": 832, "width": 832},  # no memory is planned for more than 768
+        {"height": "64", "width": "64"},
+        {"height": None},
+        768,
+        [64, 64],
+    ],
 )
-def test_images_that_the_encoder_does_not_read_are_refused(size: dict[str, int]) -> None:
+def test_images_that_the_encoder_does_not_read_are_refused(size: Any) -> None:
     with pytest.raises(CheckpointError, match="a square"):
         processor3n(_config(), {"size": size}, TOKENS)
     processor3n(_config(), {"size": {"height": PIXELS, "width": PIXELS}}, TOKENS)
@@ -107,6 +118,9 @@ def test_images_that_the_encoder_does_not_read_are_refused(size: dict[str, int])
         ("audio_config", {"sscp_conv_channel_size": [16]}, "sscp_conv_channel_size"),
         ("audio_config", {"sscp_conv_stride_size": [[2, 2], [1, 2]]}, "sscp_conv_stride_size"),
         ("audio_config", {"hidden_size": 36}, "hidden_size 36"),
+        ("audio_config", {"conf_num_hidden_layers": 10_001}, "conf_num_hidden_layers"),
+        ("audio_config", {"input_feat_size": 1_000_000}, "input_feat_size"),
+        ("vision_config", {"model_args": {"channel_multiplier": 1e308}}, "channel_multiplier"),
         ("audio_config", {"vocab_size": 9}, "token 153"),
         ("vision_config", {"architecture": "mobilenetv5_base"}, "architecture"),
         ("vision_config", {"model_args": {"depth": 3}}, "model_args has depth"),

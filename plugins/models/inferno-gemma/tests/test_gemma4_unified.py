@@ -153,3 +153,9 @@ def test_a_bad_config_is_an_error_that_names_the_field(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         unified({**CONFIG, **damage})
+
+
+@pytest.mark.parametrize("tokens", [-5, "70", 1.5, [70]])
+def test_a_bad_number_of_tokens_of_images_is_an_error(tokens: Any) -> None:
+    with pytest.raises(CheckpointError, match="max_soft_tokens"):
+        processor4_unified(unified(CONFIG), {"max_soft_tokens": tokens}, TOKENS)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import gt
+from attrs.validators import gt, le
 
 from inferno.configs import check_known, check_positive, read_config, transformers_processor
 from inferno.errors import CheckpointError
@@ -33,7 +33,7 @@ class AudioConfig:
     vocab_offset: int = 262_272
     rms_norm_eps: float = 1e-6
     gradient_clipping: float = field(default=1e10, validator=gt(0))
-    input_feat_size: int = 128
+    input_feat_size: int = field(default=128, validator=le(4096))
     conf_attention_context_left: int = 13
     conf_attention_logit_cap: float = field(default=50.0, validator=gt(0))
     conf_num_attention_heads: int = 8

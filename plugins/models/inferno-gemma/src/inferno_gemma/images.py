@@ -52,12 +52,13 @@ def processor3n(
 ) -> ImageProcessor:
     """The same of Gemma 3n. Raises CheckpointError for squares that its encoder does not read."""
     made, vision = transformers_processor(_MODULE_3N, _CLASS_3N), config.vision
-    given = fields.get("size") or {}
-    side = given.get("height", PIXELS)
-    if given.get("width", side) != side or side % (STRIDE * vision.side) or not side:
+    given, step = fields.get("size") or {}, STRIDE * vision.side
+    square = given if isinstance(given, Mapping) else {"height": None}
+    side = square.get("height", PIXELS)
+    if square.get("width", side) != side or side not in range(step, PIXELS + 1, step):
         raise CheckpointError(
-            f"preprocessor_config.json: images have the size {dict(given)}",
-            f"It is a square with sides that {STRIDE * vision.side} divides.",
+            f"preprocessor_config.json: images have the size {given!r}",
+            f"It is a square with sides that {step} divides, of at most {PIXELS} pixels.",
         )
     looks = {"resample": 2, "do_normalize": bool(fields.get("do_normalize"))}
     looks |= given_looks(fields)
@@ -96,7 +97,7 @@ _MODULE_4 = "gemma4.image_processing_pil_gemma4"
 
 def processor4(config: SeeingGemma4Config, fields: Mapping[str, Any], most: int) -> ImageProcessor:
     """The same of Gemma 4. An image is scaled to as many tokens as its sides and `most` allow."""
-    tokens = min(most, fields.get("max_soft_tokens") or MOST_TOKENS)
+    tokens = min(most, _soft_tokens(fields))
     made = transformers_processor(_MODULE_4, "Gemma4ImageProcessorPil")(**given_looks(fields))
     cut = transformers_processor(_MODULE_4, "convert_image_to_patches")
     return _Processor4(made, cut, config.vision, tokens, config.vision.patch_size)
@@ -106,10 +107,20 @@ def processor4_unified(
     config: UnifiedConfig, fields: Mapping[str, Any], most: int
 ) -> ImageProcessor:
     """The same of Gemma 4 12B, whose decoder reads the pixels of each token."""
-    tokens = min(most, fields.get("max_soft_tokens") or MOST_TOKENS, config.patches.mm_posemb_size)
+    tokens = min(most, _soft_tokens(fields), config.patches.mm_posemb_size)
     made = transformers_processor(_MODULE_4, "Gemma4ImageProcessorPil")(**given_looks(fields))
     cut = transformers_processor(_MODULE_4, "convert_image_to_patches")
     return _Processor4(made, cut, config.patches, tokens, config.patches.side)
+
+
+def _soft_tokens(fields: Mapping[str, Any]) -> int:
+    """Return the most tokens of an image that a checkpoint allows. Raises CheckpointError."""
+    tokens = fields.get("max_soft_tokens") or MOST_TOKENS
+    if type(tokens) is not int or tokens < 1:
+        raise CheckpointError(
+            f"preprocessor_config.json: max_soft_tokens is {tokens!r}", "It must be at least 1."
+        )
+    return tokens
 
 
 @frozen

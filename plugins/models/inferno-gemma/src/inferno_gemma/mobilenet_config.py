@@ -8,7 +8,7 @@ from math import isqrt
 from typing import Any, Self
 
 from attrs import evolve, field, frozen
-from attrs.validators import gt
+from attrs.validators import and_, gt, le
 
 from inferno.configs import check_known, check_positive, read_config
 from inferno.errors import CheckpointError
@@ -96,7 +96,7 @@ class MobileNetConfig:
     rms_norm_eps: float = 1e-6
     tokens: int = 256
     """Positions of an image, `vision_soft_tokens_per_image` of the whole config."""
-    channel_multiplier: float = field(default=1.0, validator=gt(0))
+    channel_multiplier: float = field(default=1.0, validator=and_(gt(0), le(100)))
     """An argument of timm's function, `model_args`: published models have none."""
 
     @classmethod
