@@ -321,3 +321,30 @@ def test_headers_of_merged_experts_are_those_of_what_is_read() -> None:
     assert tensor[:, 0, 0].tolist() == [0, 1, 2] and tensor[:, 2, 0].tolist() == [10, 11, 12]
     with pytest.raises(CheckpointError, match="a0 and b12"):
         recipe.info({**stored, "a1": TensorInfo("float32", (2, 4), 32)})
+
+
+def test_a_part_of_a_tensor_is_read_only_if_all_parts_are_all_of_it() -> None:
+    """Else rows of one would be taken for those of another, as where heads have other sizes."""
+    recipe = Recipe([["a7"]], [("Narrow", 0, 1, 1, 2)])
+    info = TensorInfo("float32", (2, 3), 24)
+    assert recipe.info({"a7": info}).shape == tuple(recipe.read(Stored()).shape) == (1, 3)  # type: ignore[arg-type]  # it reads, and no more
+    for rows in (1, 3):
+        with pytest.raises(CheckpointError, match=f"a7 has {rows} rows, and the model's parts"):
+            recipe.info({"a7": TensorInfo("float32", (rows, 3), 12 * rows)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operations"),
+    [
+        ([(2, 3), (2, 4)], [("Concatenate", 0)]),
+        ([(), ()], [("Concatenate", 0)]),
+        ([(2, 3), (2, 3)], [("Transpose", 0, 2)]),
+        ([(2, 3), (2, 3)], [("Transpose", 0, 1)]),
+    ],
+)
+def test_tensors_that_cannot_be_joined_are_errors_of_the_checkpoint(
+    shapes: list[tuple[int, ...]], operations: list[Any]
+) -> None:
+    stored = {f"a{n}": TensorInfo("float32", shape, 4) for n, shape in enumerate(shapes)}
+    with pytest.raises(CheckpointError, match="a0 and a1 do not fit together"):
+        Recipe([[name] for name in stored], operations).info(stored)

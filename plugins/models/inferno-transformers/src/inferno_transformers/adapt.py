@@ -62,7 +62,8 @@ class Recipe:
 
     sources: Sequence[Sequence[str]]
     operations: Sequence[Sequence[Any]]
-    """Names, and numbers: of dimensions, of the first row and how many."""
+    """Names, and numbers: of dimensions; of a part the first row, how many it has, and how many all
+    parts have."""
 
     def info(self, stored: Mapping[str, TensorInfo]) -> TensorInfo:
         """The result's header, from the sources' headers. Raises CheckpointError if the sources do
@@ -72,17 +73,28 @@ class Recipe:
             return infos[0][0]
         first, names = infos[0][0], [name for names in self.sources for name in names]
         kinds = {(info.dtype, len(info.shape)) for row in infos for info in row}
+        unfit = CheckpointError(
+            f"{names[0]} and {names[-1]} do not fit together",
+            "Check the checkpoint: they belong to one tensor of the model.",
+        )
         if len(kinds) > 1 or any(len({info.shape for info in row}) > 1 for row in infos):
-            raise CheckpointError(
-                f"{names[0]} and {names[-1]} do not fit together",
-                "Check the checkpoint: they belong to one tensor of the model.",
-            )
-        shapes = [list(row[0].shape) for row in infos]
+            raise unfit
+        try:
+            [shape] = self._shapes([list(row[0].shape) for row in infos], infos)
+        except (IndexError, ValueError) as error:  # fewer dimensions, or more than one tensor
+            raise unfit from error
+        return TensorInfo(first.dtype, tuple(shape), math.prod(shape) * DTYPE_BYTES[first.dtype])
+
+    def _shapes(
+        self, shapes: list[list[int]], infos: Sequence[Sequence[TensorInfo]]
+    ) -> list[list[int]]:
         for operation, dim, *numbers in self.operations:
             if operation == "MergeModulelist":
                 for shape, row in zip(shapes, infos, strict=True):
                     shape.insert(dim, len(row))
             elif operation == "Concatenate":
+                if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+                    raise ValueError("other dimensions differ")
                 shapes = [
                     [*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :]]
                 ]
@@ -91,14 +103,14 @@ class Recipe:
                     shape[dim], shape[numbers[0]] = shape[numbers[0]], shape[dim]
             else:
                 for shape in shapes:
-                    if sum(numbers) > shape[dim]:
+                    if shape[dim] != numbers[2]:
                         raise CheckpointError(
-                            f"{names[0]} has {shape[dim]} rows, of which {sum(numbers)} are needed",
+                            f"{self.sources[0][0]} has {shape[dim]} rows, and the model's parts "
+                            f"of it have {numbers[2]}",
                             "Check the checkpoint and its config.json.",
                         )
                     shape[dim] = numbers[1]
-        [shape] = shapes
-        return TensorInfo(first.dtype, tuple(shape), math.prod(shape) * DTYPE_BYTES[first.dtype])
+        return shapes
 
     def read(self, checkpoint: Checkpoint) -> Tensor:
         import torch
@@ -112,7 +124,7 @@ class Recipe:
             elif operation == "Transpose":
                 rows = [[each.transpose(dim, numbers[0]) for each in row] for row in rows]
             else:
-                rows = [[each.narrow(dim, *numbers) for each in row] for row in rows]
+                rows = [[each.narrow(dim, *numbers[:2]) for each in row] for row in rows]
         [[tensor]] = rows
         return tensor.contiguous()
 

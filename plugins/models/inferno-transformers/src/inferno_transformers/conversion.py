@@ -109,7 +109,9 @@ def _divided(
     if others or kind not in ("Split", "Chunk", "ErnieFuseAndSplitTextVisionExperts"):
         told = ", ".join(type(each).__name__ for each in converter.operations)
         raise _unsupported(f"{told} of one tensor to several")
-    start = 0
+    split = kind == "Split"  # chunks are all of one size
+    if split and not all(name in shapes for name in names):
+        raise _unsupported("Split of one tensor, of which the model has not all parts")
     for place, name in enumerate(names):
         if kind.startswith("Ernie"):
             each = -(-len(sources[0]) // len(names))
@@ -119,8 +121,9 @@ def _divided(
             recipe = [rows, [fused, joined]]
         else:
             dim = operation.dim  # type: ignore[attr-defined]
-            size = shapes[name if name in shapes else names[0]][dim]  # chunks are all of one size
-            recipe, start = [sources, [["Narrow", dim, start, size]]], start + size
+            sizes = [shapes[each if split else names[0]][dim] for each in names]
+            start = sum(sizes[:place])
+            recipe = [sources, [["Narrow", dim, start, sizes[place], sum(sizes)]]]
         if name in shapes:
             yield name, recipe
 
