@@ -61,8 +61,8 @@ RANK_OPTIONS = [
     _engine(
         "--fetch-experts-from",
         metavar="auto|never|TOKENS",
-        help="From how many tokens of a step a device copies those that it needs to itself, and "
-        "computes them. auto: measured at the start; 1: always. [default: auto]",
+        help="In steps of this many tokens and more, the device copies the experts that it needs "
+        "from the host, and computes them. auto: measured at the start; 1: always. [default: auto]",
     ),
     _engine(
         "--dp",

@@ -70,8 +70,8 @@ class LinkIndex(Protocol):
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
         """Ask for blocks of a prompt: of each, by its key, the parts of these groups, as a set of
         bits. Returns False if the prompt is to be computed here, at once. Else `Mover.poll` names
-        its id once all that will come has come; `release` ends it, in whatever state it is. Ranks
-        but the first one ask without tokens, salt and adapter, under the first one's name."""
+        its id once all that will come has come; `release` ends it, in whatever state it is. All
+        ranks but the first ask without tokens, salt and adapter, under the first one's name."""
         ...
 
     # --- the prefilling end -----------------------------------------------------------------------

@@ -107,10 +107,12 @@ class ImageTextConfig(Protocol):
 
 @runtime_checkable
 class ImageCountConfig(Protocol):
-    """What it has besides if every image takes as many positions, whatever its size."""
+    """What it has besides if all images take the same number of positions, whatever their size."""
 
     @property
-    def image_count(self) -> int: ...
+    def image_count(self) -> int:
+        """That number."""
+        ...
 
 
 class AudioProcessor(Protocol):

@@ -14,8 +14,7 @@ from inferno.plan.kernel_use import KernelUse
 @frozen(kw_only=True)
 class HostExpertsUse:
     """Routed experts whose matrices stay in the host's memory, where a CPU's kernels compute them,
-    or which a device fetches.
-    Sizes are those of one rank: of the largest."""
+    or from where a device fetches them. Sizes are those of the largest rank."""
 
     count: int
     """How many of a layer's: the first ones that a rank has, or all if it has fewer."""

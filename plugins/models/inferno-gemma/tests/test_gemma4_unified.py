@@ -84,8 +84,8 @@ class Unified(SeeingToy):
 
 
 class TestUnifiedSeeing(Unified, ImageTests):
-    """Gemma 4 12B with its images: tokens of an image attend to each other in layers with a window,
-    keys of full layers are values, and pixels are read without an encoder."""
+    """Gemma 4 12B with its images: tokens of an image attend to each other in all layers, keys of
+    full layers are values, and pixels are read without an encoder."""
 
 
 class TestUnifiedHearing(Unified, AudioTests):

@@ -1,10 +1,10 @@
-"""Rank 0's end of a link between two instances, where each rank is linked to the other instance's
-rank of the same number, and the shares of a prompt's blocks go from rank to rank.
+"""Rank 0's end of a link between two instances: each rank is linked to the other instance's rank of
+its number, and sends or pulls its share of a prompt's blocks there.
 
-In the decoding end all ranks ask under one random name. What counts is what has come to all of
-them: the answer to a fetch says so, as for blocks that are stored. In the prefilling end rank 0
-begins with a prompt once all ranks were asked for it. Followers are told where it begins and ends
-in the order of steps, and so save what rank 0 saves.
+In the decoding end all ranks ask under one random name. A block is near once it has come to all of
+them, which followers tell as they answer a fetch of stored blocks. In the prefilling end rank 0
+begins with a prompt once all ranks were asked for it. Followers are told between which steps it
+begins and ends, and so save what rank 0 saves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inferno.process.ranks.sharing_blocks import Fetch, Part, SharedStore
 
 _NAME_BYTES = 16
 ANOTHER_RANK = "rank"
-"""The cause of a prompt that was computed here since another rank got less than this one."""
+"""Cause of a fallback: another rank got less of the prompt than this one."""
 
 
 @define(eq=False)
@@ -41,7 +41,8 @@ class SharedLink(SharedStore):
     _asked: dict[str, LinkedPrompt] = field(factory=dict, init=False)
     """Prompts of the other end that wait until all ranks were asked for them."""
     _ranks: defaultdict[str, set[int]] = field(factory=lambda: defaultdict(set), init=False)
-    """By prompt, the other ranks that were asked for it, and not told since that it is unwanted."""
+    """By prompt, the other ranks that were asked for it, and have not been told that it is unwanted
+    since."""
     _begun: dict[str, frozenset[bytes]] = field(factory=dict, init=False)
     """Prompts that are computed, with their keys."""
     _cut: set[str] = field(factory=set, init=False)
@@ -71,7 +72,7 @@ class SharedLink(SharedStore):
         return True
 
     def _is_vain(self, fetch: Fetch) -> bool:
-        """Whether nothing of a prompt will be on all ranks: one of them has got nothing of it."""
+        """Whether no part of a prompt can come to all ranks: one of them has got none."""
         if not isinstance(fetch, _Ask):
             return False
         here = not fetch.ended or any(self.index.near(key) & each for key, each in fetch.wanted)
@@ -88,13 +89,13 @@ class SharedLink(SharedStore):
             super()._end(fetch)
 
     def _not_here(self, fetch: Fetch) -> set[Part]:
-        """Return what has ended here, and has not come: others are not the reason."""
+        """Return what did not come to this rank either: that is not another one's fault."""
         if not fetch.ended:
             return set()
         return {part for part in fetch.lost if not self.index.near(part[0]) & part[1]}
 
     def _lose(self, part: Part) -> None:
-        """What one rank has not got is promised by none."""
+        """Do nothing: unlike stored blocks, those of a link are not promised before they come."""
 
     # --- the prefilling end -----------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ class SharedLink(SharedStore):
         self._is_done_with(key)
 
     def _is_done_with(self, key: bytes) -> None:
-        """Tell followers of prompts that have ended but for a block."""
+        """Note that a block is saved or dropped. Tell followers of prompts that ended with it."""
         self._unsaved.pop(key, None)
         for prompt_id, (call, waits) in [*self._ending.items()]:
             waits.discard(key)

@@ -44,7 +44,7 @@ class AudioConfig:
     sscp_conv_channel_size: tuple[int, ...] = (128, 32)
     sscp_conv_group_norm_eps: float = field(default=1e-3, validator=gt(0))
     tokens: int = 188
-    """Positions of audio, however long, `audio_soft_tokens_per_image` of the whole config."""
+    """Positions of audio of any length, `audio_soft_tokens_per_image` of the whole config."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -68,7 +68,7 @@ class AudioConfig:
             raise CheckpointError(
                 f"audio_config: hidden_size {read.hidden_size} of {read.conf_num_attention_heads} "
                 f"heads, {read.input_feat_size} mel bins",
-                "Each head has as many dimensions, and four bins become one.",
+                "All heads have the same even size, and the number of bins is a multiple of 4.",
             )
         return read
 
@@ -79,7 +79,7 @@ class AudioConfig:
 
     @property
     def seconds(self) -> float:
-        """The longest audio that has at most as many positions as are given for it."""
+        """The longest audio, which fits into the positions that there are."""
         return min(SECONDS, 4 * self.conf_reduction_factor * self.tokens * HOP / RATE)
 
     @property

@@ -15,7 +15,7 @@ from inferno.errors import CheckpointError
 
 
 def divisible(channels: float) -> int:
-    """Return the multiple of 8 next to it, which is at most a tenth less."""
+    """Return the nearest multiple of 8 that is not more than a tenth less."""
     near = max(8, int(channels + 4) // 8 * 8)
     return near if near >= 0.9 * channels else near + 8
 
@@ -119,7 +119,7 @@ class MobileNetConfig:
             raise CheckpointError(
                 f"config.json: vision_soft_tokens_per_image is {read.tokens}, and the encoder's "
                 f"result has {side} x {side} places",
-                "They must be as many.",
+                "Both numbers must be the same.",
             )
         return read
 

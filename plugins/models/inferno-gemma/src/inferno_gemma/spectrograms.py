@@ -29,8 +29,8 @@ LOOKS = (
 
 @frozen
 class MelFrames:
-    """Makes spectrograms by transformers' own class, of which only frames are sent that it does not
-    mask: those whose samples are all there, or, of Gemma 3n, the first of them."""
+    """Makes spectrograms by transformers' own class, and sends the frames that it does not mask:
+    those whose samples, or, of Gemma 3n, whose first samples are there."""
 
     made: Any
     longest: int = field(kw_only=True)
