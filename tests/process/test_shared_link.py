@@ -131,6 +131,19 @@ class TestSharedLink(LinkTests):
         ends.serving.end(ends.named, "it is no longer wanted")
         until(lambda: not any(plugin_of(each)._near for each in here(ends)))
 
+    def test_a_prompt_that_fails_before_it_is_cut_short_has_failed(self, ends: Ends) -> None:
+        """Its numbers may be none, whatever else has happened."""
+        ends.ask(KEYS[:2], [BOTH, BOTH])
+        ends.save(KEYS[0], 3)
+        until(lambda: not ends.here.mover.poll() and came(ends, KEYS[0]))
+        link: Any = ends.serving
+        link._take_asked(Asked(1, [], [ends.named]))
+        assert link.is_asked
+        ends.serving.end(ends.named, "its numbers are none")
+        ends.here.wait("a")
+        assert ends.near(*KEYS[:2]) == [0, 0]
+        assert not link.is_asked and not link._cut
+
     def test_a_prompt_that_one_rank_was_not_asked_for_does_not_begin(self, ends: Ends) -> None:
         until(lambda: ends.link.ask(PROMPT, KEYS[:1], [BOTH]))
         ends.asked()

@@ -155,9 +155,12 @@ class SharedLink(SharedStore):
 
     def end(self, prompt_id: str, error: str = "") -> None:
         keys = self._begun.pop(prompt_id, frozenset[bytes]())
-        if prompt_id in self._cut:  # what has come to all ranks is right
+        if prompt_id in self._cut:
             self._cut.remove(prompt_id)
-            error = ""
+            if prompt_id in self._cut_now:  # it has ended by itself: it may have failed
+                self._cut_now.remove(prompt_id)
+            else:  # it was aborted, and what has come to all ranks is right
+                error = ""
         self.link.end(prompt_id, error)
         call = StoreCall("end", prompt_id, error=error)
         if not error and (waits := {key for key in keys if key in self._unsaved}):
