@@ -106,11 +106,15 @@ def test_steps_are_fetched_from_where_that_is_faster(
     assert least <= hosts[0].fetch_from <= most
     plan = with_times(opened.plan, [model])
     assert plan.host_experts is not None and plan.host_experts.fetch is not None
-    use, one = plan.host_experts.fetch, hosts[0].fetched
+    use, fetches = plan.host_experts.fetch, least < math.inf
     assert (use.chosen or math.inf) == hosts[0].fetch_from
-    assert one is not None
-    nbytes = sum(tensor.nbytes for tensor in one.each[0].tensors)
-    assert use.copy_rate == pytest.approx(nbytes / expert, rel=0.1)
+    assert plan.host_experts.host_bytes == plan.host_experts.nbytes * (2 if fetches else 1)
+    for host in hosts:
+        assert (host.fetched is not None) == fetches, "a copy that nobody needs is freed"
+        assert host.fetching is not None and (host.fetching.nbytes > 0) == fetches
+    if (one := hosts[0].fetched) is not None:
+        nbytes = sum(tensor.nbytes for tensor in one.each[0].tensors)
+        assert use.copy_rate == pytest.approx(nbytes / expert, rel=0.1)
     assert use.measured[0].tokens == 1 and use.measured[-1].tokens <= 80
     for each in use.measured:
         assert each.computed == pytest.approx(token * each.tokens, rel=1e-3)

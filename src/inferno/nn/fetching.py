@@ -77,6 +77,11 @@ class Fetching:
         buffers = [each for kind in self._kinds.values() for each in kind.all]
         return sum(tensor.nbytes for each in buffers for tensor in each.tensors)
 
+    def free(self) -> None:
+        """Free the buffers, and what is left of host memory: nothing is fetched."""
+        self._kinds, self.held = {}, nn.Module()
+        self._copies = HostCopies(self.device)
+
     def keep(self, group: nn.Module, product: Callable[[Tensor, Tensor], Tensor]) -> KeptExpert:
         """Copy an expert to the host. `group` has it alone, on the device, and `product` multiplies
         by it: the first ones become buffers. Raises UnsupportedError if there are too many

@@ -32,6 +32,7 @@ class HostExperts(nn.Module):
         super().__init__()
         assert group is not None or fetched is not None, "one of both computes them"
         self.group, self.fetched = group, fetched
+        self.fetching = None if fetched is None else fetched.fetching
         self.fetch_from = fetch_from
         """The fewest tokens of a step whose experts are fetched."""
         self.copied = False
@@ -47,6 +48,12 @@ class HostExperts(nn.Module):
                 return cls(None, fetched, 1)
         group = ExpertGroup(experts, own, to.host_stack, to.host_ops, local_E)
         return cls(group, fetched, math.inf if to.fetch_from is None else to.fetch_from)
+
+    def stay(self) -> None:
+        """Let the host compute all steps, and free what the device would have copied."""
+        assert self.group is not None and self.fetching is not None, "there are both ways"
+        self.fetched, self.fetch_from = None, math.inf
+        self.fetching.free()
 
     def start(
         self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False

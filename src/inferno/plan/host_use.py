@@ -42,7 +42,8 @@ class HostExpertsUse:
     @property
     def host_bytes(self) -> int:
         """Bytes of the host's memory: in its kernels' layouts, the device's, or both."""
-        return self.nbytes * (2 if self.computes and self.fetch is not None else 1)
+        stays = self.fetch is None or (bool(self.fetch.measured) and self.fetch.chosen is None)
+        return self.nbytes * (2 if self.computes and not stays else 1)
 
     def holds(self, path: str) -> bool:
         """Whether a module of a model without ranks is one of these experts or in one."""

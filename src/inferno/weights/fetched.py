@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -50,8 +49,7 @@ def with_times(plan: Plan, models: Sequence[nn.Module]) -> Plan:
     if use is None or use.fetch is None:
         return plan
     for host in (each for model in models for each in model.modules()):
-        if isinstance(host, HostExperts) and host.fetched is not None:
-            found = host.fetched.fetching
+        if isinstance(host, HostExperts) and (found := host.fetching) is not None:
             times = tuple(Timed(*each) for each in found.times)
             if use.fetch.from_tokens is None and not times:  # it does not compute the same
                 return evolve(plan, host_experts=evolve(use, fetch=None))
@@ -83,7 +81,10 @@ def choose_way(
         )
         fetching.times, found = (), None
     for each in both:
-        each.fetch_from = math.inf if found is None else found
+        if found is None:
+            each.stay()
+        else:
+            each.fetch_from = found
     log.info(
         "experts on the host are fetched %s: copies reach %.1f GB/s; milliseconds of a layer "
         "by tokens, computed or fetched: %s",
