@@ -50,7 +50,7 @@ def choose_audio(given: Given, model: ModelFacts, dtype: str) -> Decided[AudioUs
 
 
 def audio_memory(
-    use: AudioUse | None, config: Any, dtype: str, sent: bool = False
+    use: AudioUse | None, config: Any, dtype: str, sent: int = 0
 ) -> tuple[MemoryItem, ...]:
     """Return the memory of the encoder, its weights left out. `sent` as for images."""
     if use is None:
@@ -61,6 +61,8 @@ def audio_memory(
     items = MemoryItem("audio encoder", inside, why), MemoryItem("audio", use.cache_bytes, reason)
     if not sent:
         return items
+    seconds, tokens = use.chunk
+    at_once = max(use.most_seconds, sent * seconds / tokens)
     # Frames take fewer bytes than the samples in float32 that they are made of.
-    nbytes = 2 * math.ceil(use.most_seconds * use.rate) * 4
+    nbytes = math.ceil((at_once + use.most_seconds) * use.rate) * 4
     return (*items, MemoryItem("sent audio", nbytes, "that machines compute at once"))

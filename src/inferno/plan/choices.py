@@ -164,7 +164,8 @@ def _choose_computation(given: stages.Given) -> Computation:
 def _choose_blocks(given: stages.Given, parts: Computation, media: Media) -> Blocks:
     model, compute, attention = parts.model, parts.compute, parts.attention
     dtype, policy = compute.dtype.value, attention.policy.value.name
-    sent = given.options.nodes > 1 and compute.device.kind == "cpu"  # else in the host's memory
+    far = given.options.nodes > 1 and compute.device.kind == "cpu"  # else in the host's memory
+    sent = given.options.max_num_batched_tokens if far else 0
     encoders = image_memory(media.images.value, model.config, dtype, sent)
     encoders += audio_memory(media.audio.value, model.config, dtype, sent)
     cache = stages.choose_cache(

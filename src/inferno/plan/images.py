@@ -72,10 +72,11 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
 
 
 def image_memory(
-    use: ImageUse | None, config: Any, dtype: str, sent: bool = False
+    use: ImageUse | None, config: Any, dtype: str, sent: int = 0
 ) -> tuple[MemoryItem, ...]:
-    """Return the memory of the encoder, its weights left out. `sent`: pixels are sent to ranks of
-    other machines, whose memory is that of the encoder."""
+    """Return the memory of the encoder, its weights left out. `sent`: the most tokens of a step, of
+    whose images pixels are sent to ranks of other machines, and are in the encoder's memory there;
+    0: none are."""
     if use is None:
         return ()
     size, pixels = DTYPE_BYTES[dtype], config.image_patch[1]
@@ -85,6 +86,6 @@ def image_memory(
     items = MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, reason)
     if not sent:
         return items
-    # Those that a step begins, and of the prompt that it ends in those that it goes on with.
-    nbytes = 2 * use.most_tokens * pixels * 4
+    # Those of a step's tokens, or a part of one, and what an earlier step has left of one.
+    nbytes = (max(use.most_tokens, sent) + use.most_tokens) * pixels * 4
     return (*items, MemoryItem("sent pixels", nbytes, "of images that machines compute at once"))
