@@ -17,6 +17,7 @@ from inferno.device.offload import Offloaded
 from inferno.device.side_queue import NoQueue
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Experts, Finalize, IntGroups, Weight
+from inferno.nn import fetching as module_of_kinds
 from inferno.nn.fetched_experts import FetchedExperts
 from inferno.nn.fetching import BUFFERS, MOST_KINDS, Buffer, Fetching
 
@@ -159,6 +160,19 @@ def test_too_many_forms_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="--fetch-experts-from never"):
         for _ in range(MOST_KINDS):
             mixture(2, to, each)
+
+
+def test_the_host_computes_experts_of_too_many_forms_unless_they_must_be_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module_of_kinds, "MOST_KINDS", 1)
+    fetching = Fetching("cpu")
+    to, whole = Finalize(fetching=fetching), mixture(0)
+    layers = [mixture(2, to, matrix) for matrix in (dense, in_groups, dense)]
+    assert not fetching.fits
+    hosts = [layer.host for layer in layers if layer.host is not None]
+    assert [host.fetched is not None for host in hosts] == [True, False, False]
+    torch.testing.assert_close(layers[2](*given(9)), whole(*given(9)), rtol=1e-4, atol=1e-5)
 
 
 class LateQueue(NoQueue):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.device.side_queue import NoQueue
+from inferno.nn import fetching as forms
 from inferno.nn.fetched_experts import FetchedExperts
 from inferno.nn.fetching import BUFFERS
 from inferno.nn.host_experts import HostExperts
@@ -148,6 +149,18 @@ def test_what_would_compute_other_results_is_not_fetched(
     hosts = [each for each in model.modules() if isinstance(each, HostExperts)]
     assert {each.fetch_from for each in hosts} == {math.inf}
     assert any("would compute other results" in record.message for record in caplog.records)
+    plan = with_times(opened.plan, [model])
+    assert plan.host_experts is not None and plan.host_experts.fetch is None
+
+
+def test_experts_of_too_many_forms_are_computed_on_the_host(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(forms, "MOST_KINDS", 0)
+    model = loading.load_model(opened)
+    hosts = [each for each in model.modules() if isinstance(each, HostExperts)]
+    assert hosts and all(each.fetched is None for each in hosts)
+    assert any("forms" in record.message for record in caplog.records)
     plan = with_times(opened.plan, [model])
     assert plan.host_experts is not None and plan.host_experts.fetch is None
 

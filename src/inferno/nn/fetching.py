@@ -63,6 +63,8 @@ class Fetching:
     experts, and in which the device fetches and computes them."""
     copy_rate: float = 0.0
     """Bytes that were copied in a second."""
+    fits: bool = True
+    """Whether the experts so far have no more than `MOST_KINDS` forms."""
     held: nn.Module = field(init=False, factory=nn.Module)
     """Has the buffers' tensors, as a part of all layers: a model that sleeps gives them back."""
     _copies: HostCopies = field(init=False)
@@ -88,6 +90,7 @@ class Fetching:
         kinds."""
         kind = self._kinds.setdefault(_kind_of(group), Buffers())
         if len(self._kinds) > MOST_KINDS:
+            self.fits = False
             raise UnsupportedError(
                 f"the experts on the host have more than {MOST_KINDS} forms, and each needs a "
                 "buffer on the device",

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from inferno.device.staging import arriving, given_to
+from inferno.errors import UnsupportedError
 from inferno.nn.expert_group import ExpertGroup, Mixture
 from inferno.nn.fetched_experts import FetchedExperts
 from inferno.nn.layer import Finalize
@@ -40,14 +41,21 @@ class HostExperts(nn.Module):
 
     @classmethod
     def of(cls, experts: Mixture, own: range, local_E: Tensor | None, to: Finalize) -> HostExperts:
-        """Take the matrices of experts that stay on the host, whose `places` are `local_E`."""
-        fetched = None
-        if to.fetching is not None:
-            fetched = FetchedExperts(experts, own, to.stack, to.ops, local_E, to.fetching)
-            if to.fetch_from == 1:
-                return cls(None, fetched, 1)
+        """Take the matrices of experts that stay on the host, whose `places` are `local_E`. Raises
+        UnsupportedError if they have too many forms for those to be fetched that must be."""
+        fetched, fetching = None, to.fetching
+        if fetching is not None and fetching.fits:
+            try:
+                fetched = FetchedExperts(experts, own, to.stack, to.ops, local_E, fetching)
+            except UnsupportedError:
+                if to.fetch_from is not None:
+                    raise
+        if fetched is not None and to.fetch_from == 1:
+            return cls(None, fetched, 1)
         group = ExpertGroup(experts, own, to.host_stack, to.host_ops, local_E)
-        return cls(group, fetched, math.inf if to.fetch_from is None else to.fetch_from)
+        made = cls(group, fetched, math.inf if to.fetch_from is None else to.fetch_from)
+        made.fetching = fetching
+        return made
 
     def stay(self) -> None:
         """Let the host compute all steps, and free what the device would have copied."""

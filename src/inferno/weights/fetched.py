@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from inferno.device.staging import fence
 from inferno.nn import Router
-from inferno.nn.fetching import Fetching
+from inferno.nn.fetching import MOST_KINDS, Fetching
 from inferno.nn.host_experts import HostExperts
 from inferno.plan import Opened, Plan
 from inferno.plan.fetch_use import Timed, fetch_from
@@ -67,7 +67,18 @@ def choose_way(
     plan = opened.plan
     assert plan.host_experts is not None and plan.host_experts.fetch is not None, "it is to fetch"
     both = [m for m in model.modules() if isinstance(m, HostExperts) and m.fetched is not None]
-    if plan.host_experts.fetch.from_tokens is not None or not both:
+    if plan.host_experts.fetch.from_tokens is not None:
+        return
+    if not fetching.fits:
+        log.warning(
+            "experts on the host are not fetched: they have more than %d forms, and each needs "
+            "buffers on the device; --fetch-experts-from never is silent",
+            MOST_KINDS,
+        )
+        for each in both:
+            each.stay()
+        fetching.free()
+    if not both or not fetching.fits:
         return
     top_k = next((m.routing.top_k for m in model.modules() if isinstance(m, Router)), 1)
     layers = Layers(both, dtype_of(plan), plan.device.torch_name, top_k, clock)
