@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -196,6 +197,31 @@ class TestLateSharedLink(TestSharedLink):
         assert late.groups_of(KEYS[0]) == BOTH
         late.computed()
         assert late.groups_of(KEYS[0]) == BOTH and not late._owed
+
+    def test_what_is_about_to_be_loaded_outlives_a_release_that_waits(self, ends: Ends) -> None:
+        """Of another prompt, from which alone the block has come to this rank."""
+        late = getattr(ends.link, "index")  # noqa: B009
+        names = []
+        for name in ("a", "b"):
+            ends.ask(KEYS[:1], [BOTH], name)
+            names.append(ends.named)
+        ends.save(KEYS[0], 3)
+        for name in names:
+            ends.serving.end(name)
+        ended = set[str]()
+        while len(ended) < 2:
+            ended |= set(ends.here.mover.poll())
+            time.sleep(0.01)
+        plugin_of(ends.link)._discard(plugin_of(ends.link)._coming["a"])
+        late.launched()
+        ends.here.index.release("b")
+        assert ends.near(KEYS[0]) == [BOTH]
+        ends.here.index.fetch([(KEYS[0], BOTH)], "a")
+        late.computed()
+        ends.here.mover.load([Placed(KEYS[0], (4, 5))])
+        assert ends.here.bytes_at(0, 4) == ends.there.bytes_at(0, 3)
+        ends.here.index.release("a")
+        assert ends.near(KEYS[0]) == [0]
 
     def test_an_id_that_comes_again_waits_for_no_prompt_that_is_released(self, ends: Ends) -> None:
         """A release is done after the steps in flight, and would be that of the second prompt."""

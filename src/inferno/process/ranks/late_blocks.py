@@ -189,6 +189,14 @@ class LateLink(LateBlocks):
         # A release that waits would be that of this prompt, where ids come again.
         return not self._unreleased[prompt.id] and self.link.ask(prompt, keys, wanted)
 
+    def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
+        """Hold what is near at once: it may have come for another prompt alone, whose release waits
+        for steps in flight. Behind a release of the same owner, wait as that does."""
+        if self._unreleased[owner]:
+            super().fetch(wanted, owner)
+        else:
+            self.index.fetch(wanted, owner)
+
     def release(self, owner: str) -> None:
         def act() -> None:
             self._unreleased[owner] -= 1
