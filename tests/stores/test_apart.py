@@ -316,6 +316,14 @@ def test_damaged_blocks_are_computed_here(url: str, monkeypatch: pytest.MonkeyPa
         assert engine.stats().store_lost_parts > 0
 
 
+def test_a_request_that_ends_at_once_takes_nothing_from_the_next(url: str) -> None:
+    once = SamplingParams(temperature=0, max_tokens=1)
+    with apart("demo", url) as (_, engine):
+        for _ in range(3):
+            engine._scheduler._groups.reset()
+            assert ask(engine, PROMPTS[0], once)[1].num_remote == 96
+
+
 def test_a_request_that_is_dropped_leaves_nothing_behind(url: str) -> None:
     with apart("demo", url) as (prefiller, engine):
         prefiller.pauses = True

@@ -234,7 +234,8 @@ class Storing(NoStore):
     def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
         """Return what the next step saves and loads, and forget it."""
         for owner in self._loaded:  # by the step before this one
-            self.index.release(owner)
+            if owner not in self._loading and owner not in self.fetching:
+                self.index.release(owner)
         if self._waiting:
             self._load_waiting()
         news = tuple(self.saves), tuple(self.loads)
@@ -273,6 +274,10 @@ class Storing(NoStore):
         """Forget a request, which runs no more or is dropped."""
         self.fetching.pop(owner, None)
         self._fetched.discard(owner)
+        if owner in self._loading:
+            return  # the step that is being planned needs it: `take_news` releases it later
+        if owner in self._loaded:
+            self._loaded.remove(owner)  # not later: a request of this name may have come by then
         self.index.release(owner)
 
     def watch(self, presence: Presence) -> None:
