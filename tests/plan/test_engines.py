@@ -141,13 +141,16 @@ def test_engines_are_linked_one_to_one() -> None:
         plan, found = plan_of(dp=3, **options), list[str]()
         for i in range(3):
             store = plan_of_engine(plan, i).store
-            assert store is not None and (link := store.need(plan.groups).link) is not None
+            assert store is not None
+            link = store.need_to_link(plan.groups).link
+            assert link is not None and store.need(plan.groups).link is None
             assert link.buffer == (1 << 30) // 3
             found.append(link.url)
         return found
 
     assert urls(prefill_for="shm://a") == ["shm://a", "shm://a-1", "shm://a-2"]
     assert urls(decode_with="shm://a") == ["shm://a"] * 3
+    assert urls(decode_with="shm://a", cpu_mem_fold=2.0) == ["shm://a"] * 3
     assert urls(decode_with="shm://a, shm://a-1") == ["shm://a", "shm://a-1", "shm://a"]
     with pytest.raises(OptionError, match=r"names 3 instances: .* there is 2\n.*--dp 3"):
         plan_of(dp=2, decode_with="shm://a,shm://b,shm://c")

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,39 @@ def test_engines_with_ranks_are_linked_rank_by_rank() -> None:
         decoding = Options(decode_with=f"{name},{name}-1", **given, **link)
         for with_client in running(resolve("demo", decoding)):
             with_client(body)
+
+
+@pytest.mark.slow
+def test_engines_keep_what_came_to_any_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("inferno_disaggregated")
+    pytest.importorskip("inferno_offload")
+    name = f"shm://test-{secrets.token_hex(6)}"
+    link: dict[str, Any] = {"pd_min_tokens": 20, "pd_min_uncached": 20}
+    here, there = ({**GIVEN, "kv_store": str(tmp_path / end)} for end in ("here", "there"))
+    decoding = resolve("demo", Options(decode_with=f"{name},{name}-1", **here, **link))
+    found = list[list[list[int | None]]]()
+
+    async def body(client: EnginesClient) -> None:
+        if not found:
+            for number in range(2):
+                await linked(client, number)
+        streams = submit(
+            client, *(request(f"r{i}", token_ids=each) for i, each in enumerate(PROMPTS))
+        )
+        outputs = [await collect(stream) for stream in streams]
+        found.append([ids(each) for each in outputs])
+        firsts = [each[0] for each in outputs]
+        kept = len(found) > 1
+        assert [each.num_remote for each in firsts] == ([0, 0] if kept else [96, 96])
+        assert [each.num_disk for each in firsts] == ([96, 96] if kept else [0, 0])
+
+    for _ in running(resolve("demo", Options(prefill_for=name, **there))):
+        for _ in range(2):
+            for with_client in running(decoding):
+                with_client(body)
+    assert found[0] == found[1]
+    folders = {path.name for path in tmp_path.glob("*/engine-*")}
+    assert folders == {"engine-0", "engine-1"} and any(tmp_path.glob("there/engine-*/*/*"))
 
 
 def test_each_engine_has_its_prompts_computed_and_tells_its_own_blocks(

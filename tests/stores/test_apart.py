@@ -44,12 +44,14 @@ class Prefiller:
     def __init__(self, ref: str, url: str, **options: Any) -> None:
         self.engine = load(ref, prefill_for=url, **options)
         self._ends = self.pauses = False
+        self.paused = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._ends:
             if self.pauses:
+                self.paused.set()
                 time.sleep(0.01)
             elif self.engine.busy:
                 assert self.engine.step() == [], "the other end's outputs leave the engine"
@@ -81,7 +83,8 @@ def apart(ref: str, url: str, **options: Any) -> Iterator[tuple[Prefiller, Engin
 
 def joined(engine: Engine) -> bool:
     store: Any = engine._store
-    return bool(store.index.client.joined)
+    end = store.index if store.stacked is None else store.stacked.link_index
+    return bool(end.client.joined)
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -220,7 +223,8 @@ def test_another_token_is_refused(
         ({"decode_with": "tcp://host"}, "no address"),
         ({"prefill_for": "shm://a/b"}, "no address"),
         ({"prefill_for": "shm://a", "decode_with": "shm://a"}, "exclude each other"),
-        ({"prefill_for": "shm://a", "kv_store": "x"}, "excludes kv_store"),
+        ({"prefill_for": "shm://a", "kv_store": "x", "tp": 2}, "excludes kv_store"),
+        ({"decode_with": "shm://a", "cpu_mem_fold": 1.0, "pp": 2}, "excludes kv_store"),
         ({"prefill_for": "shm://a", "cache_policy": "none"}, "cache policy is none"),
         ({"pd_token_file": "x"}, "without a link"),
         ({"decode_with": "shm://a", "pd_timeout": 0.0}, "pd_timeout"),

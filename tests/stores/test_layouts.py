@@ -127,6 +127,19 @@ def test_explain_shows_tiers_and_what_a_folder_has(folder: Path) -> None:
     assert total.split()[0] == "others" and total.split()[1] == other.split()[1]
 
 
+def test_explain_shows_a_link_beside_tiers(folder: Path) -> None:
+    pytest.importorskip("inferno_disaggregated")
+    shown = explain("--kv-store", str(folder), "--decode-with", "shm://pair")
+    lines = [line.split() for line in shown.splitlines() if line]
+    [link] = [words for words in lines if words[0] == "link"]
+    [store] = [words for words in lines if words[:2] == ["block", "store"]]
+    assert link[1] == "disaggregated:" and "[inferno-disaggregated" in link
+    assert store[2] == "offload" and store[3] == "[inferno-offload"
+    assert "Tiers of the cache" in shown and "this engine's layout" in shown
+    alone = explain("--decode-with", "shm://pair")
+    assert "disaggregated:" in alone and "block store" not in alone and "Tiers" not in alone
+
+
 def test_explain_as_json_has_the_same(folder: Path) -> None:
     document = json.loads(explain("--kv-store", str(folder), "--json"))
     assert [tier["tier"] for tier in document["tiers"]] == ["memory", "disk"]

@@ -147,8 +147,8 @@ def _store_rows(plan: Plan) -> Iterable[Row]:
     if (store := plan.store) is None:
         return
     if (link := store.link) is not None:
-        yield "link", _linked(link, store, plan), _origin(plan, "block store")
-    else:
+        yield "link", _linked(link, store, plan), _origin(plan, "link")
+    if store.name is not None:
         yield "block store", store.name, _origin(plan, "block store")
 
 
@@ -163,7 +163,7 @@ def _event_rows(plan: Plan) -> Iterable[Row]:
 
 
 def _linked(link: Link, store: StoreUse, plan: Plan) -> str:
-    name = store.name
+    name = store.linked_by
     token = f"{host.format_bytes(round(plan.kv_bytes_per_token))} a token"
     if link.role == "prefill":
         urls = ", ".join(store.addresses())

@@ -43,7 +43,7 @@ def tiers(plan: Plan) -> list[Tier]:
     of the first one."""
     plan = plan if plan.ranks is None else plan_of_stage(plan, plan.ranks.stage_of(0))
     store, token = plan.store, plan.kv_bytes_per_token
-    if store is None or store.link is not None:
+    if store is None or store.name is None:
         return []
     levels = [Tier("memory", plan.kv_bytes, token)]
     if store.host_fold:

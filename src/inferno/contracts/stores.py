@@ -64,7 +64,10 @@ class StoreUsage:
 class StoreIndex(Protocol):
     """What a store has. Used by the engine's thread only."""
 
-    usage: StoreUsage
+    @property
+    def usage(self) -> StoreUsage:
+        """What it holds, and has done."""
+        ...
 
     def groups_of(self, key: bytes) -> int:
         """Return the groups whose parts of a block are in the store, as a set of bits."""

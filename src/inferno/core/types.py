@@ -56,8 +56,8 @@ class Sequence:
     """Prompt tokens that a store had to fetch from afar."""
     num_stored: int = 0
     """Those of `num_cached` that were loaded from a store, from afar or not."""
-    was_sent: bool = False
-    """Whether the prompt was sent to another instance: then it computed those tokens."""
+    num_remote: int = 0
+    """Those of `num_stored` that another instance computed for it."""
     waited: float = 0.0
     """Seconds from then to its first admission."""
     keys: list[bytes] = field(factory=list)

@@ -62,6 +62,9 @@ class Parts:
     attention: Mapping[str, AttentionBackend]
     kernels: Mapping[str, KernelProvider]
     block_store: BlockStore | None = None
+    """That keeps blocks in tiers."""
+    link_store: BlockStore | None = None
+    """That links instances."""
     """Where blocks are kept beside the cache's memory, if the plan keeps any."""
     event_sink: EventSink | None = None
     """Where events of the cache are published, if they are."""
@@ -111,6 +114,7 @@ class Parts:
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
             block_store=next(iter(chosen(BlockStore, "block store").values()), None),
+            link_store=next(iter(chosen(BlockStore, "link").values()), None),
             event_sink=next(iter(chosen(EventSink, "event sink").values()), None),
             session_keeper=next(iter(chosen(SessionKeeper, "session keeper").values()), None),
             executor=next(iter(chosen(Executor, "executor").values()), None),

@@ -14,10 +14,12 @@ from inferno.plan.cache_groups import CacheGroupPlan
 
 @frozen(kw_only=True)
 class StoreUse:
-    """The store of blocks, and its tiers."""
+    """The stores of blocks: tiers, a link to other instances, or both."""
 
-    name: str
-    distribution: str
+    name: str | None = None
+    """Of the store that keeps blocks in tiers."""
+    linked_by: str | None = None
+    """Of the store that links."""
     folder: str | None = None
     """The disk tier; None: there is none. With ranks or engines, each has a folder in it."""
     folder_limit: int = 0
@@ -31,10 +33,15 @@ class StoreUse:
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     link: Link | None = None
-    """The end of a link to other instances, instead of tiers. Its URL is as the options have it:
-    the first process's, or several that engines take by turns."""
+    """The end of a link to other instances. Its URL is as the options have it: the first process's,
+    or several that engines take by turns."""
     hashes: str | None = None
     """Where hashes of the model's files are remembered, if not in `folder`."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether prompts are computed for other instances."""
+        return self.link is not None and self.link.role == "prefill"
 
     def folder_of(self, rank: int | None, engine: int | None = None) -> Path:
         """Return the folder of one process, or of a rank, in this engine or another. They are
@@ -73,8 +80,14 @@ class StoreUse:
         assert self.folder is not None, "a store with a disk tier"
         return [Path(self.folder), *sorted(Path(self.folder).glob("engine-[0-9]*"))]
 
+    def need_to_link(self, groups: Sequence[CacheGroupPlan], rank: int | None = None) -> StoreNeed:
+        """Return what the store that links is built for, or that of one rank, without the
+        layout."""
+        sizes = tuple(group.unit_bytes for group in groups)
+        return StoreNeed(layout="", sizes=sizes, link=self.link_of(rank))
+
     def need(self, groups: Sequence[CacheGroupPlan], rank: int | None = None) -> StoreNeed:
-        """Return what the store is built for, or that of one rank, without the layout."""
+        """Return the same for the store of the tiers."""
         return StoreNeed(
             layout="",
             sizes=tuple(group.unit_bytes for group in groups),
@@ -83,7 +96,6 @@ class StoreUse:
             beside=self.others(rank),
             former=self.former(rank),
             host_limit=self.host_bytes(groups),
-            link=self.link_of(rank),
         )
 
     def link_of(self, rank: int | None) -> Link | None:

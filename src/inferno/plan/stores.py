@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import evolve
 
 from inferno import host
-from inferno.catalog import Catalog
+from inferno.catalog import Catalog, Choice
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
 from inferno.errors import OptionError, UnsupportedError
@@ -22,47 +22,63 @@ from inferno.plan.store_use import StoreUse
 def choose_store(
     catalog: Catalog, options: Options, policy: str, environ: Mapping[str, str]
 ) -> Decided[StoreUse | None] | None:
-    """Return the store that the options ask for; None if they ask for none. Raises OptionError,
-    UnsupportedError."""
-    link = _link(options)
-    if options.kv_store is None and options.cpu_mem_fold is None and link is None:
+    """Return the stores that the options ask for: tiers, a link, or both; None if they ask for
+    none. Raises OptionError, UnsupportedError."""
+    link, keeps = _link(options), options.kv_store is not None or options.cpu_mem_fold is not None
+    if link is None and not keeps:
         return None
     if policy == "none":
         raise OptionError(
-            f"{_said(link)} need a prefix cache, and the cache policy is none",
+            f"{_flags(link, keeps)} need a prefix cache, and the cache policy is none",
             "Leave out --cache-policy none.",
         )
     folder = None if options.kv_store is None else Path(options.kv_store).expanduser().absolute()
-    links = [] if link is None else [evolve(link, url=url) for url in urls_of(link.url)]
-    need = StoreNeed(
-        layout="",
-        sizes=(),
-        folder=folder,
-        folder_limit=host.parse_size(options.kv_store_size, "--kv-store-size"),
-        host_limit=1 if options.cpu_mem_fold else 0,
-        link=links[0] if links else None,
-    )
-    choice = choose(
-        catalog.of("inferno_block_stores"),
-        "blocks beside the cache's memory" if link is None else "a link to other instances",
-        lambda offer: _refusal(offer.item, need),
-    )
+    limit = host.parse_size(options.kv_store_size, "--kv-store-size")
+    tiers, linked = None, None
+    if keeps:
+        need = StoreNeed(
+            layout="",
+            sizes=(),
+            folder=folder,
+            folder_limit=limit,
+            host_limit=1 if options.cpu_mem_fold else 0,
+        )
+        tiers = _choose(catalog, "blocks beside the cache's memory", need)
+    if link is not None:
+        need = StoreNeed(layout="", sizes=(), link=evolve(link, url=urls_of(link.url)[0]))
+        linked = _choose(catalog, "a link to other instances", need)
     use = StoreUse(
-        name=choice.item.name,
-        distribution=choice.offer.distribution,
+        name=tiers.item.name if tiers is not None else None,
+        linked_by=linked.item.name if linked is not None else None,
         folder=None if folder is None else str(folder),
-        folder_limit=need.folder_limit // options.processes_here,
+        folder_limit=limit // options.processes_here,
         engines=options.dp,
         ranks=options.ranks,
         host_fold=options.cpu_mem_fold or 0.0,
         link=link,
-        hashes=None if link is None else str(default_folder(environ).with_name("hashes")),
+        hashes=None
+        if link is None or folder is not None
+        else str(default_folder(environ).with_name("hashes")),
     )
-    for url in use.addresses():  # of other engines, and of other ranks
-        if why := _refusal(choice.item, evolve(need, link=evolve(links[0], url=url))):
-            flag = "--decode-with" if links[0].role == "decode" else "--prefill-for"
-            raise UnsupportedError(f"{flag} {url}: {why}", "Use another address.")
-    return Decided(use, (("block store", choice.offer),), choice.refusals)
+    if link is not None and linked is not None:
+        for url in use.addresses():  # of other engines, and of other ranks
+            if why := _refusal(linked.item, evolve(need, link=evolve(link, url=url))):
+                flag = "--decode-with" if link.role == "decode" else "--prefill-for"
+                raise UnsupportedError(f"{flag} {url}: {why}", "Use another address.")
+    chosen = [
+        (kind, choice)
+        for kind, choice in (("block store", tiers), ("link", linked))
+        if choice is not None
+    ]
+    # A store that the other choice took is none that was passed over.
+    names = {choice.item.name for _, choice in chosen}
+    refusals = [each for _, choice in chosen for each in choice.refusals if each.name not in names]
+    return Decided(use, tuple((kind, each.offer) for kind, each in chosen), tuple(refusals))
+
+
+def _choose(catalog: Catalog, what: str, need: StoreNeed) -> Choice[BlockStore]:
+    offers = catalog.of("inferno_block_stores")
+    return choose(offers, what, lambda offer: _refusal(offer.item, need))
 
 
 def _refusal(store: BlockStore, need: StoreNeed) -> str | None:
@@ -88,10 +104,12 @@ def _link(options: Options) -> Link | None:
             "prefill_for and decode_with exclude each other",
             "An instance either computes prompts for others or has others compute its own.",
         )
-    if options.kv_store is not None or options.cpu_mem_fold is not None:
-        raise OptionError(
-            "a link to other instances excludes kv_store and cpu_mem_fold",
-            "Leave out --kv-store and --cpu-mem-fold, or the link.",
+    keeps = options.kv_store is not None or options.cpu_mem_fold is not None
+    if keeps and options.ranks > 1:
+        raise UnsupportedError(
+            "with several ranks a link to other instances excludes kv_store and cpu_mem_fold: "
+            "ranks agree on what all of them have of one store only",
+            "Leave out --kv-store and --cpu-mem-fold, or the link, or --tp and --pp.",
         )
     if (count := len(urls_of(url))) > (options.dp if options.decode_with else 1):
         raise OptionError(
@@ -117,5 +135,7 @@ def _link(options: Options) -> Link | None:
     )
 
 
-def _said(link: Link | None) -> str:
-    return "--kv-store and --cpu-mem-fold" if link is None else "--prefill-for and --decode-with"
+def _flags(link: Link | None, keeps: bool) -> str:
+    flags = ["--kv-store", "--cpu-mem-fold"] if keeps else []
+    flags += ["--prefill-for", "--decode-with"] if link is not None else []
+    return f"{', '.join(flags[:-1])} and {flags[-1]}"

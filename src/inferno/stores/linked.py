@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from inferno.contracts import Link, LinkedPrompt, LinkIndex
+from inferno.contracts import Link, LinkedPrompt, LinkIndex, Placed
 from inferno.errors import RequestError
 from inferno.request.requests import (
     AdapterRef,
@@ -18,6 +18,8 @@ from inferno.request.requests import (
 )
 from inferno.request.sampling_params import SamplingParams
 from inferno.stores.keys import extend_keys
+from inferno.stores.speeds import Speeds
+from inferno.stores.stacked import Stacked
 from inferno.stores.storing import Storing, is_held
 
 if TYPE_CHECKING:
@@ -30,7 +32,23 @@ _ONE = SamplingParams(temperature=0, max_tokens=1)
 
 @define(eq=False)
 class Linked(Storing):
-    """One end of a link."""
+    """One end of a link, with tiers or without."""
+
+    stacked: Stacked | None = field(init=False)
+    """The store, if it has tiers too."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.stacked = self.index if isinstance(self.index, Stacked) else None
+        if self.stacked is not None:  # what comes over a link tells nothing of what tiers cost
+            self.speeds = Speeds(self.stacked.tiers_index.usage)
+
+    def _unsaved(self, sequence: Sequence_, count: int) -> Iterator[Placed]:
+        # A step saves before it loads: not what it loads, which this store may not have.
+        loading = {placed.key for placed in self.loads}
+        for placed in super()._unsaved(sequence, count):
+            if placed.key not in loading:
+                yield placed
 
     def gauge(self, stats: EngineStats) -> None:
         super().gauge(stats)
@@ -46,24 +64,44 @@ class Linked(Storing):
 @define(eq=False)
 class Decoding(Linked):
     """Prompts that are worth it are sent to the other end, and wait without a row until their
-    blocks have come. Nothing is saved."""
+    blocks have come. Tiers are asked first: what they have does not come. Without tiers, nothing is
+    saved."""
 
     terms: Link = field(kw_only=True)
+    _sent: dict[str, bool] = field(factory=dict, init=False)
+    """Whether a request was sent out, once that is decided."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
-        """Return the longest match that memory and what has come have together. None if the prompt
-        has just been sent out: it is set aside until all has come, or is lost."""
-        owner = sequence.request.id
-        if owner not in self._fetched and sequence.num_cached is None:
-            self._fetched.add(owner)
-            if self._is_worth(sequence, match) and self._ask(sequence, match):
-                sequence.was_sent = True
+        """Return the longest match that memory, what is near in the tiers, and what has come have
+        together. None if the request is set aside: until more has come near in the tiers, or it was
+        sent out, and all has come or is lost."""
+        owner, kept = sequence.request.id, match
+        if self.stacked is not None and not self._sent.get(owner):
+            extended = super().extended(sequence, match)
+            if extended is None:
+                return None
+            kept = extended
+        if owner not in self._sent and sequence.num_cached is None:
+            self._sent[owner] = self._is_worth(sequence, kept) and self._ask(sequence, match, kept)
+            if self._sent[owner]:
                 self.fetching[owner] = sequence
                 return None
-        return self._extended(sequence, match, self.index.near)
+        if self.stacked is not None:
+            if not self._sent.get(owner):
+                return kept
+            kept = self._extended(sequence, match, self.stacked.tiers_index.near)
+        whole = self._extended(sequence, match, self.index.near)
+        if sequence.num_cached is None:
+            added = whole.num_blocks - kept.num_blocks if self._sent.get(owner) else 0
+            sequence.num_remote = added * self.groups.block_size
+        return whole
+
+    def release(self, owner: str) -> None:
+        super().release(owner)
+        self._sent.pop(owner, None)
 
     def _is_worth(self, sequence: Sequence_, match: Match) -> bool:
-        cached, length = match.num_cached * self.groups.block_size, len(sequence.token_ids)
+        cached, length = match.num_blocks * self.groups.block_size, len(sequence.token_ids)
         # The other end has no pixels.
         return (
             not sequence.request.images
@@ -71,26 +109,39 @@ class Decoding(Linked):
             and (not cached or length - cached >= self.terms.min_uncached)
         )
 
-    def _ask(self, sequence: Sequence_, match: Match) -> bool:
+    def _ask(self, sequence: Sequence_, match: Match, kept: Match) -> bool:
+        """Ask for what a prompt lacks that has this match in memory, and `kept` with the tiers."""
         adapter, salt = sequence.request.content
         tokens = sequence.request.token_ids
         count = (len(tokens) - 1) // self.groups.block_size
-        wanted = [0] * count
+        wanted, near = [0] * count, list[tuple[bytes, int]]()
+        kept_near = self.stacked.tiers_index.near if self.stacked is not None else lambda key: 0
         for group in self.groups.groups:
             for i in group.needs(count):
                 if not is_held(group, match.known, i):
                     wanted[i] |= 1 << group.index
+        for i, group in self.missing(kept):
+            if (bit := 1 << group.index) & kept_near(sequence.keys[i]):
+                wanted[i] &= ~bit
+                near.append((sequence.keys[i], bit))
         prompt = LinkedPrompt(id=sequence.request.id, token_ids=tokens, salt=salt, adapter=adapter)
-        return any(wanted) and self.link.ask(prompt, sequence.keys[:count], wanted)
+        if not (any(wanted) and self.link.ask(prompt, sequence.keys[:count], wanted)):
+            return False
+        if self.stacked is not None:
+            self.stacked.hold(near, sequence.request.id)
+        return True
 
     def save(self, sequence: Sequence_, count: int) -> None:
-        self._saved[sequence.held_row] = count
+        if self.stacked is not None:
+            super().save(sequence, count)
+        else:
+            self._saved[sequence.held_row] = count
 
 
 @define(eq=False)
 class Prefilling(Linked):
     """Prompts of the other ends run as requests of their own, and what they lack of their blocks is
-    saved. Nothing is loaded."""
+    saved for them. Without tiers, nothing is loaded."""
 
     adapters: Mapping[str, AdapterRef] = field(kw_only=True)
     """Those that are loaded, by digest: others' prompts may need no other."""
@@ -98,7 +149,10 @@ class Prefilling(Linked):
     """Requests of the other ends in progress."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
-        return match
+        return match if self.stacked is None else super().extended(sequence, match)
+
+    def _needless(self, key: bytes) -> int:
+        return super()._needless(key) if self.stacked is None else self.stacked.needless(key)
 
     @property
     def is_asked(self) -> bool:
@@ -106,7 +160,8 @@ class Prefilling(Linked):
 
     @property
     def listens(self) -> int | None:
-        return self.mover.fileno()
+        # Not what waits for the tiers, which say more than an engine at rest asks for.
+        return (self.mover if self.stacked is None else self.stacked.link_mover).fileno()
 
     def serve(self, submit: Callable[[Request], object], abort: Callable[[str], object]) -> None:
         """Begin what the other ends have asked for since, and end what they no longer want."""

@@ -14,6 +14,7 @@ from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.no_store import NO_STORE, NoStore
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.sessions import KeptSessions
+from inferno.stores.stacked import Stacked
 from inferno.stores.storing import Storing
 
 if TYPE_CHECKING:
@@ -54,29 +55,41 @@ def open_store(
 def _open_store(
     opened: Opened, plan: Plan, groups: CacheGroups, places: Sequence[Places], share: Share
 ) -> NoStore:
-    if opened.parts.block_store is None or plan.store is None:
+    if plan.store is None:
         return NO_STORE
-    index, mover = share(build_store(opened, plan, places))
-    need = plan.store.need(plan.groups)
-    if (link := need.link) is None:
-        return Storing(groups, index, mover, need.sizes)
+    built, link = share(build_store(opened, plan, places)), plan.store.link
+    index, mover = built
+    sizes = tuple(group.unit_bytes for group in plan.groups)
+    if link is None:
+        return Storing(groups, index, mover, sizes)
     if link.role == "decode":
-        return Decoding(groups, index, mover, need.sizes, terms=link)
+        return Decoding(groups, index, mover, sizes, terms=link)
     loaded = plan.adapters.loaded if plan.adapters is not None else ()
     refs = {use.adapter.digest: use.adapter for use in loaded}
-    return Prefilling(groups, index, mover, adapters=refs)
+    return Prefilling(groups, index, mover, sizes, adapters=refs)
 
 
 def build_store(
     opened: Opened, plan: Plan, places: Sequence[Places], hashes: Sequence[str] | None = None
 ) -> tuple[StoreIndex, Mover]:
-    """Return both halves of the plan's store, with the mover at these places. `hashes` are those of
-    the model's files, where another rank has computed them. Raises OptionError."""
-    store, use = opened.parts.block_store, plan.store
-    assert store is not None and use is not None, "a plan with a store"
-    need = use.need(plan.groups, opened.rank if plan.ranks is not None else None)
+    """Return both halves of the plan's store, of tiers and a link if there are both, with the mover
+    at these places. `hashes` are those of the model's files, where another rank has computed them.
+    Raises OptionError."""
+    tiers, link, use = opened.parts.block_store, opened.parts.link_store, plan.store
+    assert use is not None, "a plan with a store"
+    rank = opened.rank if plan.ranks is not None else None
     layout = layout_of(opened, plan, hashes or file_hashes(opened, plan))
-    index, mover = store.build(evolve(need, layout=layout))
+    halves = list[tuple[StoreIndex, Mover]]()
+    try:
+        if tiers is not None:
+            halves.append(tiers.build(evolve(use.need(plan.groups, rank), layout=layout)))
+        if link is not None:
+            halves.append(link.build(evolve(use.need_to_link(plan.groups, rank), layout=layout)))
+    except BaseException:
+        for _, mover in halves:
+            mover.close()
+        raise
+    index, mover = halves[0] if len(halves) == 1 else Stacked.of(*halves, sends=use.is_asked)
     mover.register([each.pieces for each in places])
     return index, mover
 

@@ -203,10 +203,14 @@ class Storing(NoStore):
         """Return the parts of the leading blocks that memory has and the store has not."""
         for i in range(self._saved.get(sequence.held_row, 0), count):
             key, block = sequence.keys[i], sequence.block_ids[i]
-            known = self.index.groups_of(key)
+            known = self._needless(key)
             places = [None if known >> g.index & 1 else g.part(block) for g in self.groups.groups]
             if any(place is not None for place in places):
                 yield Placed(key, tuple(places))
+
+    def _needless(self, key: bytes) -> int:
+        """Return the groups whose parts of a block need not be saved."""
+        return self.index.groups_of(key)
 
     def vacate(self, sequence: Sequence_, *, resumes: bool = False) -> None:
         """Save what is left of a sequence that loses its row. One that resumes will save it again

@@ -42,7 +42,7 @@ def output_of(sequence: Sequence, position: int, sampled: Sampled, index: int) -
     )
     if generated == 1:
         output.num_cached, output.queue_seconds = sequence.num_cached or 0, sequence.waited
-        output.num_remote = sequence.num_stored if sequence.was_sent else 0
+        output.num_remote = min(sequence.num_remote, sequence.num_stored)
         output.num_disk = min(sequence.num_far, sequence.num_stored - output.num_remote)
         output.num_host = sequence.num_stored - output.num_disk - output.num_remote
         output.prompt_logprobs = sampled.prompt_logprobs.get(sequence.held_row)

@@ -1,0 +1,244 @@
+"""Tiers of blocks and one end of a link, as one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import and_
+from selectors import EVENT_READ, EpollSelector
+from typing import TYPE_CHECKING, cast
+
+from attrs import define, field, fields
+
+from inferno.contracts import (
+    LinkedPrompt,
+    LinkIndex,
+    Mover,
+    Placed,
+    StoreIndex,
+    StoreUsage,
+    TieredIndex,
+)
+from inferno.contracts.cache_events import Tier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@define(eq=False)
+class Saving:
+    """What one of the two saves."""
+
+    index: StoreIndex
+    mover: Mover
+    _noted: dict[bytes, int] = field(factory=dict, init=False)
+    """By key, the groups whose parts it is to save in the next step: sets of bits."""
+
+    def note(self, placed: Placed) -> None:
+        if lacking := placed.groups & ~self.index.groups_of(placed.key):
+            self._noted[placed.key] = self._noted.get(placed.key, 0) | lacking
+            self.index.note(only(placed, lacking))
+
+    def drop(self, key: bytes) -> None:
+        self._noted.pop(key, None)
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        own = list[Placed]()
+        for placed in saves:
+            noted = self._noted.pop(placed.key, 0)
+            if left := noted & ~placed.groups:
+                self._noted[placed.key] = left
+            if taken := noted & placed.groups:
+                own.append(only(placed, taken))
+        if own:
+            self.mover.save(own)
+
+
+@define(eq=False)
+class Stacked:
+    """Both halves (`StoreIndex`, `LinkIndex`, `Mover`).
+
+    What is stored is what the tiers have: they are told of all that is saved, looked for, pinned.
+    What has come over the link is near, beside what the tiers have near, and is loaded from there
+    where they have not got it. What is saved in an end that computes prompts goes to the link too,
+    which takes what was asked for. What one of them loads, the other saves if it lacks it.
+    """
+
+    tiers_index: StoreIndex
+    tiers_mover: Mover
+    link_index: StoreIndex
+    link_mover: Mover
+    sends: bool
+    """Whether the link is the end that computes prompts."""
+    _saving: list[Saving] = field(init=False)
+    _awaited: dict[str, set[str]] = field(factory=dict, init=False)
+    """By owner, which of the two have not ended yet."""
+    _waits: EpollSelector = field(factory=EpollSelector, init=False)
+
+    @classmethod
+    def of(
+        cls, tiers: tuple[StoreIndex, Mover], link: tuple[StoreIndex, Mover], *, sends: bool
+    ) -> tuple[StoreIndex, Mover]:
+        """Return one store of two."""
+        kind = StackedTiers if isinstance(tiers[0], TieredIndex) else cls
+        stacked = kind(*tiers, *link, sends)
+        return stacked, stacked
+
+    def __attrs_post_init__(self) -> None:
+        self._saving = [Saving(self.tiers_index, self.tiers_mover)]
+        if self.sends:
+            self._saving.append(Saving(self.link_index, self.link_mover))
+        for mover in (self.tiers_mover, self.link_mover):
+            if (handle := mover.fileno()) is not None:
+                self._waits.register(handle, EVENT_READ)
+
+    # --- LinkIndex --------------------------------------------------------------------------------
+
+    @property
+    def link(self) -> LinkIndex:
+        return cast(LinkIndex, self.link_index)
+
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+        is_sent = self.link.ask(prompt, keys, wanted)
+        if is_sent:
+            self._awaited.setdefault(prompt.id, set()).add("link")
+        return is_sent
+
+    @property
+    def is_asked(self) -> bool:
+        return self.link.is_asked
+
+    def take_asked(self) -> tuple[Sequence[LinkedPrompt], Sequence[str]]:
+        return self.link.take_asked()
+
+    def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
+        self.link.begin(prompt_id, keys)
+
+    def end(self, prompt_id: str, error: str = "") -> None:
+        self.link.end(prompt_id, error)
+
+    # --- StoreIndex -------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> StoreUsage:
+        """Of both, as of now."""
+        tiers, link = self.tiers_index.usage, self.link_index.usage
+        names = [each.name for each in fields(StoreUsage) if each.name != "fallbacks"]
+        sums = {name: getattr(tiers, name) + getattr(link, name) for name in names}
+        return StoreUsage(**sums, fallbacks=link.fallbacks)
+
+    def groups_of(self, key: bytes) -> int:
+        return self.tiers_index.groups_of(key)
+
+    def near(self, key: bytes) -> int:
+        return self.tiers_index.near(key) | self.link_index.near(key)
+
+    def note(self, placed: Placed) -> None:
+        for each in self._saving:
+            each.note(placed)
+
+    def needless(self, key: bytes) -> int:
+        """Return the groups whose parts of a block need not be saved."""
+        return reduce(and_, (each.index.groups_of(key) for each in self._saving))
+
+    def drop(self, key: bytes) -> None:
+        for each in self._saving:
+            each.drop(key)
+        self.tiers_index.drop(key)
+        self.link_index.drop(key)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self.tiers_index.touch(keys)
+
+    def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
+        """What only the link has is held there."""
+        come = [(key, groups & self._come(key)) for key, groups in wanted]
+        held = [(key, groups) for key, groups in come if groups]
+        pairs = zip(wanted, come, strict=True)
+        others = [(key, rest) for (key, groups), (_, own) in pairs if (rest := groups & ~own)]
+        awaited = self._awaited.setdefault(owner, set())
+        if held:
+            awaited.add("link")
+            self.link_index.fetch(held, owner)
+        if others or not held:
+            awaited.add("tiers")
+            self.tiers_index.fetch(others, owner)
+
+    def hold(self, near: Sequence[tuple[bytes, int]], owner: str) -> None:
+        """Let parts that the tiers have near stay so until `release`. `poll` does not tell."""
+        self.tiers_index.fetch(near, owner)
+
+    def _come(self, key: bytes) -> int:
+        """Return the groups whose parts of a block are near for the link alone."""
+        come = self.link_index.near(key)
+        return come & ~self.tiers_index.near(key) if come else 0
+
+    def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
+        return self.tiers_index.pin(keys, owner, until)
+
+    def release(self, owner: str) -> None:
+        self._awaited.pop(owner, None)
+        self.tiers_index.release(owner)
+        self.link_index.release(owner)
+
+    # --- Mover ------------------------------------------------------------------------------------
+
+    def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        self.tiers_mover.register(groups)
+        self.link_mover.register(groups)
+
+    def save(self, saves: Sequence[Placed]) -> None:
+        for each in self._saving:
+            each.save(saves)
+
+    def load(self, loads: Sequence[Placed]) -> None:
+        come = [(placed, placed.groups & self._come(placed.key)) for placed in loads]
+        if kept := [only(each, rest) for each, own in come if (rest := each.groups & ~own)]:
+            self.tiers_mover.load(kept)
+        if own := [only(each, groups) for each, groups in come if groups]:
+            self.link_mover.load(own)
+        # At once: a state that a sequence goes on from is nowhere else after the step.
+        for each in self._saving:
+            for placed in loads:
+                each.note(placed)
+            each.save(loads)
+
+    def poll(self) -> Sequence[str]:
+        ended = list[str]()
+        for name, mover in (("tiers", self.tiers_mover), ("link", self.link_mover)):
+            for owner in mover.poll():
+                awaited = self._awaited.get(owner, set())
+                if name in awaited:
+                    awaited.remove(name)
+                    if not awaited:
+                        del self._awaited[owner]
+                        ended.append(owner)
+        return ended
+
+    def fileno(self) -> int | None:
+        return self._waits.fileno()
+
+    def close(self) -> None:
+        self._waits.close()
+        self.link_mover.close()
+        self.tiers_mover.close()
+
+
+class StackedTiers(Stacked):
+    """The same, of tiers that tell which of them has what (`TieredIndex`)."""
+
+    @property
+    def _tiered(self) -> TieredIndex:
+        return cast(TieredIndex, self.tiers_index)
+
+    def tiers(self, key: bytes) -> Mapping[Tier, int]:
+        return self._tiered.tiers(key)
+
+    def watch(self, changed: Callable[[bytes], object]) -> None:
+        self._tiered.watch(changed)
+
+
+def only(placed: Placed, groups: int) -> Placed:
+    """Return the parts of these groups alone."""
+    places = (place if groups >> i & 1 else None for i, place in enumerate(placed.places))
+    return Placed(placed.key, tuple(places))
