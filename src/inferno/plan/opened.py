@@ -62,10 +62,9 @@ class Parts:
     attention: Mapping[str, AttentionBackend]
     kernels: Mapping[str, KernelProvider]
     block_store: BlockStore | None = None
-    """That keeps blocks in tiers."""
-    link_store: BlockStore | None = None
-    """That links instances."""
     """Where blocks are kept beside the cache's memory, if the plan keeps any."""
+    link_store: BlockStore | None = None
+    """What links this instance to others, if anything does."""
     event_sink: EventSink | None = None
     """Where events of the cache are published, if they are."""
     session_keeper: SessionKeeper | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import and_
-from selectors import EVENT_READ, EpollSelector
+from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, cast
 
 from attrs import define, field, fields
@@ -73,7 +73,7 @@ class Stacked:
     _saving: list[Saving] = field(init=False)
     _awaited: dict[str, set[str]] = field(factory=dict, init=False)
     """By owner, which of the two have not ended yet."""
-    _waits: EpollSelector = field(factory=EpollSelector, init=False)
+    _waits: DefaultSelector = field(factory=DefaultSelector, init=False)
 
     @classmethod
     def of(
