@@ -216,7 +216,8 @@ class Group:
 
     def take_told(self) -> list[messages.Fetched | messages.Asked]:
         """Return what ranks have said of their stores since. Raises what has ended one of them."""
-        self._listen(0.0)
+        if self._over is None:  # else it hears nothing any more
+            self._listen(0.0)
         self.check()
         told, self._told = self._told, []
         return told
