@@ -13,9 +13,10 @@ from inferno.configs import HEARING
 from inferno.contracts import Checkpoint, Grid, SeeingPart
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
-from inferno_gemma.audio3n_config import RATE, AudioConfig
+from inferno_gemma.audio3n_config import AudioConfig
 from inferno_gemma.config3n import Gemma3nConfig
 from inferno_gemma.mobilenet_config import MobileNetConfig
+from inferno_gemma.spectrograms import Hears
 from inferno_gemma.vision_config import ENCODER
 
 PIXELS = 768
@@ -25,7 +26,7 @@ IMAGE, AUDIO = "<image_soft_token>", "<audio_soft_token>"
 
 
 @frozen(kw_only=True)
-class MultimodalGemma3nConfig(Gemma3nConfig):
+class MultimodalGemma3nConfig(Hears, Gemma3nConfig):
     """Gemma 3n with its encoders (`contracts.ImageModelConfig`, `ImageCountConfig`,
     `ImageTextConfig`, `AudioModelConfig`, `AudioTextConfig`)."""
 
@@ -58,14 +59,6 @@ class MultimodalGemma3nConfig(Gemma3nConfig):
 
     def image_tokens(self, grid: Grid) -> int:
         return grid[1] * grid[2]
-
-    @property
-    def audio_encoder(self) -> str:
-        return HEARING
-
-    @property
-    def audio_rate(self) -> int:
-        return RATE
 
     @property
     def audio_chunk(self) -> tuple[float, int]:

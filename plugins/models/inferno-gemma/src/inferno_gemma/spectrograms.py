@@ -1,15 +1,18 @@
-"""What makes spectrograms for Gemma 3n and 4, by transformers' own classes. Imports no torch.
+"""What configs of Gemma 3n and 4 that hear have in common, and what makes their spectrograms, by
+transformers' own classes. Imports no torch.
 
 Suffixes: N samples, P frames, W mel bins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import field, frozen
 
-from inferno.contracts import Pixels
+from inferno.configs import HEARING
+from inferno.contracts import Grid, Pixels
 
 RATE, HOP = 16_000, 160
 """Samples a second, and between two frames."""
@@ -25,6 +28,37 @@ LOOKS = (
     "per_bin_stddev",
 )
 """What a `preprocessor_config.json` may say of spectrograms."""
+
+
+class Hears:
+    """What the config of a decoder has besides to be a `contracts.AudioModelConfig`, whatever
+    encodes audio."""
+
+    __slots__ = ()
+
+    @property
+    def audio_encoder(self) -> str:
+        return HEARING
+
+    @property
+    def audio_rate(self) -> int:
+        return RATE
+
+
+class HearsBetween(Hears):
+    """The same of models with a token before audio and one behind it
+    (`contracts.AudioLayoutConfig`). The subclass has these fields."""
+
+    __slots__ = ()
+
+    boa_token_id: int
+    eoa_token_id: int
+
+    def audio_tokens(self, grid: Grid) -> int:
+        raise NotImplementedError
+
+    def audio_layout(self, grid: Grid) -> Sequence[int | None]:
+        return [self.boa_token_id, *[None] * self.audio_tokens(grid), self.eoa_token_id]
 
 
 @frozen

@@ -16,7 +16,7 @@ from inferno.configs import FULL, SLIDING
 from inferno.contracts import Grid
 from inferno.nn import AudioEncoder, ImageEncoder, LayerNorm, Linear
 from inferno_gemma.clipped import Projector
-from inferno_gemma.unified_config import Hears, PatchConfig, SampleConfig, UnifiedConfig
+from inferno_gemma.unified_config import HearsSamples, PatchConfig, SampleConfig, UnifiedConfig
 from inferno_gemma.vision4 import Gemma4ForConditionalGeneration, places
 from inferno_gemma.vision4_config import SeeingGemma4Config
 
@@ -31,7 +31,7 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
     def add_encoders(self, config: SeeingGemma4Config) -> None:
         assert isinstance(config, UnifiedConfig), "it is the family's"
         self.encoder = Patches(config.patches, config.hidden_size)
-        if isinstance(config, Hears):
+        if isinstance(config, HearsSamples):
             self.hearing = Samples(config.samples, config.hidden_size)
 
 

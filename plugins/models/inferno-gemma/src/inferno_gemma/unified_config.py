@@ -6,7 +6,7 @@ Suffixes: N samples, P frames, W samples of a frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import attrs
@@ -23,7 +23,7 @@ from inferno.configs import (
 from inferno.contracts import Checkpoint, Grid, Pixels, SeeingPart
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
-from inferno_gemma.spectrograms import RATE
+from inferno_gemma.spectrograms import RATE, HearsBetween
 from inferno_gemma.vision4_config import (
     AUDIO_TOKENS,
     IMAGE_TOKENS,
@@ -112,21 +112,11 @@ class Spans:
         return 1, MOST_TOKENS
 
 
-class Hears:
+class HearsSamples(HearsBetween):
     """Of models that hear (`contracts.AudioModelConfig`, `AudioLayoutConfig`)."""
 
     hidden_size: int
     samples: SampleConfig
-    boa_token_id: int
-    eoa_token_id: int
-
-    @property
-    def audio_encoder(self) -> str:
-        return HEARING
-
-    @property
-    def audio_rate(self) -> int:
-        return RATE
 
     @property
     def audio_chunk(self) -> tuple[float, int]:
@@ -143,20 +133,17 @@ class Hears:
     def audio_tokens(self, grid: Grid) -> int:
         return grid[2]
 
-    def audio_layout(self, grid: Grid) -> Sequence[int | None]:
-        return [self.boa_token_id, *[None] * self.audio_tokens(grid), self.eoa_token_id]
-
 
 @frozen(kw_only=True)
 class SpanningConfig(Spans, UnifiedConfig): ...
 
 
 @frozen(kw_only=True)
-class HearingConfig(Hears, UnifiedConfig): ...
+class HearingConfig(HearsSamples, UnifiedConfig): ...
 
 
 @frozen(kw_only=True)
-class WholeConfig(Hears, Spans, UnifiedConfig):
+class WholeConfig(HearsSamples, Spans, UnifiedConfig):
     """As published."""
 
 
@@ -190,7 +177,7 @@ def seeing(checkpoint: Checkpoint) -> SeeingPart:
     """View a checkpoint with what its images are computed by under `encoder`, its audio, if it
     hears, under `hearing`. An `Architecture.adapt`."""
     places = [(ENCODER, "vision_embedder"), (ENCODER, "embed_vision")]
-    if isinstance(unified(checkpoint.config), Hears):
+    if isinstance(unified(checkpoint.config), HearsSamples):
         places.append((HEARING, "embed_audio"))
     modules = {f"{path}.{name}": (f"model.{name}", name) for path, name in places}
     return SeeingPart(checkpoint, modules=modules)

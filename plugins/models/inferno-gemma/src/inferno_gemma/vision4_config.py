@@ -14,8 +14,9 @@ from inferno.configs import HEARING, check_known, check_positive, read_config
 from inferno.contracts import Checkpoint, Grid, SeeingPart, per_expert
 from inferno.contracts.text_parts import text_config
 from inferno.errors import CheckpointError
-from inferno_gemma.audio4_config import RATE, SECONDS, TOKENS, AudioConfig
+from inferno_gemma.audio4_config import SECONDS, TOKENS, AudioConfig
 from inferno_gemma.config4 import Gemma4Config
+from inferno_gemma.spectrograms import HearsBetween
 from inferno_gemma.vision_config import ENCODER
 
 MOST_TOKENS = 280
@@ -120,7 +121,7 @@ class SpanningGemma4Config(SeeingGemma4Config):
 
 
 @frozen(kw_only=True)
-class HearingGemma4Config(SeeingGemma4Config):
+class HearingGemma4Config(HearsBetween, SeeingGemma4Config):
     """Gemma 4 with its encoders of images and audio (`contracts.AudioModelConfig`,
     `AudioLayoutConfig`)."""
 
@@ -128,14 +129,6 @@ class HearingGemma4Config(SeeingGemma4Config):
     boa_token_id: int = 256_000
     eoa_token_id: int = 258_883
     hearing: AudioConfig = AudioConfig()
-
-    @property
-    def audio_encoder(self) -> str:
-        return HEARING
-
-    @property
-    def audio_rate(self) -> int:
-        return RATE
 
     @property
     def audio_chunk(self) -> tuple[float, int]:
@@ -151,9 +144,6 @@ class HearingGemma4Config(SeeingGemma4Config):
 
     def audio_tokens(self, grid: Grid) -> int:
         return min(self.hearing.positions(grid[2]), TOKENS)
-
-    def audio_layout(self, grid: Grid) -> Sequence[int | None]:
-        return [self.boa_token_id, *[None] * self.audio_tokens(grid), self.eoa_token_id]
 
 
 def gemma4(config: Mapping[str, Any]) -> SeeingGemma4Config:
