@@ -111,7 +111,7 @@ def test_steps_are_fetched_from_where_that_is_faster(
     assert (use.chosen or math.inf) == hosts[0].fetch_from
     assert plan.host_experts.host_bytes == plan.host_experts.nbytes * (2 if fetches else 1)
     for host in hosts:
-        assert (host.fetched is not None) == fetches, "a copy that nobody needs is freed"
+        assert (host.fetched is not None) == fetches, "an unused copy is freed"
         assert host.fetching is not None and (host.fetching.nbytes > 0) == fetches
     if (one := hosts[0].fetched) is not None:
         nbytes = sum(tensor.nbytes for tensor in one.each[0].tensors)

@@ -58,10 +58,9 @@ class HostExperts(nn.Module):
         return made
 
     def stay(self) -> None:
-        """Let the host compute all steps, and free what the device would have copied."""
-        assert self.group is not None and self.fetching is not None, "there are both ways"
+        """Let the host compute all steps, and let go of the copies of this layer."""
+        assert self.group is not None, "there are both ways"
         self.fetched, self.fetch_from = None, math.inf
-        self.fetching.free()
 
     def start(
         self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, fitted: bool = False

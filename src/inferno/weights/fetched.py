@@ -75,10 +75,8 @@ def choose_way(
             "buffers on the device; --fetch-experts-from never is silent",
             MOST_KINDS,
         )
-        for each in both:
-            each.stay()
-        fetching.free()
-    if not both or not fetching.fits:
+        return _stay(both, fetching)
+    if not both:
         return
     top_k = next((m.routing.top_k for m in model.modules() if isinstance(m, Router)), 1)
     layers = Layers(both, dtype_of(plan), plan.device.torch_name, top_k, clock)
@@ -91,10 +89,10 @@ def choose_way(
             "this to the authors of the model's kernels; --fetch-experts-from never is silent"
         )
         fetching.times, found = (), None
-    for each in both:
-        if found is None:
-            each.stay()
-        else:
+    if found is None:
+        _stay(both, fetching)
+    else:
+        for each in both:
             each.fetch_from = found
     log.info(
         "experts on the host are fetched %s: copies reach %.1f GB/s; milliseconds of a layer "
@@ -103,6 +101,13 @@ def choose_way(
         fetching.copy_rate / 1e9,
         ", ".join(f"{n}: {one * 1e3:.2f} or {two * 1e3:.2f}" for n, one, two in fetching.times),
     )
+
+
+def _stay(both: Sequence[HostExperts], fetching: Fetching) -> None:
+    """Let the host compute all steps, and free what the device would have copied."""
+    for each in both:
+        each.stay()
+    fetching.free()
 
 
 class Layers:
