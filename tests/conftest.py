@@ -68,7 +68,7 @@ def _mark_alike(items: Sequence[pytest.Item]) -> None:
             turn = tests.setdefault(test, len(tests))
             seen = item.path in files[test]
             which = files[test].setdefault(item.path, len(files[test]))
-            if seen or (which and (which + turn) % 3):
+            if seen or _rests(which, turn):
                 item.add_marker(pytest.mark.slow)
 
 
@@ -83,10 +83,16 @@ def _take_in_turn(config: pytest.Config, items: list[pytest.Item]) -> None:
             classes, tests = files[item.path]
             which = classes.setdefault(item.cls, len(classes))
             turn = tests.setdefault(item.name, len(tests))
-            skipped = bool(which and (which + turn) % 3)
+            skipped = _rests(which, turn)
         (left if skipped else taken).append(item)
     items[:] = taken
     config.hook.pytest_deselected(items=left)
+
+
+def _rests(which: int, turn: int) -> bool:
+    """Whether one of the files or classes of a test is left out: two of three but the first, other
+    ones for each test."""
+    return bool(which and (which + turn) % 3)
 
 
 class Memory:
