@@ -54,9 +54,12 @@ class LateBlocks:
     @classmethod
     def of(cls, built: tuple[StoreIndex, Mover]) -> tuple[LateBlocks, tuple[StoreIndex, Mover]]:
         """Return what is told of steps, and the two halves, for a store that was built here."""
-        if isinstance(built[0], LinkIndex):
-            cls = LateLink
-        late = (LateTiers if isinstance(built[0], TieredIndex) else cls)(*built)
+        index, kind = built[0], cls
+        if isinstance(index, TieredIndex):
+            kind = LateTiers
+        elif isinstance(index, LinkIndex):
+            kind = LateLink
+        late = kind(*built)
         return late, (late, late)
 
     def __attrs_post_init__(self) -> None:
