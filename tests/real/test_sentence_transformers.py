@@ -1,5 +1,5 @@
 """A trained encoder beside sentence-transformers itself, with the modules that its checkpoints may
-have. It brings scikit-learn and SciPy, so it is no requirement of these tests:
+have. It brings scikit-learn and SciPy, so the other tests do not require it:
 `pip install sentence-transformers`."""
 
 from __future__ import annotations

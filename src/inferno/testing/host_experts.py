@@ -147,7 +147,7 @@ class HostExpertTests(PipelineTests):
 
 def fetching(plan: Plan, tokens: int | None) -> Plan:
     """Let the CPU fetch experts from its own memory, as a device would: copies of them, in steps of
-    at least so many tokens; None: as measured. Such steps cannot be captured."""
+    at least this many tokens; None: as measured. Such steps cannot be captured."""
     use = plan.host_experts
     assert use is not None, "some experts are on the host"
     fetch = FetchUse(from_tokens=tokens, buffer_bytes=0)
