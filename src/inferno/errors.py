@@ -3,7 +3,7 @@ status."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
@@ -348,3 +348,14 @@ ERRORS: dict[str, type[InfernoError]] = {
     )
 }
 """Error classes by name, for errors that cross a process boundary."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it comes of, each once: one that is raised again, as that of
+    ranks that have ended, may be among its own causes."""
+    seen = set[int]()
+    origin: BaseException | None = error
+    while origin is not None and id(origin) not in seen:
+        seen.add(id(origin))
+        yield origin
+        origin = origin.__cause__ or origin.__context__

@@ -216,10 +216,9 @@ def starved(error: BaseException) -> SystemLimitError | None:
     open files, whatever else was made of it since. None for all others."""
     import errno
 
-    from inferno.errors import SystemLimitError
+    from inferno.errors import SystemLimitError, causes
 
-    origin: BaseException | None = error
-    while origin is not None:
+    for origin in causes(error):
         code = origin.errno if isinstance(origin, OSError) else None
         text = str(origin)
         if code in (errno.EMFILE, errno.ENFILE):
@@ -241,7 +240,6 @@ def starved(error: BaseException) -> SystemLimitError | None:
                 "the system gives this process no more memory",
                 "Raise the limit of its address space (`ulimit -v`), or lower --memory.",
             )
-        origin = origin.__cause__ or origin.__context__
     return None
 
 

@@ -12,6 +12,7 @@ from inferno.contracts import Device
 from inferno.device import device_errors
 from inferno.errors import CheckpointError, InfernoError, OutOfMemoryError
 from inferno.host import starved
+from inferno.process.confined import explained
 from inferno.process.protocol import Failure
 
 
@@ -58,6 +59,27 @@ def test_a_process_that_cannot_be_started_is_such_a_lack(monkeypatch: pytest.Mon
     monkeypatch.setattr(subprocess.Popen, "_execute_child", refuse)
     failure = starved(raised(lambda: subprocess.Popen(["true"])))
     assert failure is not None and "threads" in failure.cause
+
+
+def again() -> BaseException:
+    """An error that was raised from itself."""
+    error = InfernoError("no", "Go.")
+    error.__cause__ = error
+    return error
+
+
+def in_turns() -> BaseException:
+    """An error that was raised from one that was raised while it was handled."""
+    error, other = ValueError("no"), KeyError("other")
+    error.__cause__, other.__context__ = other, error
+    return error
+
+
+@pytest.mark.parametrize("error", [again(), in_turns()])
+def test_an_error_among_its_own_causes_is_told(error: BaseException) -> None:
+    assert starved(error) is None
+    assert explained(error) is error
+    assert "no" in Failure.of(error).cause
 
 
 @pytest.mark.parametrize(

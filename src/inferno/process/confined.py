@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inferno.catalog import load_catalog
 from inferno.contracts import Confinement, Sandbox
-from inferno.errors import InfernoError, UnsupportedError
+from inferno.errors import InfernoError, UnsupportedError, causes
 from inferno.plan import Plan
 
 
@@ -34,10 +34,7 @@ def confine(plan: Plan, *, reads: Iterable[str] = (), writes: Iterable[str] = ()
 def explained(error: BaseException) -> BaseException:
     """Return what to tell of an error in a confined process: if it comes from a file that is not
     open, how to open it."""
-    origin: BaseException | None = error
-    while origin is not None and not isinstance(origin, PermissionError):
-        origin = origin.__cause__ or origin.__context__
-    if origin is None:
+    if not any(isinstance(each, PermissionError) for each in causes(error)):
         return error
     cause = error.cause if isinstance(error, InfernoError) else str(error)
     return UnsupportedError(
