@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,17 +68,14 @@ class TestSharedLink(LinkTests):
         link = Link(role="prefill", url=f"shm://test-{secrets.token_hex(6)}", buffer=1 << 20)
         return link, evolve(link, role="decode")
 
-    @pytest.fixture(autouse=True)
-    def all_ranks_join(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ask only once every rank has met the other end's, or there is none to meet."""
-        ask = SharedLink.ask
-
-        def asked(link: Any, *given: Any) -> bool:
-            followers = [follower.kept for follower in link.others.followers]
-            linked = [plugin_of(each).client.joined for each in (link, *followers)]
-            return (all(linked) or not any(linked)) and ask(link, *given)
-
-        monkeypatch.setattr(SharedLink, "ask", asked)
+    @pytest.fixture
+    def ends(self, item: BlockStore, links: tuple[Link, Link]) -> Iterator[Ends]:
+        """Both ends, once every rank has met the other end's of its number: a prompt that one rank
+        asks for before others can is computed here, and the prefilling end never begins it."""
+        ends = Ends(item, *links)
+        until(lambda: all(plugin_of(each).client.joined for each in here(ends)))
+        yield ends
+        ends.close()
 
     # What has come is near once all ranks have said so.
     test_parts_come_while_the_prompt_is_being_computed: Any = None
