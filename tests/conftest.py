@@ -48,6 +48,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _take_in_turn(config, items)
     _mark_alike(items)
+    if third := os.environ.get("INFERNO_TEST_THIRD"):
+        _take_a_third(config, items, int(third))
     for item in items if _SKIPPED else ():
         if not item.path.is_relative_to(HERE):
             continue
@@ -70,6 +72,21 @@ def _mark_alike(items: Sequence[pytest.Item]) -> None:
             which = files[test].setdefault(item.path, len(files[test]))
             if seen or _rests(which, turn):
                 item.add_marker(pytest.mark.slow)
+
+
+def _take_a_third(config: pytest.Config, items: list[pytest.Item], third: int) -> None:
+    """Of each test that has three slow cases or more, in all files together, leave out two of
+    three: other ones for each `third` from 0 to 2."""
+    tests = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("slow") is not None:
+            tests[item.function.__qualname__].append(item)
+    left = set[pytest.Item]()
+    for turn, cases in enumerate(tests.values(), third):
+        if len(cases) >= 3:
+            left.update(case for i, case in enumerate(cases, turn) if i % 3)
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=[*left])
 
 
 def _take_in_turn(config: pytest.Config, items: list[pytest.Item]) -> None:

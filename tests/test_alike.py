@@ -58,6 +58,27 @@ def test_of_a_grid_the_first_case_of_every_third_file_is_not_slow(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
+def test_three_runs_of_a_third_take_every_case_and_each_takes_the_quick_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("kit.py").write_text(TESTS)
+    for i in range(4):
+        tmp_path.joinpath(f"test_{i}.py").write_text(CLASSES)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
+    command.append(str(tmp_path))
+    whole, quick = _cases(command), _cases([*command, "-m", "not slow"])
+    thirds = list[set[str]]()
+    for third in range(3):
+        monkeypatch.setenv("INFERNO_TEST_THIRD", str(third))
+        thirds.append(_cases(command))
+        assert quick < thirds[-1] < whole
+        assert _cases([*command, "-m", "not slow"]) == quick
+    assert set.union(*thirds) == whole
+    for case in whole - quick:
+        assert sum(case in third for third in thirds) == 1, case
+
+
 JOINED = """
 from inferno.testing.alike import in_turn
 
@@ -101,6 +122,10 @@ def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path
         "TestThird::test_b",
         "TestThird::test_other",
     ]
+
+
+def _cases(command: list[str]) -> set[str]:
+    return {f"{file}::{case}" for file, cases in _listed(command).items() for case in cases}
 
 
 def _listed(command: list[str]) -> Mapping[str, list[str]]:
