@@ -121,6 +121,7 @@ TURNS: dict[str, Callable[[], Sequence[Any]]] = {
     "asks for one transfer twice": lambda: [join(), *[messages.Ask(0, bytes(8), [1], "", "")] * 2],
     "has half a token": lambda: [join(), messages.Ask(0, bytes(7), [1], "", "")],
     "has no tokens": lambda: [join(), messages.Ask(0, b"", [1], "", "")],
+    "has a short name": lambda: [join(), messages.Ask(0, bytes(8), [1], "", "", b"\x10")],
     "maps what it was not given": lambda: [join(), messages.Mapped(True)],
     "wants a negative group": lambda: [join(), messages.Ask(0, bytes(8), [-1], "", "")],
     "says what is not its to say": lambda: [join(), messages.Pong()],

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 VERSION = 1
 _PURPOSE = b"inferno prefill and decode apart, 1"
 _CODE_BYTES = 16
+NAME_BYTES = 16
 MOST_HEADER = 1 << 24
 """Bytes of a message without its blocks: a prompt of four million tokens."""
 
@@ -81,7 +82,7 @@ class Ask(Struct, tag=True, frozen=True):
     """Of each full block, groups as a set of bits."""
     salt: Text
     adapter: Name
-    name: Annotated[bytes, Meta(max_length=16)] = b""
+    name: Annotated[bytes, Meta(max_length=NAME_BYTES)] = b""
     """Random, of all ranks of the decoding end that ask for this prompt; empty: it has one."""
 
 
