@@ -67,7 +67,7 @@ def test_a_stopped_stage_is_told_to_streams_and_the_next_answer_is_right() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("points", ["--kills 20", "--full 20"])
+@pytest.mark.parametrize("points", ["--kills 8", "--full 20"])
 def test_nothing_that_was_accepted_is_lost(points: str) -> None:
     """Where a server is killed, or its disk is full, at random moments."""
     pytest.importorskip("inferno_demo")
