@@ -38,6 +38,27 @@ def layer(path: str, names: Mapping[str, str]) -> dict[str, str]:
     return {f"v.blk.{{n}}.{stored}": f"{path}.{ours}" for stored, ours in names.items()}
 
 
+def siglip(tower: str) -> dict[str, str]:
+    """Return the part of `EncoderDialect.modules` of SigLIP's encoder, which is at the path `tower`
+    of the original checkpoint."""
+    parts = {
+        "ln1": "layer_norm1",
+        "ln2": "layer_norm2",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_out": "self_attn.out_proj",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    }
+    return {
+        "v.patch_embd": f"{tower}.embeddings.patch_embedding",
+        "v.position_embd": f"{tower}.embeddings.position_embedding",
+        **layer(f"{tower}.encoder.layers.{{n}}", parts),
+        "v.post_ln": f"{tower}.post_layernorm",
+    }
+
+
 def looks(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what files have of `preprocessor_config.json`: an `EncoderDialect.processor`."""
     names = ("image_mean", "image_std", "min_pixels", "max_pixels")

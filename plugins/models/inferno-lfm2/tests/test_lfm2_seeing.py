@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from inferno.errors import CheckpointError
-from inferno.testing import ImageTests, SeeingToy, load_toy
+from inferno.testing import EncoderFileTests, ImageTests, SeeingToy, load_toy
 from inferno_lfm2.images import is_large, processor, scaled_size, tile_grid
 from inferno_lfm2.vision_config import SeeingLfm2Config, Tiling, VisionConfig, grid_of
+from inferno_lfm2.vision_gguf import LFM2_ENCODER
 
 pytest.importorskip("PIL")
 
@@ -129,6 +131,86 @@ class TestWithoutWhole(Lfm2Seeing, ImageTests):
         "use_thumbnail": False,
         "vision_config": {**CONFIG["vision_config"], "vision_use_head": True},
     }
+
+
+UNSAID = {"tile_size": 512, "min_image_tokens": 64, "max_image_tokens": 256}
+"""Of tiles, which files do not say: all published checkpoints have these."""
+
+
+class TestFiles(Lfm2Seeing, EncoderFileTests):
+    """LFM2-VL-1.6B in two GGUF files, of the text model and of the encoder: images seen whole, and
+    one in tiles that the whole follows."""
+
+    config = {
+        **CONFIG,
+        **UNSAID,
+        "encoder_patch_size": 16,
+        "text_config": {**CONFIG["text_config"], "max_position_embeddings": 2048},
+        "vision_config": {**CONFIG["vision_config"], "patch_size": 16},
+    }
+    sizes = ((300, 200), (1040, 520), (100, 330))
+    text = "lfm2"
+    gguf_fields = {"num_key_value_heads": [0, 2, 0, 2], "intermediate_size": 96}
+    tokens = {150: "<image>"}
+    looks = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    processor = {"resample": 2}
+
+    def opened(self, checkpoint: Path, native: bool = False, **more: Any) -> Any:
+        return super().opened(checkpoint, native, **{"max_model_len": 2048, **more})
+
+    def keys(self, vision: Any) -> Mapping[str, Any]:
+        return {
+            "projector_type": "lfm2",
+            "use_gelu": True,
+            "vision.image_size": 256,
+            "vision.image_resize_algo": "bilinear",
+            "vision.projector.scale_factor": 2,
+        }
+
+    def stored(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        if name == "vision_tower.embeddings.patch_embedding.weight":
+            tensor = tensor.unflatten(1, (16, 16, 3)).permute(0, 3, 1, 2)
+        if name.startswith("vision_tower."):  # as the first checkpoints have it
+            yield name.replace("vision_tower.", "vision_tower.vision_model."), tensor
+        elif name.startswith("multi_modal_projector."):
+            yield name, tensor
+
+    def test_a_merge_that_is_not_the_projector_s_is_refused(
+        self, pair: Path, reference: Any, tensors: Mapping[str, Tensor], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "encoder.gguf"
+        self.write_encoder(path, reference, tensors, "F32", {"vision.projector.scale_factor": 4})
+        with pytest.raises(CheckpointError, match="multi_modal_projector") as caught:
+            load_toy(pair, mmproj=str(path), max_model_len=2048)
+        assert caught.value.remedy
+
+
+class TestFilesWithoutNorm(TestFiles):
+    """LFM2.5-VL in two GGUF files: a projector without a norm, in a file that does not say how
+    images are scaled, nor how many patches a token has."""
+
+    config = {**TestFiles.config, "projector_use_layernorm": False, "projector_bias": False}
+    processor = {}
+    lacking = "clip.vision.projector.scale_factor (2)"
+
+    def keys(self, vision: Any) -> Mapping[str, Any]:
+        told = super().keys(vision)
+        unsaid = ("vision.image_resize_algo", "vision.projector.scale_factor")
+        return {name: value for name, value in told.items() if name not in unsaid}
+
+
+@pytest.mark.parametrize(
+    ("width", "norm", "whole"), [(768, True, False), (768, False, True), (1152, True, True)]
+)
+def test_of_files_only_those_of_the_450m_s_first_version_see_tiles_alone(
+    width: int, norm: bool, whole: bool
+) -> None:
+    sizes = {"patch_size": 16, "hidden_size": width, "layers": 1, "heads": 12, "scale": 2}
+    told = {"norm_weight": norm, "norm_bias": norm, "first_bias": True, "second_bias": True}
+    fields = {**sizes, **told, "intermediate_size": 48, "places": 256, "inner": 2560}
+    config = read(dict(LFM2_ENCODER.config(PUBLISHED["text_config"], fields)))
+    assert config.tiling == Tiling(use_thumbnail=whole)
+    assert config.vision.num_patches == 256 and config.vision.projector_use_layernorm is norm
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.configs.encoder_files import SIZES, layer, looks, sizes, some
+from inferno.configs.encoder_files import SIZES, looks, siglip, sizes, some
 from inferno.contracts import EncoderDialect
 from inferno_gemma.vision_config import PLACE
 
@@ -27,7 +27,7 @@ def _gemma3(text: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
     return {**whole, "image_token_id": fields["spare"], "image_place": _SPARE}
 
 
-_TOWER, _PROJECTOR = "vision_tower", "multi_modal_projector"
+_PROJECTOR = "multi_modal_projector"
 GEMMA3_ENCODER = EncoderDialect(
     kind="gemma3",
     texts=("gemma3",),
@@ -35,22 +35,7 @@ GEMMA3_ENCODER = EncoderDialect(
     assumed={"scale": 4},  # patches of a token's side
     tokens={"image_token_id": PLACE, "spare": _SPARE},
     modules={
-        "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",
-        "v.position_embd": f"{_TOWER}.embeddings.position_embedding",
-        **layer(
-            f"{_TOWER}.encoder.layers.{{n}}",
-            {
-                "ln1": "layer_norm1",
-                "ln2": "layer_norm2",
-                "attn_q": "self_attn.q_proj",
-                "attn_k": "self_attn.k_proj",
-                "attn_v": "self_attn.v_proj",
-                "attn_out": "self_attn.out_proj",
-                "ffn_up": "mlp.fc1",
-                "ffn_down": "mlp.fc2",
-            },
-        ),
-        "v.post_ln": f"{_TOWER}.post_layernorm",
+        **siglip("vision_tower"),
         "mm.input_projection.weight": f"{_PROJECTOR}.mm_input_projection_weight",
         "mm.soft_emb_norm": f"{_PROJECTOR}.mm_soft_emb_norm",
     },

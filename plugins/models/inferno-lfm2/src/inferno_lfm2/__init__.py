@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided
 from inferno_lfm2.gguf import LFM2, LFM2_MOE
+from inferno_lfm2.vision_gguf import LFM2_ENCODER
 
 _DIVIDES: dict[str, Divided] = {
     **DECODER,
@@ -53,6 +54,7 @@ def inferno_architectures() -> list[Architecture]:
             images="inferno_lfm2.images:processor",
             unquantized=("encoder.*",),
             divides=_DIVIDES,
+            encoders={"gguf": LFM2_ENCODER},
             checkpoints=(
                 "LiquidAI/LFM2-VL-450M",
                 "LiquidAI/LFM2-VL-1.6B",

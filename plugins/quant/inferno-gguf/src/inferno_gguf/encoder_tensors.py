@@ -118,7 +118,7 @@ def _reads(file: GgufFile, dialect: EncoderDialect) -> dict[str, _Read]:
                 heads=heads,
                 added=dialect.added.get(key, 0.0),
                 is_scalar=part in dialect.scalars,
-                colours_last=key in dialect.colours_last,
+                colours_last=part == "weight" and key in dialect.colours_last,
             )
     return reads
 
