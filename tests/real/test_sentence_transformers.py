@@ -32,9 +32,11 @@ QUERY = {"query": "Represent this question: "}
 
 
 def written(source: Path, to: Path, pooling: str, last: str) -> Path:
-    """Write the checkpoint with another pooling, and a Dense layer or none behind it."""
+    """Write the checkpoint with other poolings, and a Dense layer or none behind it."""
     shutil.copytree(source, to)
-    pooled = {"word_embedding_dimension": 384, f"pooling_mode_{pooling}": True}
+    kinds = pooling.split()
+    pooled = {"word_embedding_dimension": 384}
+    pooled |= {f"pooling_mode_{kind}": True for kind in kinds}
     change(to / "1_Pooling" / "config.json", lambda given: dict.fromkeys(given, False) | pooled)
     change(to / "config_sentence_transformers.json", lambda c: {**c, "prompts": QUERY})
     change(to / "config.json", lambda c: {**c, "is_matryoshka": True})
@@ -42,7 +44,7 @@ def written(source: Path, to: Path, pooling: str, last: str) -> Path:
     kind = "sentence_transformers.models"
     if names == ["Dense"]:
         torch.manual_seed(0)
-        layer = library.models.Dense(384, 96, activation_function=torch.nn.Tanh())
+        layer = library.models.Dense(384 * len(kinds), 96, activation_function=torch.nn.Tanh())
         to.joinpath("2_Dense").mkdir()
         layer.save(str(to / "2_Dense"))
     more = [{"idx": 2, "name": "2", "path": f"2_{n}", "type": f"{kind}.{n}"} for n in names]
@@ -66,6 +68,9 @@ def change(path: Path, by: Any) -> None:
         ("mean_sqrt_len_tokens", "plain"),
         ("weightedmean_tokens", "normalized"),
         ("lasttoken", "normalized"),
+        ("mean_tokens cls_token", "normalized"),
+        ("lasttoken weightedmean_tokens mean_sqrt_len_tokens mean_tokens max_tokens", "plain"),
+        ("max_tokens mean_tokens cls_token", "dense"),
     ],
 )
 def test_embeddings_are_those_of_sentence_transformers(

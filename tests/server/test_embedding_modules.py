@@ -18,7 +18,9 @@ from tests.tiny_served import opened_llm, serving, write
 from torch import Tensor, nn
 
 from inferno import LLM
+from inferno.cli.render import explained
 from inferno.errors import RequestError
+from inferno.plan import Options, open_model
 from inferno_convert.convert import convert
 
 TEXTS = ["a short one", "b", "of more tokens than a step computes: " + "so it comes in chunks " * 8]
@@ -61,6 +63,83 @@ def test_every_pooling_is_its_definition(tmp_path: Path, mode: str) -> None:
         for text, vector in zip(TEXTS, vectors, strict=True):
             expected_D = pooled(mode, hidden(model, text)).tolist()
             assert vector == pytest.approx(expected_D, rel=1e-4, abs=1e-5), api
+
+
+JOINED = [
+    # As sentence-transformers 6 writes them, and the switches of older releases, in its order.
+    ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls"), "mean+first"),
+    (
+        {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}
+        | {"pooling_mode_max_tokens": False, "pooling_mode_cls_token": True},
+        ("cls", "mean", "lasttoken"),
+        "first+mean+last",
+    ),
+    (
+        {"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_sqrt_len_tokens": True}
+        | {"pooling_mode_max_tokens": True},
+        ("max", "mean_sqrt_len_tokens", "weightedmean"),
+        "max+mean_sqrt_len+weighted_mean",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "modes", "name"), JOINED)
+def test_several_poolings_are_joined(
+    tmp_path: Path, settings: dict[str, Any], modes: tuple[str, ...], name: str
+) -> None:
+    pooling = ("Pooling", settings)
+    model = write(tmp_path, ("Transformer", {}), pooling, ("Normalize", {}), is_matryoshka=True)
+    for cut in (None, 40):
+        options = {} if cut is None else {"dimensions": cut}
+        for api, vectors in by_every_api(tmp_path, **options).items():
+            for text, vector in zip(TEXTS, vectors, strict=True):
+                x_LD = hidden(model, text)
+                expected = torch.cat([pooled(mode, x_LD) for mode in modes])[:cut]
+                expected = expected / expected.norm()
+                assert vector == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5), api
+    size = 32 * len(modes)
+    with serving(tmp_path) as http:
+        [card] = http.get("/v1/models").json()["data"]
+        card = http.get(f"/v1/models/{card['id']}").json()
+        own = http.post("/v1/embeddings", json={"input": "x"}).json()
+        over = http.post("/v1/embeddings", json={"input": "x", "dimensions": size + 1})
+        named = http.post("/v1/embeddings", json={"input": "x", "pooling": "max", "dimensions": 33})
+    assert own["x_inferno"] == {"pooling": name, "normalized": True}
+    assert (card["x_inferno"]["embeddings"]["pooling"]) == name
+    assert (card["x_inferno"]["embeddings"]["size"]) == size
+    assert over.status_code == 400 and f"1 to {size}" in over.json()["error"]["message"]
+    assert named.status_code == 400 and "1 to 32" in named.json()["error"]["message"]
+    with open_model(str(tmp_path), Options(memory="1GiB", device="cpu")) as opened:
+        text = explained(opened.plan, opened.text())
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    at = lines.index(f"embeddings {name}, {size} numbers")
+    assert lines[at + 1 : at + 3] == ["normalized", f"may be cut to any size up to {size}"]
+
+
+def test_layers_behind_several_poolings_take_those_alone(tmp_path: Path) -> None:
+    settings = {"pooling_mode": ["cls", "mean"]}
+    model = write(tmp_path, ("Transformer", {}), ("Pooling", settings), ("Dense", {}))
+    layer = dense(tmp_path / "2_Dense", 2, "Tanh", in_features=64, out_features=12)
+    for api, vectors in by_every_api(tmp_path).items():
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            x_LD = hidden(model, text)
+            expected_O = layer(torch.cat([pooled(mode, x_LD) for mode in ("cls", "mean")]))
+            assert vector == pytest.approx(expected_O.tolist(), rel=1e-4, abs=1e-5), api
+    with (
+        LLM(str(tmp_path), **OPTIONS) as llm,
+        pytest.raises(RequestError, match=r"the vectors of first\+mean, joined") as caught,
+    ):
+        llm.embed(TEXTS, pooling="mean")
+    assert caught.value.remedy == "Leave pooling out."
+
+
+def test_a_pooling_that_is_not_known_is_refused_beside_another(tmp_path: Path) -> None:
+    settings = {"pooling_mode_cls_token": True, "pooling_mode_median_tokens": True}
+    write(tmp_path, ("Transformer", {}), ("Pooling", settings))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        with pytest.raises(RequestError, match="its pooling is cls and median_tokens"):
+            llm.embed(TEXTS)
+        assert len(llm.embed(TEXTS, pooling="mean")[0]) == 32
 
 
 def dense(folder: Path, seed: int, activation: str, **settings: Any) -> nn.Module:

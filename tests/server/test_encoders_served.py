@@ -145,6 +145,18 @@ def test_an_encoder_writes_its_prompts_by_name_and_cuts_vectors(tmp_path: Path) 
     assert "passage, plain, query" in error["message"]
 
 
+def test_an_encoder_joins_several_poolings(tmp_path: Path) -> None:
+    pooling = ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
+    model = write(tmp_path, ("Transformer", {}), pooling)
+    with serving(tmp_path) as http:
+        matrix = vectors(http, input=TEXTS)
+    for text, vector in zip(TEXTS, matrix, strict=True):
+        with torch.inference_mode():
+            x_LD = model(**given(text)).last_hidden_state[0]
+        expected = torch.cat([x_LD[0], x_LD.mean(0)])
+        torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("identity", [False, True])
 def test_a_cross_encoder_scores_pairs_by_their_token_types(tmp_path: Path, identity: bool) -> None:
     named = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}

@@ -13,6 +13,7 @@ from inferno import __version__, host
 from inferno.cli import machine_rows, tiers
 from inferno.cli.adapters import adapter_rows
 from inferno.cli.attended import attention_rows, backends
+from inferno.cli.embeddings import embedding_rows
 from inferno.cli.images import audio_rows, image_rows
 from inferno.cli.lines import width_of, wrapped
 from inferno.cli.sandbox import sandbox_rows
@@ -76,15 +77,15 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
 
 def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | None = None) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
-    checkpoint is sampled by default too; with a `survey`, what its store's folder has."""
+    checkpoint is sampled by default too, and what its embeddings are; with a `survey`, what its
+    store's folder has."""
     of_one = " of an engine" if plan.engines is not None else ""
     of_one = " of a rank" if plan.ranks is not None else of_one
-    sampling, columns = (
-        [] if assets is None or plan.whole_prompts else _sampling_rows(assets),
-        width_of(sys.stdout),
-    )
+    said = [] if assets is None else [*embedding_rows(plan, assets)]
+    said += [] if assets is None or plan.whole_prompts else _sampling_rows(assets)
+    columns = width_of(sys.stdout)
     parts = [
-        _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
+        _section(f"{plan.ref}", _table([*_decisions(plan), *said], columns)),
         _section(
             f"Memory{of_one}, of {host.format_bytes(plan.memory_limit)}",
             _table(_memory_rows(plan), columns),

@@ -13,7 +13,7 @@ from inferno.contracts import Reranker, TextAssets
 from inferno.errors import RequestError
 from inferno.llm.dense import Dense
 from inferno.llm.prompts import Prompt, unwrapped
-from inferno.request.requests import Pooling, Reduction
+from inferno.request.requests import Pooling, Poolings, Reduction
 from inferno.text import ChatTemplate, Tokenizer
 
 _MODES: Mapping[str, Pooling] = {
@@ -25,10 +25,15 @@ _MODES: Mapping[str, Pooling] = {
     "max": "max",
 }
 """sentence-transformers' `pooling_mode`."""
-_SWITCHES = {f"{mode}_tokens": mode for mode in ("mean", "max", "weightedmean")} | {
-    "cls_token": "cls"
+_SWITCHES: Mapping[str, str] = {
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean_tokens": "weightedmean",
+    "lasttoken": "lasttoken",
 }
-"""`pooling_mode_*` of older files, where it is not the mode's name."""
+"""`pooling_mode_*` of older files, in the order in which the vectors of several are joined."""
 _MEAN = "the checkpoint has no modules.json: the mean of the tokens' states, normalized"
 
 
@@ -61,7 +66,7 @@ class Classifier:
 class Recipe:
     """How the embeddings of one request are made."""
 
-    pooling: Pooling
+    pooling: Poolings
     """The engine's part."""
     layers: tuple[Dense, ...]
     """Follow the pooling."""
@@ -70,6 +75,11 @@ class Recipe:
     """To which vectors are cut; None for their own."""
     prompt: str = ""
     """What is written before each string."""
+
+    @property
+    def pooled_by(self) -> str:
+        """What answers call the pooling."""
+        return pooling_name(self.pooling)
 
     def prompted(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts, strings with what is written before them."""
@@ -102,7 +112,7 @@ class Recipe:
 class PoolingConfig:
     """How embeddings are made, and pairs are judged."""
 
-    pooling: Pooling = "last"
+    pooling: Poolings = "last"
     layers: tuple[Dense, ...] = ()
     normalize: bool = True
     is_embedder: bool = False
@@ -161,14 +171,16 @@ class PoolingConfig:
             )
         settings = modules["Pooling"].get("config", {})
         modes = _modes(settings)
-        if len(modes) == 1 and modes[0] in _MODES:
+        poolings = tuple(_MODES[mode] for mode in modes if mode in _MODES)
+        size = None if size is None else size * max(1, len(poolings))
+        if poolings and len(poolings) == len(modes):
             layers, unsupported = _layers(assets.modules, size)
         else:
             layers, unsupported = (), f"its pooling is {' and '.join(modes) or 'not given'}"
         if not (includes := settings.get("include_prompt", True)) and assets.default_prompt:
             unsupported = unsupported or "its pooling leaves out the tokens of its prompts"
         return cls(
-            pooling=_MODES.get(modes[0], "last") if modes else "last",
+            pooling=poolings if len(poolings) > 1 else poolings[0] if poolings else "last",
             layers=layers,
             normalize="Normalize" in modules,
             is_embedder=True,
@@ -214,7 +226,8 @@ class PoolingConfig:
         """Return how embeddings are made with these options of a request; None is the checkpoint's,
         and an empty `prompt_name` none.
         A named pooling replaces the checkpoint's and its layers stay; if they or others are not
-        supported, it is one of the decoder's states without them. Raises RequestError."""
+        supported, it is one of the decoder's states without them. Layers behind several poolings
+        take only those. Raises RequestError."""
         names = get_args(Pooling)
         if self.unsupported and pooling is None:
             raise RequestError(
@@ -226,8 +239,18 @@ class PoolingConfig:
             raise RequestError(
                 f"invalid pooling {pooling[:40]!r}", f"Use {', '.join(names)}.", param="pooling"
             )
-        if dimensions is not None and dimensions != self.size:
-            _check_dimensions(self.dimensions, dimensions, self.size)
+        size = self.size
+        if pooling is not None and isinstance(self.pooling, tuple):
+            if self.layers:
+                raise RequestError(
+                    f"pooling is {pooling}: the layers behind this model's take the vectors of "
+                    f"{pooling_name(self.pooling)}, joined",
+                    "Leave pooling out.",
+                    param="pooling",
+                )
+            size = None if size is None else size // len(self.pooling)
+        if dimensions is not None and dimensions != size:
+            _check_dimensions(self.dimensions, dimensions, size)
         return Recipe(
             pooling=self.pooling if pooling is None else cast(Pooling, pooling),
             layers=self.layers,
@@ -247,6 +270,11 @@ class PoolingConfig:
                 param="prompt_name",
             )
         return self.prompts.get(name, "") if name else ""
+
+
+def pooling_name(pooling: Poolings) -> str:
+    """Return what answers call it: "mean", or "first+mean" of two."""
+    return pooling if isinstance(pooling, str) else "+".join(pooling)
 
 
 def _layers(
@@ -308,7 +336,8 @@ def _modes(settings: Mapping[str, Any]) -> list[str]:
         return [mode] if isinstance(mode, str) else [str(each) for each in mode]
     prefix = "pooling_mode_"
     on = [k.removeprefix(prefix) for k, v in settings.items() if k.startswith(prefix) and v is True]
-    return [_SWITCHES.get(each, each) for each in on]
+    known = [mode for switch, mode in _SWITCHES.items() if switch in on]
+    return [*known, *(each for each in on if each not in _SWITCHES)]
 
 
 def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -23,7 +23,9 @@ from inferno.request.sessions import SessionHint
 Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
 """How a prompt becomes one embedding: a token's hidden state, or of all the mean, the maximum, the
 mean weighted by position from 1, or the sum by the square root of their number."""
-Reduction = Pooling | Literal["score"]
+Poolings = Pooling | tuple[Pooling, ...]
+"""One, or several whose vectors follow each other in one."""
+Reduction = Poolings | Literal["score"]
 """What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
 classifier's labels."""
 

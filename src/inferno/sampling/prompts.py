@@ -12,7 +12,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from inferno.request.requests import Logprobs, Pooling, Request
+from inferno.request.requests import Logprobs, Pooling, Poolings, Request
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import logprobs_of
 
@@ -60,32 +60,15 @@ class PromptLogprobs:
 
 
 @define
-class Pooled:
-    """Hidden states of the computed part of a prompt, reduced."""
+class _Part:
+    """Hidden states of the computed part of a prompt, reduced by one pooling."""
 
-    request_id: str
-    num_tokens: int
     how: Pooling
-    head: Callable[[Tensor], Tensor] | None = None
-    """Maps what the hidden states are reduced to to the model's scores: (N, D) -> (N, scores)."""
-    broken: int | None = None
-    """The last position, if the result is not finite."""
     _vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
     """So far. Sums are of float64: how a prompt is cut into slices does not show in float32."""
 
-    @classmethod
-    def of(cls, request: Request, num_tokens: int, score: Score | None) -> Pooled | None:
-        """Return the empty result of a request; None if it wants none. `score` is the model's
-        head."""
-        how = request.pooling
-        if how != "score":
-            return None if how is None else cls(request.id, num_tokens, how)
-        assert score is not None, "the preprocessor refuses scores of models without a head"
-        return cls(request.id, num_tokens, getattr(score, "reads", "last"), score)
-
-    def add(self, hidden_ND: Tensor, start: int) -> tuple[float, ...] | None:
-        """Add the tokens of a slice that begins at position `start`. Returns the vector once the
-        prompt is complete."""
+    def add(self, hidden_ND: Tensor, start: int) -> None:
+        """Add the tokens of a slice that begins at position `start`."""
         if self.how in ("mean", "mean_sqrt_len"):
             self._vector_D = self._vector_D + hidden_ND.sum(0, dtype=torch.float64)
         elif self.how == "weighted_mean":
@@ -97,16 +80,54 @@ class Pooled:
             self._vector_D = torch.maximum(self._vector_D, best_D) if start else best_D
         elif not start or self.how == "last":
             self._vector_D = hidden_ND[0 if self.how == "first" else -1].double()
+
+    def result(self, n: int) -> Tensor:
+        """Return the vector of a prompt of `n` tokens, (D,), in float32."""
+        weights = {"mean": n, "mean_sqrt_len": n**0.5, "weighted_mean": n * (n + 1) / 2}
+        vector_D: Tensor = self._vector_D / weights.get(self.how, 1)
+        return vector_D.float()
+
+
+@define
+class Pooled:
+    """Hidden states of the computed part of a prompt, reduced by one pooling or by several."""
+
+    request_id: str
+    num_tokens: int
+    parts: tuple[_Part, ...]
+    """Their vectors follow each other."""
+    head: Callable[[Tensor], Tensor] | None = None
+    """Maps what the hidden states are reduced to to the model's scores: (N, D) -> (N, scores)."""
+    broken: int | None = None
+    """The last position, if the result is not finite."""
+
+    @classmethod
+    def of(cls, request: Request, num_tokens: int, score: Score | None) -> Pooled | None:
+        """Return the empty result of a request; None if it wants none. `score` is the model's
+        head."""
+        how = request.pooling
+        if how != "score":
+            return None if how is None else cls(request.id, num_tokens, _parts(how))
+        assert score is not None, "the preprocessor refuses scores of models without a head"
+        return cls(request.id, num_tokens, _parts(getattr(score, "reads", "last")), score)
+
+    def add(self, hidden_ND: Tensor, start: int) -> tuple[float, ...] | None:
+        """Add the tokens of a slice that begins at position `start`. Returns the vector once the
+        prompt is complete."""
+        for part in self.parts:
+            part.add(hidden_ND, start)
         stop = start + len(hidden_ND)
         return self._result(hidden_ND.dtype) if stop == self.num_tokens else None
 
     def _result(self, dtype: torch.dtype) -> tuple[float, ...]:
         """Return the whole prompt's vector, in float32. `dtype` is the compute type."""
-        n = self.num_tokens
-        weights = {"mean": n, "mean_sqrt_len": n**0.5, "weighted_mean": n * (n + 1) / 2}
-        vector_D = (self._vector_D / weights.get(self.how, 1)).float()
+        vector = torch.cat([part.result(self.num_tokens) for part in self.parts])
         if self.head is not None:
-            vector_D = self.head(vector_D.to(dtype)[None])[0].float()
-        if not bool(vector_D.isfinite().all()):
-            self.broken = n - 1
-        return tuple(vector_D.tolist())
+            vector = self.head(vector.to(dtype)[None])[0].float()
+        if not bool(vector.isfinite().all()):
+            self.broken = self.num_tokens - 1
+        return tuple(vector.tolist())
+
+
+def _parts(how: Poolings) -> tuple[_Part, ...]:
+    return tuple(_Part(each) for each in ((how,) if isinstance(how, str) else how))

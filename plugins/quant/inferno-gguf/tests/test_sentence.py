@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
-from inferno.contracts import Dialect
+from inferno.contracts import Dialect, TextAssets
+from inferno.errors import UnsupportedError
 from inferno_gguf.reader import GgufFile
+from inferno_gguf.sentence import pooling_metadata
 from inferno_gguf.stored import StoredTensors
 from inferno_gguf.translate import translate
 
@@ -48,3 +51,16 @@ def test_they_are_modules_and_no_tensors_of_the_model(pooled: bool, tmp_path: Pa
     settings = modules[2]["config"]
     assert (settings["in_features"], settings["out_features"]) == (32, 96)
     assert settings["bias"] is False
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pooling_mode": ["cls", "mean"]},
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+    ],
+)
+def test_several_poolings_are_not_written_as_one(settings: dict[str, Any]) -> None:
+    modules = ({"type": "Transformer"}, {"type": "Pooling", "config": settings})
+    with pytest.raises(UnsupportedError, match=r"how its embeddings are made: cls.*\+mean"):
+        pooling_metadata(TextAssets(modules=modules))

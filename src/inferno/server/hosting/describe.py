@@ -8,6 +8,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from inferno.images.mediums import AUDIO, IMAGE, Medium
+from inferno.llm.pooling import pooling_name
 from inferno.plan import SandboxUse
 from inferno.server.hosting.served_model import ServedModel
 
@@ -139,7 +140,11 @@ def details(model: ServedModel, fields: Fields) -> dict[str, Any]:
         "capabilities": description.capabilities,
         "chat_format": description.chat_format,
         "grammars": description.grammars,
-        "embeddings": {"pooling": pooling.pooling, "size": pooling.size, "why": pooling.reason}
+        "embeddings": {
+            "pooling": pooling_name(pooling.pooling),
+            "size": pooling.size,
+            "why": pooling.reason,
+        }
         if embeds
         else None,
         "sandbox": None

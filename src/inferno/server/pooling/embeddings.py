@@ -138,7 +138,7 @@ class EmbeddingsShape(WholeShape[Pooled]):
         }
 
     def notes(self) -> dict[str, Any]:
-        return {"pooling": self._recipe.pooling, "normalized": self._recipe.normalize}
+        return {"pooling": self._recipe.pooled_by, "normalized": self._recipe.normalize}
 
     def _encoded(self, vector: list[float]) -> list[float] | str:
         if self._encoding == "base64":

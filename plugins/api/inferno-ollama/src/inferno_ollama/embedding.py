@@ -92,7 +92,7 @@ class _EmbedShape(WholeShape[Pooled]):
         }
 
     def notes(self) -> dict[str, Any]:
-        return {"pooling": self.generation.prepared.pooling}
+        return {"pooling": self._recipe.pooled_by}
 
 
 class _EmbeddingShape(WholeShape[Pooled]):
@@ -105,4 +105,4 @@ class _EmbeddingShape(WholeShape[Pooled]):
         return {"embedding": vector}
 
     def notes(self) -> dict[str, Any]:
-        return {"pooling": self.generation.prepared.pooling}
+        return {"pooling": self._recipe.pooled_by}

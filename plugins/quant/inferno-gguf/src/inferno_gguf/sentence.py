@@ -68,7 +68,8 @@ def pooling_metadata(assets: TextAssets) -> dict[str, int]:
     settings = assets.modules[kinds.index("Pooling")].get("config", {})
     prefix = "pooling_mode_"
     on = {k.removeprefix(prefix) for k, v in settings.items() if k.startswith(prefix) and v is True}
-    mode = settings.get("pooling_mode") or "+".join(sorted(on)) or "none"
+    given = settings.get("pooling_mode") or sorted(on)
+    mode = given if isinstance(given, str) else "+".join(map(str, given)) or "none"
     mode = _OLD_SWITCHES.get(mode, mode)
     known = {name: number for number, name in _POOLING.items()}
     others = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize", "Dropout"})
