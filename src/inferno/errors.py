@@ -351,8 +351,8 @@ ERRORS: dict[str, type[InfernoError]] = {
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it comes of, each once: one that is raised again, as that of
-    ranks that have ended, may be among its own causes."""
+    """Yield an error and its causes, each once: one that is raised again, as that of ranks that
+    have ended, may be among its own causes."""
     seen = set[int]()
     origin: BaseException | None = error
     while origin is not None and id(origin) not in seen:

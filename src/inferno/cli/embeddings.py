@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def embedding_rows(plan: Plan, assets: TextAssets) -> Iterator[tuple[str, str, str]]:
-    """Yield them for models that were trained for embeddings, and for other encoders."""
+    """Yield the rows of models that were trained for embeddings, and of other encoders."""
     if not (assets.modules or plan.whole_prompts):
         return
     from inferno.llm.pooling import PoolingConfig, pooling_name

@@ -62,7 +62,8 @@ RANK_OPTIONS = [
         "--fetch-experts-from",
         metavar="auto|never|TOKENS",
         help="In steps of this many tokens and more, the device copies the experts that it needs "
-        "from the host, and computes them. auto: measured at the start; 1: always. [default: auto]",
+        "from the host, and computes them; never: the host does. auto: measured at the start. "
+        "[default: auto]",
     ),
     _engine(
         "--dp",

@@ -66,7 +66,7 @@ class StoreIndex(Protocol):
 
     @property
     def usage(self) -> StoreUsage:
-        """What it holds, and has done."""
+        """What it holds now, and what it has done since it was built."""
         ...
 
     def groups_of(self, key: bytes) -> int:

@@ -78,7 +78,7 @@ class Recipe:
 
     @property
     def pooled_by(self) -> str:
-        """What answers call the pooling."""
+        """The pooling's name in answers."""
         return pooling_name(self.pooling)
 
     def prompted(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -226,8 +226,8 @@ class PoolingConfig:
         """Return how embeddings are made with these options of a request; None is the checkpoint's,
         and an empty `prompt_name` none.
         A named pooling replaces the checkpoint's and its layers stay; if they or others are not
-        supported, it is one of the decoder's states without them. Layers behind several poolings
-        take only those. Raises RequestError."""
+        supported, it is one of the decoder's states without them. Layers that take the vectors of
+        several poolings allow no other. Raises RequestError."""
         names = get_args(Pooling)
         if self.unsupported and pooling is None:
             raise RequestError(
@@ -243,8 +243,8 @@ class PoolingConfig:
         if pooling is not None and isinstance(self.pooling, tuple):
             if self.layers:
                 raise RequestError(
-                    f"pooling is {pooling}: the layers behind this model's take the vectors of "
-                    f"{pooling_name(self.pooling)}, joined",
+                    f"pooling is {pooling}, and this model's Dense layers take the joined vectors "
+                    f"of {pooling_name(self.pooling)}",
                     "Leave pooling out.",
                     param="pooling",
                 )
@@ -273,7 +273,7 @@ class PoolingConfig:
 
 
 def pooling_name(pooling: Poolings) -> str:
-    """Return what answers call it: "mean", or "first+mean" of two."""
+    """Return its name in answers: "mean", or "first+mean" for two."""
     return pooling if isinstance(pooling, str) else "+".join(pooling)
 
 

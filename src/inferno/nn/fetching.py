@@ -64,9 +64,9 @@ class Fetching:
     copy_rate: float = 0.0
     """Bytes that were copied in a second."""
     fits: bool = True
-    """Whether the experts so far have no more than `MOST_KINDS` forms."""
+    """Whether the experts so far have at most `MOST_KINDS` forms (types, shapes, strides)."""
     held: nn.Module = field(init=False, factory=nn.Module)
-    """Has the buffers' tensors, as a part of all layers: a model that sleeps gives them back."""
+    """Has the buffers' tensors. All layers contain it, so that a model that sleeps frees them."""
     _copies: HostCopies = field(init=False)
     _kinds: dict[Any, Buffers] = field(init=False, factory=dict)
 
@@ -80,7 +80,7 @@ class Fetching:
         return sum(tensor.nbytes for each in buffers for tensor in each.tensors)
 
     def free(self) -> None:
-        """Free the buffers, and what is left of host memory: nothing is fetched."""
+        """Free the buffers, and host memory for further copies: nothing is fetched."""
         self._kinds, self.held = {}, nn.Module()
         self._copies = HostCopies(self.device)
 
@@ -92,8 +92,8 @@ class Fetching:
         if len(self._kinds) > MOST_KINDS:
             self.fits = False
             raise UnsupportedError(
-                f"the experts on the host have more than {MOST_KINDS} forms, and each needs a "
-                "buffer on the device",
+                f"the experts on the host have more than {MOST_KINDS} forms (types, shapes), and "
+                "each needs buffers on the device",
                 "Let the host compute them: --fetch-experts-from never.",
             )
         tensors = _distinct(group)

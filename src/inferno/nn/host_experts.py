@@ -42,7 +42,7 @@ class HostExperts(nn.Module):
     @classmethod
     def of(cls, experts: Mixture, own: range, local_E: Tensor | None, to: Finalize) -> HostExperts:
         """Take the matrices of experts that stay on the host, whose `places` are `local_E`. Raises
-        UnsupportedError if they have too many forms for those to be fetched that must be."""
+        UnsupportedError if they are to be fetched by an option, and have too many forms."""
         fetched, fetching = None, to.fetching
         if fetching is not None and fetching.fits:
             try:
@@ -58,7 +58,7 @@ class HostExperts(nn.Module):
         return made
 
     def stay(self) -> None:
-        """Let the host compute all steps, and let go of the copies of this layer."""
+        """Let the host compute all steps, and free the copies of this layer."""
         assert self.group is not None, "there are both ways"
         self.fetched, self.fetch_from = None, math.inf
 

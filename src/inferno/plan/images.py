@@ -74,9 +74,8 @@ def choose_images(given: Given, model: ModelFacts, dtype: str) -> Decided[ImageU
 def image_memory(
     use: ImageUse | None, config: Any, dtype: str, sent: int = 0
 ) -> tuple[MemoryItem, ...]:
-    """Return the memory of the encoder, its weights left out. `sent`: the most tokens of a step, of
-    whose images pixels are sent to ranks of other machines, and are in the encoder's memory there;
-    0: none are."""
+    """Return the memory of the encoder, its weights left out. `sent`: the most tokens of a step, if
+    pixels are sent to ranks of other machines, which keep them in the same memory; else 0."""
     if use is None:
         return ()
     size, pixels = DTYPE_BYTES[dtype], config.image_patch[1]
@@ -86,6 +85,6 @@ def image_memory(
     items = MemoryItem("image encoder", inside, why), MemoryItem("images", use.cache_bytes, reason)
     if not sent:
         return items
-    # Those of a step's tokens, or a part of one, and what an earlier step has left of one.
+    # Those of a step's tokens (at least one image), and one that an earlier step has begun.
     nbytes = (max(use.most_tokens, sent) + use.most_tokens) * pixels * 4
     return (*items, MemoryItem("sent pixels", nbytes, "of images that machines compute at once"))

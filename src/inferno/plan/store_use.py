@@ -17,9 +17,9 @@ class StoreUse:
     """The stores of blocks: tiers, a link to other instances, or both."""
 
     name: str | None = None
-    """Of the store that keeps blocks in tiers."""
+    """Of the store that keeps blocks in tiers; None: none does."""
     linked_by: str | None = None
-    """Of the store that links."""
+    """Of the store that links; None: none does."""
     folder: str | None = None
     """The disk tier; None: there is none. With ranks or engines, each has a folder in it."""
     folder_limit: int = 0

@@ -70,7 +70,7 @@ def choose_store(
         for kind, choice in (("block store", tiers), ("link", linked))
         if choice is not None
     ]
-    # A store that the other choice took is none that was passed over.
+    # A store that one choice took was not passed over, though the other refused it.
     names = {choice.item.name for _, choice in chosen}
     refusals = [each for _, choice in chosen for each in choice.refusals if each.name not in names]
     return Decided(use, tuple((kind, each.offer) for kind, each in chosen), tuple(refusals))
@@ -107,8 +107,7 @@ def _link(options: Options) -> Link | None:
     keeps = options.kv_store is not None or options.cpu_mem_fold is not None
     if keeps and options.ranks > 1:
         raise UnsupportedError(
-            "with several ranks a link to other instances excludes kv_store and cpu_mem_fold: "
-            "ranks agree on what all of them have of one store only",
+            "with several ranks, a link to other instances excludes kv_store and cpu_mem_fold",
             "Leave out --kv-store and --cpu-mem-fold, or the link, or --tp and --pp.",
         )
     if (count := len(urls_of(url))) > (options.dp if options.decode_with else 1):

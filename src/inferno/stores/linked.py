@@ -44,7 +44,7 @@ class Linked(Storing):
             self.speeds = Speeds(self.stacked.tiers_index.usage)
 
     def _unsaved(self, sequence: Sequence_, count: int) -> Iterator[Placed]:
-        # A step saves before it loads: not what it loads, which this store may not have.
+        # A step saves before it loads, so what it is about to load is not in the cache yet.
         loading = {placed.key for placed in self.loads}
         for placed in super()._unsaved(sequence, count):
             if placed.key not in loading:
@@ -72,9 +72,9 @@ class Decoding(Linked):
     """Whether a request was sent out, once that is decided."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
-        """Return the longest match that memory, what is near in the tiers, and what has come have
-        together. None if the request is set aside: until more has come near in the tiers, or it was
-        sent out, and all has come or is lost."""
+        """Return the longest match of memory, what is near in the tiers, and what has come over the
+        link. None if the request is set aside: until the tiers have brought more near, or until
+        all that it was sent out for has come or is lost."""
         owner, kept = sequence.request.id, match
         if self.stacked is not None and not self._sent.get(owner):
             extended = super().extended(sequence, match)
@@ -110,7 +110,8 @@ class Decoding(Linked):
         )
 
     def _ask(self, sequence: Sequence_, match: Match, kept: Match) -> bool:
-        """Ask for what a prompt lacks that has this match in memory, and `kept` with the tiers."""
+        """Ask for the parts that a prompt lacks. `match` is what memory has of it, `kept` what
+        memory and the tiers have."""
         adapter, salt = sequence.request.content
         tokens = sequence.request.token_ids
         count = (len(tokens) - 1) // self.groups.block_size
@@ -160,7 +161,7 @@ class Prefilling(Linked):
 
     @property
     def listens(self) -> int | None:
-        # Not what waits for the tiers, which say more than an engine at rest asks for.
+        # Not the tiers' descriptor, which stays readable until a step polls: none does at rest.
         return (self.mover if self.stacked is None else self.stacked.link_mover).fileno()
 
     def serve(self, submit: Callable[[Request], object], abort: Callable[[str], object]) -> None:

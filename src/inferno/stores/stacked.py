@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Saving:
-    """What one of the two saves."""
+    """The saves of one of the two stores."""
 
     index: StoreIndex
     mover: Mover
@@ -58,10 +58,10 @@ class Saving:
 class Stacked:
     """Both halves (`StoreIndex`, `LinkIndex`, `Mover`).
 
-    What is stored is what the tiers have: they are told of all that is saved, looked for, pinned.
-    What has come over the link is near, beside what the tiers have near, and is loaded from there
-    where they have not got it. What is saved in an end that computes prompts goes to the link too,
-    which takes what was asked for. What one of them loads, the other saves if it lacks it.
+    A part is stored if the tiers have it: they are told of all parts that are saved, looked for or
+    pinned. It is near if the tiers or the link have it near, and comes from the link only if it is
+    not near in the tiers. In the end that computes prompts, saves go to the link too, which takes
+    the parts that were asked for. What one of the two loads, the other saves if it lacks it.
     """
 
     tiers_index: StoreIndex
@@ -72,7 +72,7 @@ class Stacked:
     """Whether the link is the end that computes prompts."""
     _saving: list[Saving] = field(init=False)
     _awaited: dict[str, set[str]] = field(factory=dict, init=False)
-    """By owner, which of the two have not ended yet."""
+    """By owner, which of the two `poll` still waits for."""
     _waits: DefaultSelector = field(factory=DefaultSelector, init=False)
 
     @classmethod
@@ -151,7 +151,7 @@ class Stacked:
         self.tiers_index.touch(keys)
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
-        """What only the link has is held there."""
+        """Hold parts that only the link has near, and fetch the others from the tiers."""
         come = [(key, groups & self._come(key)) for key, groups in wanted]
         held = [(key, groups) for key, groups in come if groups]
         pairs = zip(wanted, come, strict=True)
@@ -165,11 +165,11 @@ class Stacked:
             self.tiers_index.fetch(others, owner)
 
     def hold(self, near: Sequence[tuple[bytes, int]], owner: str) -> None:
-        """Let parts that the tiers have near stay so until `release`. `poll` does not tell."""
+        """Keep parts near that the tiers have near, until `release`. `poll` does not tell of it."""
         self.tiers_index.fetch(near, owner)
 
     def _come(self, key: bytes) -> int:
-        """Return the groups whose parts of a block are near for the link alone."""
+        """Return the groups whose parts of a block only the link has near."""
         come = self.link_index.near(key)
         return come & ~self.tiers_index.near(key) if come else 0
 

@@ -281,7 +281,7 @@ class Storing(NoStore):
         if owner in self._loading:
             return  # the step that is being planned needs it: `take_news` releases it later
         if owner in self._loaded:
-            self._loaded.remove(owner)  # not later: a request of this name may have come by then
+            self._loaded.remove(owner)  # not later: another request may have this id by then
         self.index.release(owner)
 
     def watch(self, presence: Presence) -> None:

@@ -71,8 +71,8 @@ def choose_way(
         return
     if not fetching.fits:
         log.warning(
-            "experts on the host are not fetched: they have more than %d forms, and each needs "
-            "buffers on the device; --fetch-experts-from never is silent",
+            "experts on the host are not fetched: they have more than %d forms (types, shapes), "
+            "and each needs buffers on the device; --fetch-experts-from never avoids this warning",
             MOST_KINDS,
         )
         return _stay(both, fetching)
@@ -86,7 +86,8 @@ def choose_way(
     if found is not None and not layers.agree():
         log.warning(
             "experts on the host are not fetched: the device would compute other results. Report "
-            "this to the authors of the model's kernels; --fetch-experts-from never is silent"
+            "it to the authors of the model's kernels; --fetch-experts-from never avoids this "
+            "warning"
         )
         fetching.times, found = (), None
     if found is None:

@@ -27,8 +27,8 @@ class TestGemma3nSeeing(Gemma3n, ImageTests):
 
 
 class TestGemma3nHearing(Gemma3n, AudioTests):
-    """Gemma 3n with its audio, of a fixed number of positions, of which those behind what is heard
-    stand for silence."""
+    """Gemma 3n with its audio, which has a fixed number of positions: those after its end stand for
+    silence."""
 
     def embeddings(self, reference: Any, samples_N: Any) -> Tensor:
         given = self.inputs_of([samples_N])

@@ -189,12 +189,12 @@ class LateLink(LateBlocks):
         return cast(LinkIndex, self.index)
 
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
-        # A release that waits would be that of this prompt, where ids come again.
+        # Where ids come again, a release that waits would end this prompt.
         return not self._unreleased[prompt.id] and self.link.ask(prompt, keys, wanted)
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
-        """Hold what is near at once: it may have come for another prompt alone, whose release waits
-        for steps in flight. Behind a release of the same owner, wait as that does."""
+        """Hold at once what is near: it may have come for another prompt, whose release waits for
+        steps in flight. If a release of the same owner waits, wait behind it."""
         if self._unreleased[owner]:
             super().fetch(wanted, owner)
         else:

@@ -189,7 +189,7 @@ class SharedStore:
                 with self.others.changing(Change(action="close_store")):
                     closing = True
                     self.mover.close()
-                self.others.take_told()  # the next store numbers its fetches anew
+                self.others.take_told()  # drop answers: the next store's numbers are the same
         if not closing:
             self.mover.close()
         self._waits.close()

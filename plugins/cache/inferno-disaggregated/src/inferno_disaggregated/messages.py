@@ -83,7 +83,7 @@ class Ask(Struct, tag=True, frozen=True):
     salt: Text
     adapter: Name
     name: Annotated[bytes, Meta(max_length=NAME_BYTES)] = b""
-    """Random, of all ranks of the decoding end that ask for this prompt; empty: it has one."""
+    """Random, and the same from all ranks of the decoding end; empty if it has one rank."""
 
 
 class Release(Struct, tag=True, frozen=True):

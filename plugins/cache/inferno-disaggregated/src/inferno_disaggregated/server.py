@@ -296,7 +296,7 @@ class Server:
 
     def _ask(self, peer: Peer, ask: messages.Ask) -> None:
         whole = bool(ask.token_ids or ask.name) and len(ask.token_ids) % 4 == 0
-        # A shorter name could be one that is given here, to another end's next prompt.
+        # A shorter name could equal the number that another end's next prompt gets here.
         whole &= len(ask.name) in (0, messages.NAME_BYTES)
         name = f"link-{ask.name.hex() or next(self._names)}"
         if ask.transfer in peer.transfers or not whole or self._has(name):

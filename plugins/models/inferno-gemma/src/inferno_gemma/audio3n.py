@@ -74,8 +74,7 @@ class AudioTower(nn.Module):
 
 
 class Convolution(Strided):
-    """In time it sees those behind; it is normalized by mean and variance of all frames up to
-    each."""
+    """It pads the end of time only. The norm is by mean and variance of all frames up to each."""
 
     def forward(self, x_1CPW: Tensor) -> Tensor:
         filters, weight_C = self.weights

@@ -68,7 +68,7 @@ class AudioConfig:
             raise CheckpointError(
                 f"audio_config: hidden_size {read.hidden_size} of {read.conf_num_attention_heads} "
                 f"heads, {read.input_feat_size} mel bins",
-                "All heads have the same even size, and the number of bins is a multiple of 4.",
+                "Check config.json: hidden_size is a multiple of 2 x heads, the bins are one of 4.",
             )
         return read
 
@@ -79,7 +79,7 @@ class AudioConfig:
 
     @property
     def seconds(self) -> float:
-        """The longest audio, which fits into the positions that there are."""
+        """The longest audio that fits into `tokens` positions."""
         return min(SECONDS, 4 * self.conf_reduction_factor * self.tokens * HOP / RATE)
 
     @property
@@ -95,7 +95,7 @@ class AudioConfig:
 
 
 class HearingConfig(Protocol):
-    """The config of a whole model."""
+    """The config of a model with this encoder."""
 
     @property
     def hearing(self) -> AudioConfig: ...

@@ -98,7 +98,7 @@ class AudioConfig:
 
 
 class HearingConfig(Protocol):
-    """The config of a whole model."""
+    """The config of a model with this encoder."""
 
     @property
     def hearing(self) -> AudioConfig: ...

@@ -113,8 +113,8 @@ def seen(count: int, past: int, *, farthest: bool) -> Tensor:
 
 
 class Strided(nn.Module):
-    """A convolution of 3 x 3 neighbours, of each second one in time and in frequency, and a norm
-    without a bias. A family's own says how it normalizes."""
+    """A 3 x 3 convolution with stride 2 in time and in frequency, and a norm without a bias.
+    Subclasses say how it pads and normalizes."""
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
@@ -125,12 +125,12 @@ class Strided(nn.Module):
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """The convolution's and the norm's."""
+        """Those of the convolution and of the norm."""
         return self.get_parameter("conv.weight"), self.get_parameter("norm.weight")
 
 
 class Subsample(nn.Module):
-    """Two such convolutions, under these names, and a product."""
+    """Two such convolutions, with these names, and a projection."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def processor3n(
     if square.get("width", side) != side or side not in range(step, PIXELS + 1, step):
         raise CheckpointError(
             f"preprocessor_config.json: images have the size {given!r}",
-            f"It is a square with sides that {step} divides, of at most {PIXELS} pixels.",
+            f"Give a square: its side is a multiple of {step}, of at most {PIXELS} pixels.",
         )
     looks = {"resample": 2, "do_normalize": bool(fields.get("do_normalize"))}
     looks |= given_looks(fields)

@@ -119,7 +119,7 @@ class MobileNetConfig:
             raise CheckpointError(
                 f"config.json: vision_soft_tokens_per_image is {read.tokens}, and the encoder's "
                 f"result has {side} x {side} places",
-                "Both numbers must be the same.",
+                "Check config.json: both must be the same number, such as 256 and 16 x 16.",
             )
         return read
 

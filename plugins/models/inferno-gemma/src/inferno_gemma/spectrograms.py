@@ -1,4 +1,4 @@
-"""What configs of Gemma 3n and 4 that hear have in common, and what makes their spectrograms, by
+"""The common part of configs of Gemma 3n and 4 with audio, and what makes their spectrograms, by
 transformers' own classes. Imports no torch.
 
 Suffixes: N samples, P frames, W mel bins.
@@ -31,8 +31,7 @@ LOOKS = (
 
 
 class Hears:
-    """What the config of a decoder has besides to be a `contracts.AudioModelConfig`, whatever
-    encodes audio."""
+    """The part of `contracts.AudioModelConfig` that is the same in all of these models."""
 
     __slots__ = ()
 
@@ -46,8 +45,8 @@ class Hears:
 
 
 class HearsBetween(Hears):
-    """The same of models with a token before audio and one behind it
-    (`contracts.AudioLayoutConfig`). The subclass has these fields."""
+    """The same for models with a token before audio and one behind it
+    (`contracts.AudioLayoutConfig`). Subclasses have the fields of these tokens."""
 
     __slots__ = ()
 
@@ -63,8 +62,8 @@ class HearsBetween(Hears):
 
 @frozen
 class MelFrames:
-    """Makes spectrograms by transformers' own class, and sends the frames that it does not mask:
-    those whose samples, or, of Gemma 3n, whose first samples are there."""
+    """Makes spectrograms by transformers' own class, without the frames that it masks. What is left
+    lies in the audio wholly, or, for Gemma 3n, begins in it."""
 
     made: Any
     longest: int = field(kw_only=True)

@@ -1,6 +1,7 @@
 """The GGUF dialect of LFM2-VL's image encoder. Imports no torch.
 
-Files say nothing of tiles, which are as in all published checkpoints: the defaults of `Tiling`.
+Files do not say how images are cut into tiles: as in all published checkpoints, by the defaults of
+`Tiling`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from inferno.configs.encoder_files import SIZES, looks, siglip, sizes, some
 from inferno.contracts import EncoderDialect
 
 _ALONE = 768
-"""The hidden size of LFM2-VL-450M's encoder. That model is the only one that sees tiles without the
-whole, and the only one so narrow whose projector has a norm: LFM2.5-VL-450M's has none."""
+"""The hidden size of LFM2-VL-450M's encoder. Only this model sees tiles without the whole image.
+LFM2.5-VL-450M has the same size, but no norm in its projector."""
 _RESAMPLE = {"lanczos": 1, "bilinear": 2, "bicubic": 3}
 """As Pillow numbers them."""
 
 
 def _lfm2_vl(text: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    # Either tensor of a pair says that there are both, so that a file without one is refused.
+    # One tensor of a pair is enough to expect both, so that a file without the other is refused.
     norm = fields["norm_weight"] or fields["norm_bias"]
     return {
         "model_type": "lfm2_vl",
@@ -46,14 +47,14 @@ LFM2_ENCODER = EncoderDialect(
     kind="lfm2",
     texts=("lfm2",),
     fields={**SIZES, "resize": "clip.vision.image_resize_algo"},
-    assumed={"scale": 2},  # patches of a token's side
+    assumed={"scale": 2},  # patches along a token's side
     present={
         "norm_weight": "mm.input_norm.weight",
         "norm_bias": "mm.input_norm.bias",
         "first_bias": "mm.1.bias",
         "second_bias": "mm.2.bias",
     },
-    # Sizes of images are not those that position embeddings are stored for.
+    # The files' image size does not tell how many position embeddings there are.
     shapes={"places": ("v.position_embd.weight", 0), "inner": ("mm.1.weight", 0)},
     tokens={"image_token_id": "<image>"},
     modules={

@@ -62,8 +62,8 @@ class Recipe:
 
     sources: Sequence[Sequence[str]]
     operations: Sequence[Sequence[Any]]
-    """Names, and numbers: of dimensions; of a part the first row, how many it has, and how many all
-    parts have."""
+    """Each has a name, a dimension, and numbers: another dimension to transpose with, or a part's
+    first row, its number of rows, and the number of rows of all parts."""
 
     def info(self, stored: Mapping[str, TensorInfo]) -> TensorInfo:
         """The result's header, from the sources' headers. Raises CheckpointError if the sources do
@@ -75,7 +75,8 @@ class Recipe:
         kinds = {(info.dtype, len(info.shape)) for row in infos for info in row}
         unfit = CheckpointError(
             f"{names[0]} and {names[-1]} do not fit together",
-            "Check the checkpoint: they belong to one tensor of the model.",
+            "Check the checkpoint: one tensor of the model is made of them, so types and sizes "
+            "must agree.",
         )
         if len(kinds) > 1 or any(len({info.shape for info in row}) > 1 for row in infos):
             raise unfit
@@ -106,7 +107,7 @@ class Recipe:
                     if shape[dim] != numbers[2]:
                         raise CheckpointError(
                             f"{self.sources[0][0]} has {shape[dim]} rows, and the model's parts "
-                            f"of it have {numbers[2]}",
+                            f"of it have {numbers[2]} together",
                             "Check the checkpoint and its config.json.",
                         )
                     shape[dim] = numbers[1]

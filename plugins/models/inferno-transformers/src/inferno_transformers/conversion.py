@@ -111,7 +111,7 @@ def _divided(
         raise _unsupported(f"{told} of one tensor to several")
     split = kind == "Split"  # chunks are all of one size
     if split and not all(name in shapes for name in names):
-        raise _unsupported("Split of one tensor, of which the model has not all parts")
+        raise _unsupported("Split of one tensor, some parts of which the model lacks")
     for place, name in enumerate(names):
         if kind.startswith("Ernie"):
             each = -(-len(sources[0]) // len(names))
