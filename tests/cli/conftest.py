@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from tests.cli.forked import Forks
 
 
 class Inferno(Protocol):
@@ -26,12 +28,35 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
+def _environment(site: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def inferno(site: Path, tmp_path: Path) -> Inferno:
+def inferno(forks: Forks, site: Path, tmp_path: Path) -> Inferno:
+    """In a fork of a process that has imported the command line."""
+
     def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "PYTHONPATH": path, **env}
+        return forks.run(args, {**_environment(site), **env}, tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def new_inferno(site: Path, tmp_path: Path) -> Inferno:
+    """In a process that has imported nothing before."""
+
+    def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "inferno", *args]
+        env = {**_environment(site), **env}
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
 
     return run

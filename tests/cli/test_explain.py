@@ -122,9 +122,9 @@ def test_the_whole_plan_is_json(inferno: Inferno, model: Path) -> None:
     )
 
 
-def test_explain_imports_no_torch(inferno: Inferno, model: Path, site: Path) -> None:
+def test_explain_imports_no_torch(new_inferno: Inferno, model: Path, site: Path) -> None:
     (site / "torch.py").write_text("raise SystemExit('torch was imported')")
-    done = inferno("explain", str(model), "--only", "toy-model")
+    done = new_inferno("explain", str(model), "--only", "toy-model")
     assert done.returncode == 0, done.stderr
 
 
