@@ -8,12 +8,16 @@ import os
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.forked import Forks
 
 gc.disable()  # until the tests are collected: little of what that makes is garbage
 
@@ -38,6 +42,16 @@ def _missing(needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 _NOT_IMPORTED, _SKIPPED = _missing(_NEEDS["imports"]), _missing(_NEEDS["tests"])
 collect_ignore = list(_NOT_IMPORTED)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Runs commands that need no torch, many in one process's forks."""
+    from tests.forked import Forks
+
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 def pytest_report_header() -> list[str]:

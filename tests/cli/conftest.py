@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.cli.forked import Forks
+from tests.forked import Forks
 
 
 class Inferno(Protocol):
@@ -31,13 +30,6 @@ def site(tmp_path: Path) -> Path:
 def _environment(site: Path) -> dict[str, str]:
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
+from tests.forked import Forks
 from tests.stores.test_stored_caches import answers
 
 from inferno.plan import Options, open_model
@@ -99,7 +102,20 @@ def test_what_is_no_layout_is_another(stored: str) -> None:
 # --- explain --------------------------------------------------------------------------------------
 
 
-def explain(*arguments: str) -> str:
+Explain = Callable[..., str]
+
+
+@pytest.fixture
+def explain(forks: Forks, tmp_path: Path) -> Explain:
+    def explain(*arguments: str) -> str:
+        done = forks.run(["explain", "demo", *arguments], os.environ, tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return explain
+
+
+def explain_without_torch(*arguments: str) -> str:
     code = "import atexit, sys; from inferno.cli import main; "
     code += "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
     done = run_python(code, "explain", "demo", *arguments)
@@ -116,7 +132,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_explain_shows_tiers_and_what_a_folder_has(folder: Path) -> None:
-    lines = explain("--kv-store", str(folder), "--cpu-mem-fold", "2").splitlines()
+    shown = explain_without_torch("--kv-store", str(folder), "--cpu-mem-fold", "2")
+    lines = shown.splitlines()
     tiers = lines.index("Tiers of the cache")
     assert [line.split()[0] for line in lines[tiers + 1 : tiers + 4]] == ["memory", "host", "disk"]
     assert all("2.0 KiB a token" in line for line in lines[tiers + 1 : tiers + 4])
@@ -127,7 +144,7 @@ def test_explain_shows_tiers_and_what_a_folder_has(folder: Path) -> None:
     assert total.split()[0] == "others" and total.split()[1] == other.split()[1]
 
 
-def test_explain_shows_a_link_beside_tiers(folder: Path) -> None:
+def test_explain_shows_a_link_beside_tiers(explain: Explain, folder: Path) -> None:
     pytest.importorskip("inferno_disaggregated")
     shown = explain("--kv-store", str(folder), "--decode-with", "shm://pair")
     lines = [line.split() for line in shown.splitlines() if line]
@@ -140,7 +157,7 @@ def test_explain_shows_a_link_beside_tiers(folder: Path) -> None:
     assert "disaggregated:" in alone and "block store" not in alone and "Tiers" not in alone
 
 
-def test_explain_as_json_has_the_same(folder: Path) -> None:
+def test_explain_as_json_has_the_same(explain: Explain, folder: Path) -> None:
     document = json.loads(explain("--kv-store", str(folder), "--json"))
     assert [tier["tier"] for tier in document["tiers"]] == ["memory", "disk"]
     assert {tier["bytes_per_token"] for tier in document["tiers"]} == {2048}
@@ -151,11 +168,11 @@ def test_explain_as_json_has_the_same(folder: Path) -> None:
     assert other["nbytes"] == sum(path.stat().st_size for path in files)
 
 
-def test_explain_without_a_store_shows_no_tiers() -> None:
+def test_explain_without_a_store_shows_no_tiers(explain: Explain) -> None:
     assert "tiers" not in json.loads(explain("--json"))
 
 
-def test_a_folder_without_the_engines_layout_says_so(folder: Path) -> None:
+def test_a_folder_without_the_engines_layout_says_so(explain: Explain, folder: Path) -> None:
     shown = explain("--kv-store", str(folder), "--block-size", "64")
     assert "it would begin with no stored blocks" in shown
     assert shown.count("another layout: block_size 16 instead of 64") == 2
