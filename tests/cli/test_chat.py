@@ -24,12 +24,14 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.server.conftest import Live, wait_until
+from tests.server.conftest import Live, handlers_are_read_once, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.cli import cli
 from inferno.cli.screen import complete, printable
 from inferno.request.sampling_params import SamplingParams
+
+__all__ = ["handlers_are_read_once"]
 
 # A terminal's own words: colours, cursor movements, titles.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -40,7 +42,7 @@ def live() -> Iterator[Callable[..., Live]]:
     with contextlib.ExitStack() as stack:
 
         def start(llm: FakeLLM | None = None, **options: Any) -> Live:
-            server = Live(llm or FakeLLM(), **options)
+            server = Live(llm or FakeLLM(), **{"only": ("inferno",), **options})
             stack.callback(server.stop)
             return server
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -8,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import uvicorn
 from litestar._signature import SignatureModel
+from litestar.handlers import HTTPRouteHandler
 from litestar.testing import TestClient
 from litestar.utils.signature import ParsedSignature
 from tests.server.server_fakes import FakeLLM
@@ -99,6 +102,18 @@ def live(distributions: Sequence[str]) -> Iterator[Callable[..., Live]]:
         yield start
 
 
+class Later:
+    """What is made of a handler's arguments, once a request is sent there. An app has a hundred
+    handlers, and most tests use one."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        made = self.__dict__["_made"] = self.__dict__.get("_made") or self._make()
+        return getattr(made, name)
+
+
 def _same(function: Any) -> tuple[Any, ...]:
     """What two functions have alike that do the same."""
     if isinstance(function, partial):
@@ -109,7 +124,7 @@ def _same(function: Any) -> tuple[Any, ...]:
 @pytest.fixture(scope="session", autouse=True)
 def handlers_are_read_once() -> Iterator[None]:
     """Every test makes an app, and each app reads the types of the same functions again. Likewise
-    every client the certificates of the machine."""
+    every client the certificates of the machine. Servers end at once."""
     read = ParsedSignature.from_fn.__func__  # type: ignore[attr-defined]
     known: dict[Any, ParsedSignature] = {}
     make = SignatureModel.create.__func__  # type: ignore[attr-defined]
@@ -135,7 +150,18 @@ def handlers_are_read_once() -> Iterator[None]:
             models[key] = signature, make(cls, **given)  # kept: no other gets its id
         return models[key][1]
 
+    create_kwargs_model = HTTPRouteHandler.create_kwargs_model
+
+    def later(self: HTTPRouteHandler, *args: Any, **kwargs: Any) -> Later:
+        return Later(lambda: create_kwargs_model(self, *args, **kwargs))
+
+    def sleep(seconds: float) -> Any:
+        return asyncio.sleep(seconds / 20)  # it looks every 0.1 s whether it is to end
+
     with pytest.MonkeyPatch.context() as patch:
+        hurried = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+        patch.setattr("uvicorn.server.asyncio", hurried)
+        patch.setattr(HTTPRouteHandler, "create_kwargs_model", later)
         patch.setattr(ParsedSignature, "from_fn", classmethod(from_fn))
         patch.setattr(SignatureModel, "create", classmethod(create))
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
