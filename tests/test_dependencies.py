@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.sources import imports_in
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferno"
@@ -74,13 +75,11 @@ def module_of(distribution: str) -> str:
 
 def imported(path: Path) -> Iterator[str]:
     """Top-level modules of other projects that a module imports, in functions and for types too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node, _ in imports_in(path):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
         else:
-            continue
+            names = [alias.name for alias in node.names]
         yield from {name.partition(".")[0] for name in names} - {"inferno"} - STANDARD
 
 

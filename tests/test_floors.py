@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tests.sources import imports_in
+
 import inferno
 from inferno_index import inferno_hints
 
@@ -77,24 +79,17 @@ WITH_ROOM = {"core/schedule/scheduler.py": 280, "core/runner/model_runner.py": 2
 def imports(path: Path) -> list[tuple[str, str]]:
     """(module, name) of every import that runs, in functions too: `if TYPE_CHECKING` does not
     count."""
-    return list(_imports(ast.parse(path.read_text())))
+    return list(_imports(path))
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    guarded = {
-        id(node)
-        for test in ast.walk(tree)
-        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
-        for statement in test.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in guarded:
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    for node, for_types in imports_in(path):
+        if for_types:
             continue
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, "imports are absolute"
             yield from ((node.module, alias.name) for alias in node.names)
-        elif isinstance(node, ast.Import):
+        else:
             yield from ((alias.name, "") for alias in node.names)
 
 
@@ -221,7 +216,7 @@ def import_graph(folder: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, paths in modules.items():
         imported = set()
-        for node in (node for path in paths for node in ast.walk(ast.parse(path.read_text()))):
+        for node, _ in (each for path in paths for each in imports_in(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     module = f"{node.module}.{alias.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,16 @@ def test_no_other_place_lists_sampling_parameters() -> None:
         f"{path.relative_to(SRC)}:{node.lineno}"
         for path in SRC.rglob("*.py")
         if path.parent not in OBEYS
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if len(names & _words(text := path.read_text(encoding="utf-8"))) > 2
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Call)
         and len(names & set(_named(node))) > 2
     }
     assert {place.rpartition(":")[0] for place in lists} == {"request/sampling_params.py"}
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.replace("--", " ").replace("-", "_")))
 
 
 def _named(node: Any) -> Iterator[str]:
