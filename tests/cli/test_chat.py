@@ -482,7 +482,7 @@ def test_a_paste_is_one_message_and_edited_as_one(
     assert prompts(server) == [first, f"{first} a:A u:Again: one\n  two {{!\n}}  漢語"]
 
 
-@pytest.mark.parametrize("key", ["\n", "\x1b\r", "\x1b\n"])
+@pytest.mark.parametrize("key", ["\n", "\x1b\r", pytest.param("\x1b\n", marks=pytest.mark.slow)])
 def test_a_key_starts_a_new_line(
     live: Callable[..., Live], terminal: Callable[..., Pty], key: str
 ) -> None:

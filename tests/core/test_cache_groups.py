@@ -55,7 +55,13 @@ def test_a_block_that_comes_back_is_not_copied_before_it_is_there() -> None:
     machine.drain()
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        n if n in ("alone", "beside all") else pytest.param(n, marks=pytest.mark.slow)
+        for n in MIXTURES
+    ],
+)
 def test_a_tier_of_copies_holds_no_other_content_whatever_happens(mixture: str) -> None:
     run_state_machine_as_test(
         lambda: CacheMachine(LRUPrefixCache, MIXTURES[mixture]()),  # type: ignore[arg-type]  # whatever makes one will do

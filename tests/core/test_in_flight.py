@@ -196,7 +196,9 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("speculative", [None, "ngram"])
-@pytest.mark.parametrize(("lag", "overlaps"), [(0, False), (2, False), (1, True)])
+@pytest.mark.parametrize(
+    ("lag", "overlaps"), [pytest.param(0, False, marks=pytest.mark.slow), (2, False), (1, True)]
+)
 def test_masks_hold_at_any_lag(
     checkpoint: Path, lag: int, overlaps: bool, speculative: str | None
 ) -> None:
@@ -302,8 +304,8 @@ def outputs_of(engine: Engine, count: int, length: int) -> list[list[EngineOutpu
     return [answers[str(i)] for i in range(count)]
 
 
-@pytest.mark.parametrize("lag", [0, 2])
-@pytest.mark.parametrize("length", [7, 8, 9, 30])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("length", [7, 8, 9, pytest.param(30, marks=pytest.mark.slow)])
 def test_outputs_of_one_prompt_copy_its_last_block(
     checkpoint: Path, plain: Engine, length: int, lag: int
 ) -> None:

@@ -302,7 +302,9 @@ def test_a_bad_proposer_costs_nothing_but_drafts(model: Path, answer: Any) -> No
         assert_same(outputs, expected[name])
 
 
-@pytest.mark.parametrize("disable", [(), ("inferno-cpu",)], ids=["native", "torch"])
+@pytest.mark.parametrize(
+    "disable", [(), pytest.param(("inferno-cpu",), marks=pytest.mark.slow)], ids=["native", "torch"]
+)
 def test_a_draft_model_may_have_fewer_tokens(
     model: Path, tmp_path: Path, disable: tuple[str, ...]
 ) -> None:

@@ -88,7 +88,10 @@ def test_logits_equal_the_naive_reference(toy: Toy, prompts: list[list[int]]) ->
     assert_right(toy, prompts, generate(toy, prompts, 24))
 
 
-@pytest.mark.parametrize("budget", [4, 7, 13, BUDGET])
+@pytest.mark.parametrize(
+    "budget",
+    [pytest.param(4, marks=pytest.mark.slow), 7, pytest.param(13, marks=pytest.mark.slow), BUDGET],
+)
 def test_chunks_of_a_prompt_change_nothing(toy: Toy, prompts: list[list[int]], budget: int) -> None:
     chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=budget), toy.model)
     assert_right(toy, prompts, generate(chunked, prompts, 8))
@@ -116,7 +119,7 @@ def test_with_one_snapshot_hits_are_few_and_right(toy: Toy, prompts: list[list[i
     assert engine.stats().prefix_hits == 128
 
 
-@pytest.mark.parametrize("policy", ["lru", "none"])
+@pytest.mark.parametrize("policy", ["lru", pytest.param("none", marks=pytest.mark.slow)])
 def test_preemption_changes_nothing(toy: Toy, prompts: list[list[int]], policy: str) -> None:
     plan = attrs.evolve(toy.plan, groups=with_num_blocks(toy.plan.groups, 23), cache_policy=policy)
     squeezed = generate(Toy(plan, toy.model), prompts, 40)

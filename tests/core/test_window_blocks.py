@@ -275,7 +275,10 @@ def test_tokens_and_logits_far_beyond_the_window_equal_transformers(
     assert_same(outcomes, generate(whole, prompts, 64))
 
 
-@pytest.mark.parametrize("budget", [7, 13, 48])
+@pytest.mark.parametrize(
+    "budget",
+    [7, pytest.param(13, marks=pytest.mark.slow), pytest.param(48, marks=pytest.mark.slow)],
+)
 def test_chunks_of_a_prompt_change_nothing(
     toy: Toy, whole: Toy, prompts: list[list[int]], budget: int
 ) -> None:

@@ -88,7 +88,9 @@ def test_ranks_keep_experts_on_the_host(toy: Path, catalog: Catalog) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, {}), (2, {"ep": True})])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [pytest.param(1, {}, marks=pytest.mark.slow), (2, {"ep": True})]
+)
 def test_the_host_holds_experts_of_a_stages_layers(
     ranks: int, more: dict[str, Any], toy: Path, catalog: Catalog
 ) -> None:

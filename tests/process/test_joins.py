@@ -429,7 +429,7 @@ def test_a_port_that_is_taken_is_named(first: First, port: int) -> None:
 # --- how machines end -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_traceback_of_another_machine_reaches_the_user(
     catalog: Catalog, first: First, port: int, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:

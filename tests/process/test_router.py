@@ -127,7 +127,9 @@ def simulate(
     return Run(hits / total, max(work) / (sum(work) / engines), sorted(waits), given)
 
 
-@pytest.mark.parametrize("engines", [2, 3, 4])
+@pytest.mark.parametrize(
+    "engines", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4]
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sessions_find_their_prefixes_and_no_engine_has_much_more_work(
     seed: int, engines: int

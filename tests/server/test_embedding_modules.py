@@ -159,7 +159,13 @@ def dense(folder: Path, seed: int, activation: str, **settings: Any) -> nn.Modul
 ACTIVATIONS = ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation",
+    [
+        n if n in ("Identity", "Tanh") else pytest.param(n, marks=pytest.mark.slow)
+        for n in ACTIVATIONS
+    ],
+)
 def test_dense_layers_follow_the_pooling(tmp_path: Path, activation: str) -> None:
     model, layers = write_dense(tmp_path, activation)
     for api, vectors in by_every_api(tmp_path).items():
@@ -206,7 +212,14 @@ def test_python_refuses_what_the_server_refuses(tmp_path: Path) -> None:
             assert len(embed(TEXTS, pooling="mean")) == len(TEXTS)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "mean_sqrt_len", "max", "first"])
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        "weighted_mean",
+        "max",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("mean", "mean_sqrt_len", "first")),
+    ],
+)
 def test_chunks_of_a_prompt_do_not_show_in_its_vector(tmp_path: Path, pooling: Any) -> None:
     write(tmp_path)
     runs = []

@@ -40,7 +40,7 @@ def leave(sock: socket.socket, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
-@pytest.mark.parametrize("delay", [0.0, 0.002])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.002, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("body", [{"stream": True}, {"stream": False}, {"stream": True, "n": 3}])
 def test_a_disconnect_ends_the_generation(
     live: Any, how: str, delay: float, body: dict[str, Any]

@@ -114,7 +114,14 @@ def converse(engine: Engine, prompt: Sequence[int], **given: Any) -> tuple[list[
     return answer
 
 
-@pytest.mark.parametrize("tier", ["host", "disk", "both"])
+@pytest.mark.parametrize(
+    "tier",
+    [
+        pytest.param("host", marks=pytest.mark.slow),
+        pytest.param("disk", marks=pytest.mark.slow),
+        "both",
+    ],
+)
 def test_a_second_turn_is_found_in_the_tiers_and_not_sent_out(
     tier: str, tmp_path: Path, url: str
 ) -> None:
@@ -186,7 +193,7 @@ def test_a_damaged_file_comes_over_the_link_again(tmp_path: Path, url: str) -> N
             path.write_bytes(bytes(255 - each for each in path.read_bytes()))
 
 
-@pytest.mark.parametrize("end", ["here", "there"])
+@pytest.mark.parametrize("end", [pytest.param("here", marks=pytest.mark.slow), "there"])
 def test_both_go_on_after_sleep(end: str, tmp_path: Path, url: str) -> None:
     right = ask(load("demo"), PROMPTS[0])[0]
     folders: dict[str, dict[str, Any]] = {"here": {}, "there": {}}

@@ -228,7 +228,7 @@ def nothing_is_left(prefiller: Prefiller, engine: Engine, links: list[KeptLink])
     assert not store.index._fetches and not store.index._holders
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_without_one_rank_s_link_prompts_are_computed_here(
     rank: int, url: str, links: list[KeptLink], right: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -250,7 +250,7 @@ def test_without_one_rank_s_link_prompts_are_computed_here(
         nothing_is_left(prefiller, engine, links)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_loses_its_link_in_a_transfer_leaves_a_shorter_prefix(
     rank: int, url: str, links: list[KeptLink], right: list[list[int]]
 ) -> None:
@@ -378,7 +378,10 @@ def test_a_prefilling_rank_that_fails_ends_its_group_and_no_answer(
         again.close()
 
 
-@pytest.mark.parametrize("name", ["float32", "windows between", "states"])
+@pytest.mark.parametrize(
+    "name",
+    ["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in ("windows between", "states"))],
+)
 def test_stages_of_the_same_number_are_linked_too(
     name: str, tmp_path: Path, url: str, links: list[KeptLink]
 ) -> None:

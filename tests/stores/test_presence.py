@@ -170,7 +170,10 @@ def run(machine: Callable[[], CacheMachine], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize(
+    "groups",
+    [n if n in ("all", "states") else pytest.param(n, marks=pytest.mark.slow) for n in GROUPS],
+)
 def test_a_subscriber_knows_what_memory_has(groups: str) -> None:
     run(lambda: Followed(LRUPrefixCache, GROUPS[groups]()), 40)
 

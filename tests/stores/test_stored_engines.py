@@ -77,7 +77,14 @@ def sees(engine: Engine) -> bool:
     return all(index.groups_of(key) for key in keys)
 
 
-@pytest.mark.parametrize("shared", [{}, {"tp": 2}, {"pp": 2}], ids=["alone", "tp", "pp"])
+SHARED = [
+    pytest.param({}, marks=pytest.mark.slow),
+    {"tp": 2},
+    pytest.param({"pp": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=["alone", "tp", "pp"])
 def test_an_engine_loads_what_another_one_has_written(
     shared: dict[str, int], tmp_path: Path
 ) -> None:
@@ -109,7 +116,7 @@ def test_blocks_are_found_after_a_restart_by_any(tmp_path: Path) -> None:
         again.close()
 
 
-@pytest.mark.parametrize("shared", [{}, {"tp": 2}, {"pp": 2}], ids=["alone", "tp", "pp"])
+@pytest.mark.parametrize("shared", SHARED, ids=["alone", "tp", "pp"])
 def test_an_engine_that_stops_after_a_token_leaves_all_full_blocks_to_the_others(
     shared: dict[str, int], tmp_path: Path
 ) -> None:

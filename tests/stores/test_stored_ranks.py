@@ -246,7 +246,7 @@ def test_an_idle_engine_that_waits_for_parts_notices_the_end_of_a_rank(tmp_path:
 
 
 @pytest.mark.parametrize("shape", [{"ranks": 2}, {"ranks": 1, "pp": 2}], ids=["tp", "pp"])
-@pytest.mark.parametrize("max_tokens", [1, 8])
+@pytest.mark.parametrize("max_tokens", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_ranks_that_stop_after_a_token_save_all_full_blocks(
     shape: dict[str, Any], max_tokens: int, tmp_path: Path
 ) -> None:

@@ -78,8 +78,15 @@ def test_more_stages_keep_their_parts_too(
         assert [tokens for tokens, _ in outcomes] == right and outcomes[0][1] == cached
 
 
-@pytest.mark.parametrize("harm", [damaged, shutil.rmtree], ids=["damaged", "removed"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "harm"),
+    [
+        pytest.param(0, damaged, id="0-damaged"),
+        pytest.param(1, shutil.rmtree, id="1-removed"),
+        pytest.param(0, shutil.rmtree, id="0-removed", marks=pytest.mark.slow),
+        pytest.param(1, damaged, id="1-damaged", marks=pytest.mark.slow),
+    ],
+)
 def test_what_one_stage_has_lost_is_computed_again_by_all(
     rank: int, harm: Callable[[Path], object], tmp_path: Path, right: list[list[int]]
 ) -> None:

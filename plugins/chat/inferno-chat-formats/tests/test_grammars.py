@@ -127,7 +127,9 @@ def test_calls_in_parallel_can_be_ruled_out(spec: Spec) -> None:
     assert not allows(grammar_of(spec, vocabulary, parallel=False), vocabulary, text)
 
 
-@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+@pytest.mark.parametrize(
+    "special", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["special", "text"]
+)
 @pytest.mark.parametrize("spec", WITH_CALLS, ids=lambda spec: spec.name)
 def test_a_call_that_may_be_made_is_held_to_strict_schemas(spec: Spec, special: bool) -> None:
     vocabulary = vocabulary_of(spec, special=special)

@@ -50,7 +50,10 @@ def test_head_dims(dim: int) -> None:
             check(*sequences.step(counts), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize(
+    "window",
+    [1, pytest.param(5, marks=pytest.mark.slow), 16, pytest.param(17, marks=pytest.mark.slow), 40],
+)
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_windows_and_caps(window: int, cap: float | None) -> None:
     for dtype in ("float32", "bfloat16"):

@@ -37,7 +37,7 @@ def states(coverage: ModuleType) -> dict[str, str]:
         "GPTJForCausalLM",
         "MiniMaxForCausalLM",
         "MPTForCausalLM",  # spelt otherwise than transformers' class
-        "MambaForCausalLM",
+        pytest.param("MambaForCausalLM", marks=pytest.mark.slow),
         "RWForCausalLM",  # an old class, declared by this plugin
         "XverseForCausalLM",
         "Zamba2ForCausalLM",

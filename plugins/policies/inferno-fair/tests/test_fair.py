@@ -60,7 +60,7 @@ def beside_a_greedy_one(
     return run, *modest(run)
 
 
-@pytest.mark.parametrize("rows", [ROWS, 64])
+@pytest.mark.parametrize("rows", [ROWS, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cost", COSTS.values(), ids=list(COSTS))
 def test_a_modest_key_hardly_notices_a_greedy_one(cost: Callable[[int], float], rows: int) -> None:
     alone = QueuedRun(FairQueue, cost=cost, max_num_seqs=rows, max_step_time=0.1)

@@ -287,7 +287,13 @@ def toy_checkpoints(
 
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
 @pytest.mark.parametrize(
-    ("kind", "nested"), [("nf4", False), ("nf4", True), ("fp4", False), ("int8", False)]
+    ("kind", "nested"),
+    [
+        pytest.param("nf4", False, marks=pytest.mark.slow),
+        ("nf4", True),
+        pytest.param("fp4", False, marks=pytest.mark.slow),
+        ("int8", False),
+    ],
 )
 def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     model_config: dict[str, Any], kind: str, nested: bool, tmp_path: Path

@@ -122,7 +122,11 @@ def dequantized(tensor: Tensor, kind: Type) -> tuple[Tensor, Tensor]:
 
 
 @CONFIGS
-@pytest.mark.parametrize("kind", [Type.F32, Type.BF16, Type.F16], ids=["f32", "bf16", "f16"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(Type.F32, marks=pytest.mark.slow), Type.BF16, Type.F16],
+    ids=["f32", "bf16", "f16"],
+)
 def test_plain_types_give_the_same_tokens(
     config: dict[str, Any], kind: Type, tmp_path: Path
 ) -> None:
@@ -134,7 +138,7 @@ def test_plain_types_give_the_same_tokens(
     assert_equal(ours, load(save(tmp_path / "original", config, tensors)), tolerance=0.0)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 @CONFIGS
 def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     config: dict[str, Any], tied: bool, tmp_path: Path
