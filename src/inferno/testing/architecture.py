@@ -159,6 +159,7 @@ class ArchitectureTests(
         assert beyond <= allowed, f"{beyond} of {total} choices are further below, {allowed} may be"
         assert clear >= total / 4, f"only {clear} of {total} choices are clear: too few to compare"
 
+    @alike
     def test_the_config_as_transformers_writes_it_means_the_same(
         self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
@@ -168,6 +169,7 @@ class ArchitectureTests(
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path, catalog), toy))
         assert_close(ours.logits_NV, theirs.logits_NV)
 
+    @alike
     def test_tables_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
@@ -327,6 +329,7 @@ class ArchitectureTests(
         assert [layer.layer_id for layer in layers] == list(range(len(layers)))
         assert [layer.spec for layer in layers] == list(config.cache_specs())
 
+    @alike
     def test_the_plan_names_what_multiplies_each_matrix(
         self, toy: Toy, checkpoint: Path, catalog: Catalog
     ) -> None:
