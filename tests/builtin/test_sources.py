@@ -257,7 +257,9 @@ def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(
 
 
 @pytest.mark.parametrize("silent", ["/", "/tree/"])
-@pytest.mark.parametrize("ref", ["toys/other", "toys/other/model.gguf"])
+@pytest.mark.parametrize(
+    "ref", [pytest.param("toys/other", marks=pytest.mark.slow), "toys/other/model.gguf"]
+)
 def test_a_hub_that_never_answers_cannot_be_reached(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, silent: str, ref: str
 ) -> None:

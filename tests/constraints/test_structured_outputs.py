@@ -206,7 +206,10 @@ def test_suggested_drafts_change_no_text(
     assert [texts(outputs) for outputs in plain] == [texts(outputs) for outputs in alone]
 
 
-@pytest.mark.parametrize("options", [{"speculative": "ngram"}, {"max_model_len": 160}])
+@pytest.mark.parametrize(
+    "options",
+    [{"speculative": "ngram"}, pytest.param({"max_model_len": 160}, marks=pytest.mark.slow)],
+)
 def test_speculation_and_preemption_change_no_text(
     alone: list[list[RequestOutput]], options: dict[str, Any]
 ) -> None:

@@ -96,7 +96,14 @@ def _order(results: Sequence[dict[str, Any]]) -> list[int]:
     return [result["index"] for result in results]
 
 
-@pytest.mark.parametrize(("to", "least"), [("f32", 0.999999), ("q8_0", 0.999), ("q4_k_m", 0.97)])
+@pytest.mark.parametrize(
+    ("to", "least"),
+    [
+        pytest.param("f32", 0.999999, marks=pytest.mark.slow),
+        ("q8_0", 0.999),
+        pytest.param("q4_k_m", 0.97, marks=pytest.mark.slow),
+    ],
+)
 def test_its_gguf_file_gives_the_same_embeddings(
     to: str, least: float, expected: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def test_a_client_that_leaves_within_its_body_costs_one_debug_line(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_a_client_that_has_closed_its_side_gets_its_answer(
     live: Start, version: str, stream: bool
 ) -> None:

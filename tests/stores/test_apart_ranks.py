@@ -336,7 +336,7 @@ def test_a_request_that_is_dropped_leaves_nothing_on_any_rank(
         assert ask(engine, PROMPTS[1])[1].num_remote == 80
 
 
-@pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("there", "here"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_is_refused_and_both_are_named(
     there: int, here: int, url: str, caplog: pytest.LogCaptureFixture, right: list[list[int]]
 ) -> None:

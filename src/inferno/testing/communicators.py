@@ -93,7 +93,7 @@ class CommunicatorTests:
                     peer.close()
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("ranks", [2, 3, 4])
+    @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
     def test_every_rank_has_the_bits_of_rank_order(self, ranks: int, dtype: torch.dtype) -> None:
         with self.meeting(ranks) as run:
             for size in SIZES:

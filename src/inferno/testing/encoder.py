@@ -23,6 +23,7 @@ from inferno.core.types import Step
 from inferno.errors import OptionError, RequestError
 from inferno.nn import Attention, TokenTypes
 from inferno.request.requests import Pooling, Request
+from inferno.testing.alike import alike
 from inferno.testing.encoder_gguf import EncoderGguf
 from inferno.testing.pooled import embedded
 from inferno.testing.reference import assert_torch_free, transformers_model
@@ -105,6 +106,7 @@ class EncoderTests(EncoderGguf):
             with torch.inference_mode():
                 assert_close(our_N, cast(Any, reference)(torch.tensor([prompt])).logits[0])
 
+    @alike
     def test_weights_like_trained_ones_are_as_exact_as_in_transformers(
         self,
         reference: nn.Module,
@@ -130,6 +132,7 @@ class EncoderTests(EncoderGguf):
                 problems.append(f"{dtype}: {far:.2g} from float64, transformers {usual:.2g}")
         assert not problems, problems
 
+    @alike
     def test_the_config_as_transformers_writes_it_means_the_same(
         self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:

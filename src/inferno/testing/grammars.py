@@ -24,6 +24,7 @@ from inferno.contracts import (
     Vocabulary,
 )
 from inferno.errors import GrammarError
+from inferno.testing.alike import alike
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
@@ -224,6 +225,7 @@ class GrammarProviderTests(Installed):
         matcher = compiler.compile(GrammarSpec(kind="regex", text="ab"))
         assert _END not in _allowed(_masks(compiler, matcher)[0])
 
+    @alike
     def test_declaring_it_imports_no_torch(self) -> None:
         code = (
             "import sys; from inferno.catalog import load_catalog; from inferno.contracts "

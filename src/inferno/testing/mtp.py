@@ -71,6 +71,7 @@ class MTPTests(MTPRankTests):
         return write(path, cls.config, cls.stored(tensors))
 
     @alike
+    @alike
     @pytest.mark.parametrize(
         ("always", "options"),
         [(True, {}), (False, {}), (True, {"num_speculative_tokens": 20})],
@@ -128,6 +129,7 @@ class MTPTests(MTPRankTests):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
 
+    @alike
     @alike
     @alike
     @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class WriterTests(Installed):
     def test_it_is_listed_with_what_it_writes(self, item: Writer) -> None:
         assert item.describe and (item.output is None or item.encoding is None)
 
+    @alike
     def test_declaring_it_imports_no_torch(self) -> None:
         code = (
             "import sys; from inferno.catalog import load_catalog\n"

@@ -9,6 +9,7 @@ import pytest
 
 from inferno_cpu import _native
 
+HERE = Path(__file__).parent
 DAILY = {_native.available()[0], "avx2"}
 """The best level of this machine, and the one that most x86-64 machines run."""
 WITHOUT_GRIDS = {"test_provider", "test_levels", "test_recording", "test_reserve", "test_packing"}
@@ -19,7 +20,7 @@ WITHOUT_GRIDS = {"test_provider", "test_levels", "test_recording", "test_reserve
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the grids of the other levels as slow: the kernels of all levels are one source."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.path.stem not in WITHOUT_GRIDS:
+        if item.path.parent == HERE and item.path.stem not in WITHOUT_GRIDS:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             if parameters.get("isa", "avx2") not in DAILY:
                 item.add_marker("slow")
