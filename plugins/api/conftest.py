@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
-from tests.server.conftest import client, handlers_are_read_once, live
+from litestar.testing import TestClient
+from tests.server.conftest import asked, client, handlers_are_read_once, live
 
-__all__ = ["client", "distributions", "handlers_are_read_once", "live"]
+__all__ = ["client", "distributions", "handlers_are_read_once", "live", "refusing"]
 
 
 @pytest.fixture
 def distributions() -> Sequence[str]:
     """All: what is sent to one API may be asked for by another."""
     return ()
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[TestClient[Any]]:
+    """One for many requests that change nothing, as they are refused."""
+    with asked() as client:
+        yield client

@@ -181,6 +181,21 @@ def client(distributions: Sequence[str]) -> Iterator[Callable[..., TestClient[An
         yield start
 
 
+@contextlib.contextmanager
+def asked(*distributions: str) -> Iterator[TestClient[Any]]:
+    """A client of a fake model's app with the endpoints of those, or of all."""
+    app = create_app(FakeLLM(), ServerOptions(only=distributions))  # type: ignore[arg-type]
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[TestClient[Any]]:
+    """One for many requests that change nothing, as they are refused."""
+    with asked("inferno") as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium."""

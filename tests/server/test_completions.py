@@ -127,9 +127,9 @@ def test_token_ids_and_prompt_logprobs_come_on_request(client: Any) -> None:
     ],
 )
 def test_what_cannot_be_done_is_a_400_that_names_the_field(
-    client: Any, body: Any, param: str
+    refusing: Any, body: Any, param: str
 ) -> None:
-    response = client().post(PATH, json=body)
+    response = refusing.post(PATH, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 

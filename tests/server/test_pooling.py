@@ -210,8 +210,10 @@ def test_truncation_keeps_the_beginning(client: Start) -> None:
         ({"input": "a", "cache_salt": "@"}, "cache_salt"),
     ],
 )
-def test_bad_requests_name_the_field(client: Start, body: dict[str, Any], param: str) -> None:
-    answer = client().post("/v1/embeddings", json=body)
+def test_bad_requests_name_the_field(
+    refusing: TestClient[Any], body: dict[str, Any], param: str
+) -> None:
+    answer = refusing.post("/v1/embeddings", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 

@@ -7,9 +7,10 @@ import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from litestar import Litestar
 from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
 
@@ -135,10 +136,11 @@ BAD = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "param"), BAD)
 def test_a_bad_one_is_a_400_with_its_path(
-    client: Client, fields: Any, param: str | None, stream: bool
+    refusing: TestClient[Any], fields: Any, param: str | None, stream: bool
 ) -> None:
-    llm = FakeLLM()
-    answer = chat(client(llm), stream=stream, **fields)
+    llm: Any = models_of(cast(Litestar, refusing.app)).named(None).llm
+    llm.seen.clear()
+    answer = chat(refusing, stream=stream, **fields)
     if param is None:
         assert answer.status_code == 200
         return

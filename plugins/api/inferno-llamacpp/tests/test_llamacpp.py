@@ -98,9 +98,9 @@ def test_probabilities(client: Start) -> None:
     ],
 )
 def test_bad_requests_name_the_field(
-    client: Start, path: str, body: dict[str, Any], param: str | None
+    refusing: TestClient[Any], path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    answer = client().post(path, json=body)
+    answer = refusing.post(path, json=body)
     assert answer.status_code == (404 if param is None else 400), answer.text
     assert answer.json()["error"]["param"] == param
 

@@ -236,9 +236,9 @@ def test_log_probabilities(client: Start) -> None:
     ],
 )  # fmt: skip
 def test_errors_have_ollamas_form(
-    client: Start, path: str, body: dict[str, Any], status: int, words: str
+    refusing: TestClient[Any], path: str, body: dict[str, Any], status: int, words: str
 ) -> None:
-    answer = client().post(path, json=body)
+    answer = refusing.post(path, json=body)
     assert answer.status_code == status, answer.text
     assert list(answer.json()) == ["error"] and words in answer.json()["error"]
 
