@@ -65,10 +65,9 @@ class Filled:
             select([descriptor], [], [], 0.05)
         raise AssertionError("a fetch never ends")
 
-    def settle(self, rounds: int = 10) -> None:
-        """Let files be written. Few rounds are enough between saves of which only the outcome
-        matters."""
-        for _ in range(rounds):
+    def settle(self) -> None:
+        """Let files be written."""
+        for _ in range(10):
             self.mover.poll()
             if (descriptor := self.mover.fileno()) is not None:
                 select([descriptor], [], [], 0.02)
@@ -148,8 +147,7 @@ class StoreTests(Installed):
         filled.fetch(KEYS[0])
         for key in KEYS[1:]:
             filled.save(key, 1, 2)
-            filled.settle(2)
-        filled.settle()
+            filled.settle()
         assert filled.index.near(KEYS[0]) == 0b11
         filled.index.release("owner")
         filled.mover.close()
@@ -255,8 +253,7 @@ class StoreTests(Installed):
         keys = [bytes([i]) * 16 for i in range(12)]
         for key in keys + keys[:6]:
             filled.save(key, 1, 2)
-            filled.settle(2)
-        filled.settle()
+            filled.settle()
         assert 0 < sum(path.stat().st_size for path in data_files(tmp_path)) <= 1000
         assert filled.index.usage.folder_bytes <= 1000
         present = [key for key in keys if filled.index.groups_of(key)]

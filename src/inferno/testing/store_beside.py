@@ -92,7 +92,7 @@ class StoreBesideTests(Installed):
         wrong = 0
         for i, key in enumerate(keys):
             other.save(key, i % 7, (i + 1) % 7)
-            other.settle(2)
+            other.settle()
             for j in range(max(0, i - 6), i + 1):
                 right = other.bytes_at(0, j % 7), other.bytes_at(1, (j + 1) % 7)
                 wrong += loaded(mine, keys[j]) not in (None, right)
