@@ -66,7 +66,7 @@ def test_pooling_is_the_checkpoints(settings: dict[str, Any], pooling: str) -> N
         (({**MEAN}, DENSE), "2_Dense has no model.safetensors"),
         (({**MEAN}, {**NORMALIZE, "config": {"module_input_name": "token_embeddings"}}), "token_"),
         (({"type": "sentence_transformers.models.WordEmbeddings"},), "WordEmbeddings"),
-        (({**POOLING, "config": {"pooling_mode": ["cls", "mean"]}},), "cls and mean"),
+        (({**POOLING, "config": {"pooling_mode": ["cls", "median"]}},), "cls and median"),
         (({**POOLING, "config": {}},), "not given"),
     ],
 )
