@@ -256,7 +256,7 @@ def test_nothing_is_forked_from_a_sequence_whose_blocks_are_not_loaded(
 def test_what_is_computed_faster_is_not_loaded(scheduler: Scheduler, storing: Storing) -> None:
     runner = known(scheduler, storing)
     storing.speeds = Speeds(StoreUsage(loaded_bytes=1, copy_seconds=1.0))
-    storing.computed(1000, 0.001)
+    storing.speeds.computed(1000, 0.001)
     scheduler.add(request("late", LONG))
     step = computed(scheduler, runner)
     assert not step.loads and step.num_tokens == len(LONG)
@@ -279,7 +279,7 @@ def preempted(
     scheduler.add(request("late", LONG))
     step = scheduler.plan()
     scheduler.commit(step, runner.run(step))
-    storing.computed(1000, 1.0)  # a millisecond a token
+    storing.speeds.computed(1000, 1.0)  # a millisecond a token
     before = set(index_of(storing).keys)
     scheduler._preemption.preempt(scheduler._by_id["late"])
     scheduler.check()

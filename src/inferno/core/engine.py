@@ -204,7 +204,8 @@ class Engine:
         self._scheduler.drop_in_flight(store)
 
     def _step(self) -> list[EngineOutput]:
-        self._store.serve(partial(self.submit, wait=False), self.abort)
+        if self._store.is_asked:
+            self._store.serve(partial(self.submit, wait=False), self.abort)
         outputs, self._late = [*self._late, *self._add_compiled()], []
         self._planned = step = self._plan()
         if not step.is_empty:
@@ -282,8 +283,7 @@ class Engine:
 
     def _commit(self) -> list[EngineOutput]:
         step, sampled, seconds = self._in_flight.result()
-        if step.slices:
-            self._store.computed(step.num_tokens, seconds)
+        self._store.computed(step, seconds)
         outputs = self._scheduler.commit(step, sampled, seconds)
         for output in outputs if sampled.failed else ():
             if output.finish is FinishReason.ERROR:

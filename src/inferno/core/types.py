@@ -4,7 +4,6 @@ the scheduler owns."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from time import monotonic
 from typing import NamedTuple
 
@@ -166,7 +165,7 @@ class Move(NamedTuple):
     target: int
 
 
-@frozen(eq=False, slots=False)  # a cached property of a class with slots costs 1 us to make
+@frozen(eq=False)
 class Step:
     """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new)
     host work)."""
@@ -188,12 +187,12 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return self.work[0].tokens
+        return sum([s.num_tokens + s.num_drafts for s in self.slices])
 
-    @cached_property
+    @property
     def work(self) -> tuple[Work, bool]:
         """What it computes, and whether every sequence has one token only, and perhaps drafts."""
-        num_tokens = sum([s.num_tokens + s.num_drafts for s in self.slices])
+        num_tokens = self.num_tokens
         if num_tokens == len(self.slices) or all(s.num_tokens == 1 for s in self.slices):
             return Work(num_tokens, sum([s.start for s in self.slices])), True
         pairs = sum([s.num_tokens * (s.start + s.num_tokens / 2) for s in self.slices])

@@ -362,7 +362,7 @@ class LLM:
         """Compute a step for all threads, unless those of others have completed all that is
         wanted. While it sleeps, other threads than the one that sent it to sleep wait."""
         while True:
-            if get_ident() != self._sleeper:
+            if not self._awake.is_set() and get_ident() != self._sleeper:
                 self._awake.wait()
             with self._turns:
                 if all(builder.done for builder in wanted):

@@ -55,9 +55,21 @@ class StepCost:
         """Learn that a step took so long."""
         if not 0 < seconds < math.inf:
             return
-        x, y, z = (part / scale / seconds for part, scale in zip((1, *work), _SCALES, strict=True))
-        here = x * x, x * y, x * z, y * y, y * z, z * z, x, y, z
-        self._sums = [_DECAY * old + new for old, new in zip(self._sums, here, strict=True)]
+        _, tokens, pairs = _SCALES
+        x, y, z = 1 / seconds, work.tokens / tokens / seconds, work.pairs / pairs / seconds
+        xx, xy, xz, yy, yz, zz, *means = self._sums
+        # Written out: each step does this, with its code out of the processor's caches.
+        self._sums = [
+            _DECAY * xx + x * x,
+            _DECAY * xy + x * y,
+            _DECAY * xz + x * z,
+            _DECAY * yy + y * y,
+            _DECAY * yz + y * z,
+            _DECAY * zz + z * z,
+            _DECAY * means[0] + x,
+            _DECAY * means[1] + y,
+            _DECAY * means[2] + z,
+        ]
         self._weight = _DECAY * self._weight + 1
         self._largest = max(_DECAY * self._largest, work.tokens)
         self._fitted = None

@@ -15,6 +15,7 @@ from inferno.stores.sessions import NO_SESSIONS, NoSessions
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroup, Match
     from inferno.core.types import Sequence as Sequence_
+    from inferno.core.types import Step
     from inferno.stores.presence import Presence
 
 log = logging.getLogger("inferno.engine")
@@ -63,7 +64,7 @@ class NoStore:
     def landed(self) -> Sequence[Sequence_]:
         return ()
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
+    def computed(self, step: Step, seconds: float) -> None:
         return None
 
     def save(self, sequence: Sequence_, count: int) -> None:

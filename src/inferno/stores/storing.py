@@ -17,6 +17,7 @@ from inferno.stores.speeds import Speeds
 if TYPE_CHECKING:
     from inferno.core.kvcache import CacheGroup, CacheGroups, Match
     from inferno.core.types import Sequence as Sequence_
+    from inferno.core.types import Step
     from inferno.stores.presence import Presence
 
 _NAP = 0.05
@@ -100,9 +101,10 @@ class Storing(NoStore):
         num_tokens = (whole.num_blocks - match.num_blocks) * self.groups.block_size
         return self.speeds.pays(num_tokens, *sizes)
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Note how long a step took, of so many tokens."""
-        self.speeds.computed(num_tokens, seconds)
+    def computed(self, step: Step, seconds: float) -> None:
+        """Note how long a step took."""
+        if step.slices:
+            self.speeds.computed(step.num_tokens, seconds)
 
     def _extended(self, sequence: Sequence_, match: Match, has: Callable[[bytes], int]) -> Match:
         count = self._resumable(sequence, match.known, has)

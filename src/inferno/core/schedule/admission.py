@@ -82,7 +82,7 @@ class Admission:
                 self.queue.push(sequence)
             self.without_slot.clear()
         self.rows.adapters.freed = False
-        while budget and self.rows.free:
+        while budget and self.rows.free and len(self.queue):
             fitting = self.steps.admitting(budget)
             if not fitting or (taken := self._next(fitting, streams=bool(slices))) is None:
                 break
