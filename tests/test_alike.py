@@ -39,6 +39,12 @@ class TestSecond(Kit):
 """
 
 
+@pytest.fixture(autouse=True)
+def all_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CI sets it for its own run."""
+    monkeypatch.delenv("INFERNO_TEST_THIRD", raising=False)
+
+
 @pytest.mark.slow
 def test_of_a_grid_the_first_case_of_every_third_file_is_not_slow(tmp_path: Path) -> None:
     tmp_path.joinpath("kit.py").write_text(TESTS)
