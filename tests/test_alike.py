@@ -47,11 +47,7 @@ def all_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_of_a_grid_the_first_case_of_every_third_file_is_not_slow(tmp_path: Path) -> None:
-    tmp_path.joinpath("kit.py").write_text(TESTS)
-    for i in range(4):
-        tmp_path.joinpath(f"test_{i}.py").write_text(CLASSES)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
-    command.append(str(tmp_path))
+    command = _command(tmp_path)
     assert sum(map(len, _listed(command).values())) == 4 * 2 * (2 + 1 + 1)
     listed = _listed([*command, "-m", "not slow"])
     others = ["TestFirst::test_other", "TestSecond::test_other"]
@@ -68,11 +64,7 @@ def test_of_a_grid_the_first_case_of_every_third_file_is_not_slow(tmp_path: Path
 def test_three_runs_of_a_third_take_every_case_and_each_takes_the_quick_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.joinpath("kit.py").write_text(TESTS)
-    for i in range(4):
-        tmp_path.joinpath(f"test_{i}.py").write_text(CLASSES)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
-    command.append(str(tmp_path))
+    command = _command(tmp_path)
     whole, quick = _cases(command), _cases([*command, "-m", "not slow"])
     thirds = list[set[str]]()
     for third in range(3):
@@ -128,6 +120,15 @@ def test_of_joined_tests_the_first_class_has_all_and_each_other_a_third(tmp_path
         "TestThird::test_b",
         "TestThird::test_other",
     ]
+
+
+def _command(folder: Path) -> list[str]:
+    """Write four files with the same tests. Returns what lists them."""
+    folder.joinpath("kit.py").write_text(TESTS)
+    for i in range(4):
+        folder.joinpath(f"test_{i}.py").write_text(CLASSES)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q"]
+    return [*command, str(folder)]
 
 
 def _cases(command: list[str]) -> set[str]:

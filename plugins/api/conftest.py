@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from litestar.testing import TestClient
-from tests.server.conftest import asked, client, handlers_are_read_once, live
+from tests.server.conftest import client, client_of, handlers_are_read_once, live
 
 __all__ = ["client", "distributions", "handlers_are_read_once", "live", "refusing"]
 
@@ -21,5 +21,5 @@ def distributions() -> Sequence[str]:
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[TestClient[Any]]:
     """One for many requests that change nothing, as they are refused."""
-    with asked() as client:
+    with client_of() as client:
         yield client

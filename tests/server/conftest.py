@@ -107,11 +107,10 @@ class Later:
     handlers, and most tests use one."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
+        self._make = cache(make)
 
     def __getattr__(self, name: str) -> Any:
-        made = self.__dict__["_made"] = self.__dict__.get("_made") or self._make()
-        return getattr(made, name)
+        return getattr(self._make(), name)
 
 
 def _same(function: Any) -> tuple[Any, ...]:
@@ -182,7 +181,7 @@ def client(distributions: Sequence[str]) -> Iterator[Callable[..., TestClient[An
 
 
 @contextlib.contextmanager
-def asked(*distributions: str) -> Iterator[TestClient[Any]]:
+def client_of(*distributions: str) -> Iterator[TestClient[Any]]:
     """A client of a fake model's app with the endpoints of those, or of all."""
     app = create_app(FakeLLM(), ServerOptions(only=distributions))  # type: ignore[arg-type]
     with TestClient(app, raise_server_exceptions=False) as client:
@@ -192,7 +191,7 @@ def asked(*distributions: str) -> Iterator[TestClient[Any]]:
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[TestClient[Any]]:
     """One for many requests that change nothing, as they are refused."""
-    with asked("inferno") as client:
+    with client_of("inferno") as client:
         yield client
 
 
