@@ -81,11 +81,11 @@ def explained(plan: Plan, assets: TextAssets | None = None, survey: Survey | Non
     store's folder has."""
     of_one = " of an engine" if plan.engines is not None else ""
     of_one = " of a rank" if plan.ranks is not None else of_one
-    said = [] if assets is None else [*embedding_rows(plan, assets)]
-    said += [] if assets is None or plan.whole_prompts else _sampling_rows(assets)
+    rows = [] if assets is None else [*embedding_rows(plan, assets)]
+    rows += [] if assets is None or plan.whole_prompts else _sampling_rows(assets)
     columns = width_of(sys.stdout)
     parts = [
-        _section(f"{plan.ref}", _table([*_decisions(plan), *said], columns)),
+        _section(f"{plan.ref}", _table([*_decisions(plan), *rows], columns)),
         _section(
             f"Memory{of_one}, of {host.format_bytes(plan.memory_limit)}",
             _table(_memory_rows(plan), columns),

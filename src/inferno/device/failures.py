@@ -34,10 +34,10 @@ REMEDY = (
 
 
 @frozen
-class device_errors:  # used as a function is
+class device_errors:  # named like `contextlib.suppress`
     """Context in which torch's errors about the device become an OutOfMemoryError or a DeviceError
-    with a remedy. `purpose` says what the memory is for: "load the weights". Every step enters it,
-    in which a generator's context would take 5 us."""
+    with a remedy. `purpose` says what the memory is for: "load the weights". A class, as every step
+    enters it: `contextmanager` makes a generator each time."""
 
     device: Device
     purpose: str = ""
@@ -51,9 +51,10 @@ class device_errors:  # used as a function is
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, RuntimeError | AssertionError | MemoryError | OSError):
-            if (failure := told(error, self.device, self.purpose)) is not None:
-                raise failure from error
+        if not isinstance(error, RuntimeError | AssertionError | MemoryError | OSError):
+            return
+        if (failure := told(error, self.device, self.purpose)) is not None:
+            raise failure from error
 
 
 def told(error: BaseException, device: Device, purpose: str = "") -> InfernoError | None:

@@ -166,8 +166,6 @@ class Prefilling(Linked):
 
     def serve(self, submit: Callable[[Request], object], abort: Callable[[str], object]) -> None:
         """Begin what the other ends have asked for since, and end what they no longer want."""
-        if not self.link.is_asked:
-            return
         prompts, unwanted = self.link.take_asked()
         for prompt in prompts:
             adapter, keys = self.adapters.get(prompt.adapter), list[bytes]()

@@ -62,8 +62,8 @@ class HearsBetween(Hears):
 
 @frozen
 class MelFrames:
-    """Makes spectrograms by transformers' own class, without the frames that it masks. What is left
-    lies in the audio wholly, or, for Gemma 3n, begins in it."""
+    """Makes spectrograms by transformers' own class, without the frames that it masks. The others
+    end before the audio does; in Gemma 3n they only begin before its end."""
 
     made: Any
     longest: int = field(kw_only=True)
