@@ -67,9 +67,12 @@ def whole(prompt: Sequence[int]) -> int:
     return (len(prompt) - 1) // 16 * 16
 
 
-def places(first: EngineOutput) -> tuple[int, int, int, int]:
-    """Cached tokens: all, and those from host memory, disk and another instance."""
-    return first.num_cached, first.num_host, first.num_disk, first.num_remote
+def places(first: EngineOutput) -> tuple[int, int, int]:
+    """Cached tokens: all, those that tiers had here, and those of another instance.
+
+    Of a disk tier alone some come from host memory: what has not been written when it is asked for.
+    """
+    return first.num_cached, first.num_host + first.num_disk, first.num_remote
 
 
 @alike
@@ -132,13 +135,14 @@ def test_a_second_turn_is_found_in_the_tiers_and_not_sent_out(
         wait_for(partial(joined, engine))
         first = PROMPTS[0]
         answer, output = converse(engine, first)
-        assert answer == ask(one, first)[0] and places(output) == (96, 0, 0, 96)
+        assert answer == ask(one, first)[0] and places(output) == (96, 0, 96)
         second = [*first, *answer, *TURN[:20]]
         cached = whole([*first, *answer])  # what was decoded here is kept too
         tokens, output = converse(engine, second)
         assert tokens == ask(one, second)[0]
         assert output.num_cached == cached == 112 and output.num_remote == 0
-        assert (output.num_host, output.num_disk) == ((0, 112) if tier == "disk" else (112, 0))
+        assert output.num_host + output.num_disk == 112
+        assert tier == "disk" or output.num_disk == 0, "memory is read before the disk"
         assert engine.stats().linked_prompts == 1
 
 
@@ -154,9 +158,9 @@ def test_what_a_long_turn_adds_comes_and_the_rest_is_kept(tmp_path: Path, url: s
         sent = prefiller.engine.stats().linked_bytes
         tokens, output = converse(engine, long[:150])
         assert tokens == ask(one, long[:150])[0]
-        assert places(output) == (144, 0, 48, 96)
+        assert places(output) == (144, 48, 96)
         assert prefiller.engine.stats().linked_bytes == 3 * sent, "what is kept came again"
-        assert places(converse(engine, long[:150])[1]) == (144, 0, 144, 0)
+        assert places(converse(engine, long[:150])[1]) == (144, 144, 0)
 
 
 def test_a_lost_link_leaves_what_is_kept(tmp_path: Path, url: str) -> None:
@@ -172,10 +176,10 @@ def test_a_lost_link_leaves_what_is_kept(tmp_path: Path, url: str) -> None:
         outputs = run(engine)
         right = ask(one, [*PROMPTS[0], *TURN])[0]
         assert [o.token_id for o in outputs] == right
-        assert places(outputs[0]) == (96, 0, 96, 0)
+        assert places(outputs[0]) == (96, 96, 0)
         assert engine.stats().fallbacks == {"lost": 1}
         forget(engine)
-        assert places(converse(engine, PROMPTS[0])[1]) == (96, 0, 96, 0), "not worth a link"
+        assert places(converse(engine, PROMPTS[0])[1]) == (96, 96, 0), "not worth a link"
         assert ask(engine, PROMPTS[1])[0] == ask(one, PROMPTS[1])[0]
 
 
@@ -203,7 +207,7 @@ def test_both_go_on_after_sleep(end: str, tmp_path: Path, url: str) -> None:
         decoding("demo", url, **folders["here"]) as engine,
     ):
         wait_for(partial(joined, engine))
-        assert places(ask(engine, PROMPTS[0])[1]) == (96, 0, 0, 96)
+        assert places(ask(engine, PROMPTS[0])[1]) == (96, 0, 96)
         sleeper = engine if end == "here" else prefiller.engine
         prefiller.pauses = True
         prefiller.paused.wait()
@@ -214,10 +218,10 @@ def test_both_go_on_after_sleep(end: str, tmp_path: Path, url: str) -> None:
         forget(engine)
         tokens, first = ask(engine, PROMPTS[0])
         assert tokens == right
-        assert places(first) == ((96, 0, 96, 0) if end == "here" else (96, 0, 0, 96))
+        assert places(first) == ((96, 96, 0) if end == "here" else (96, 0, 96))
         if end == "there":
             assert prefiller.engine.stats().store_loaded_bytes > 0
-        assert places(ask(engine, PROMPTS[1])[1]) == (80, 0, 0, 80)
+        assert places(ask(engine, PROMPTS[1])[1]) == (80, 0, 80)
 
 
 def test_many_conversations_at_once(tmp_path: Path, url: str) -> None:
@@ -261,8 +265,8 @@ def test_blocks_are_kept_over_tcp_too(tmp_path: Path) -> None:
         decoding("demo", url, pd_token_file=token, cpu_mem_fold=1.0) as engine,
     ):
         wait_for(partial(joined, engine))
-        assert places(converse(engine, PROMPTS[0])[1]) == (96, 0, 0, 96)
-        assert places(converse(engine, PROMPTS[0])[1]) == (96, 96, 0, 0)
+        assert places(converse(engine, PROMPTS[0])[1]) == (96, 0, 96)
+        assert places(converse(engine, PROMPTS[0])[1]) == (96, 96, 0)
 
 
 def test_salts_keep_their_blocks_apart(url: str) -> None:
@@ -297,4 +301,4 @@ def test_what_is_kept_stays_while_the_rest_comes(url: str) -> None:
         prefiller.pauses = False
         outputs = run(engine)
         assert [o.token_id for o in outputs] == ask(one, long)[0]
-        assert places(outputs[0]) == (144, 48, 0, 96)
+        assert places(outputs[0]) == (144, 48, 96)
