@@ -85,7 +85,8 @@ struct alignas(64) TileSums {
 
   void clear(int rows, int C) {
     for (int r = 0; r < rows; r++) {
-      memset(out + r * kStride, 0, size_t(C) * 4), memset(weights + 16 * r, 0, 64);
+      for (int c = 0; c < C; c += 16) store(out + r * kStride + c, splat(0.0f));
+      store(weights + 16 * r, splat(0.0f));
       best[r] = kNothing;
     }
   }

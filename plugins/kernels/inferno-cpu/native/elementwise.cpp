@@ -8,9 +8,7 @@
 
 namespace {
 
-// Minimum elements per thread: handing over fewer costs more than it saves.
-constexpr int64_t kGrain = 16384;
-INL int64_t min_rows(int64_t size) { return (kGrain + size - 1) / size; }
+INL int64_t min_rows(int64_t size) { return (light_grain() + size - 1) / size; }
 
 template <class T>
 INL T rounded(float x) {
@@ -301,7 +299,7 @@ void sum_parts(int dtype, const void* const* parts, int count, void* y, int64_t 
   with_type(dtype, [&](auto element) {
     using T = decltype(element);
     auto part = [&](int i) { return (const T*)parts[i]; };
-    parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(n, light_grain(), [&](int64_t begin, int64_t end) {
       int64_t i = begin;
       for (; i + 16 <= end; i += 16) {
         F32 total = load(part(0) + i);

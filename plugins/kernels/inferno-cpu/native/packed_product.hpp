@@ -116,8 +116,11 @@ INL void quantize_span(const Kernel& k, const X* x, int64_t span, uint8_t* tile,
     I32 qa = round_i32(load(x) * splat(step.inverse)),
         qb = round_i32(load(x + 16) * splat(step.inverse));
     if (bits >= Step::kInfinity) qa = qb = splat(int32_t(0));
-    int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
-    if (k.halves == 1) sums[0] += sums[1];
+    int32_t sums[2] = {0, 0};
+    if (k.halves == 1)
+      sums[0] = sum_i32(add(qa, qb));
+    else
+      sums[0] = sum_i32(qa), sums[1] = sum_i32(qb);
     uint8_t q[kColumns];
     store_int8(q, qa);
     store_int8(q + 16, qb);
@@ -315,7 +318,7 @@ void product(const Kernel& k, int dtype, const void* x, int64_t K, const Problem
   const Problem& last = problems[num_problems - 1];
   int64_t M = last.token + last.M, tiles = last.tile + last.tiles;
   uint8_t* xs = x_scratch.of(size_t(M * x_bytes));
-  parallel_for(tiles, 1 + 32768 * tiles / (M * K), [&](int64_t begin, int64_t end) {
+  parallel_for(tiles, 1 + light_grain() * tiles / (M * K), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const Problem& problem = problem_at(problems, num_problems, &Problem::tile, i);
       int64_t t = problem.token + problem.begin(i - problem.tile);

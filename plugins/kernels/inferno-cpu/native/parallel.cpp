@@ -93,6 +93,8 @@ thread_local ThreadTeam* team = nullptr;  // set on the master, inside parallel_
 
 }  // namespace
 
+int64_t light_grain() { return team ? kInRegion : kAlone; }
+
 void parallel_tasks(int64_t count, void (*task)(const void*, int64_t), const void* context) {
   if (team) return team->run(uint32_t(count), task, context);
 #ifdef _OPENMP

@@ -23,6 +23,11 @@ void parallel_tasks(int64_t count, void (*task)(const void* context, int64_t i),
 // each (see ThreadTeam in parallel.cpp).
 void parallel_region(void (*work)(void* context), void* context);
 
+// The fewest elements that a thread is worth waking for, of a loop that does little with each:
+// inside parallel_region the other threads already look for work.
+constexpr int64_t kAlone = 16384, kInRegion = 4096;
+int64_t light_grain();
+
 // Call body(begin, end) over [0, n): at most one range per thread, each of at least `grain` but the
 // last.
 template <class Body>
