@@ -61,6 +61,8 @@ class Engine:
         home: Home | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        from inferno.device.failures import device_errors
+
         self.plan, self._home, self.clock = plan, home, clock
         self.asleep = False
         """Whether its memory was given back. Requests that it has go on after `wake_up`."""
@@ -74,6 +76,7 @@ class Engine:
         """Outputs that the next step returns."""
         self._planned: Step | None = None
         """The step being computed."""
+        self._errors = device_errors(plan.device, "compute a step")
 
     @classmethod
     def load(
@@ -174,11 +177,9 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """Launch the next step, and return the outputs of the one `lag` steps before it. Raises
         OutOfMemoryError and DeviceError, and AsleepError while it is asleep."""
-        from inferno.device.failures import device_errors
-
         self.check_awake()
         try:
-            with device_errors(self.plan.device, "compute a step"):
+            with self._errors:
                 outputs = self._store.answered(self._step())
                 self._versions.note(outputs, self.weight_version)
             self._presence.publish()
@@ -206,7 +207,8 @@ class Engine:
     def _step(self) -> list[EngineOutput]:
         if self._store.is_asked:
             self._store.serve(partial(self.submit, wait=False), self.abort)
-        outputs, self._late = [*self._late, *self._add_compiled()], []
+        late, self._late = self._late, []
+        outputs = [*late, *self._add_compiled()] if late or self._compiling else []
         self._planned = step = self._plan()
         if not step.is_empty:
             if self._constraints.held:
@@ -253,8 +255,6 @@ class Engine:
 
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
         """Queue what is compiled. Returns others' errors, and the ends of those without tokens."""
-        if not self._compiling:
-            return []
         outputs = list[EngineOutput]()
         idle = wait or not self._scheduler.busy
         for request_id, error in self._constraints.ready(idle=idle).items():

@@ -158,22 +158,18 @@ class OutputBuilder:
     def push(self, token: EngineOutput) -> None:
         """Add the request's next token. Tokens past the end are dropped: the engine may run
         ahead."""
-        self.ended = self.ended or token.finish is not None
+        if token.finish is not None:
+            self.ended = True
         if self.done:
             return
         if token.finish is FinishReason.ERROR:
             self.error = token.failure()
             return
-        self._num_cached = self._num_cached or token.num_cached
-        self._num_host = self._num_host or token.num_host
-        self._num_disk = self._num_disk or token.num_disk
-        self._num_remote = self._num_remote or token.num_remote
-        self._queue_seconds = self._queue_seconds or token.queue_seconds
-        self.embedding = token.embedding
-        self._num_drafts += token.num_drafts
-        self._num_accepted += token.num_accepted
-        self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
-        self.first_token_at = self.first_token_at or time.time()
+        if not self.first_token_at:
+            self._begin(token)
+        if token.num_drafts:
+            self._num_drafts += token.num_drafts
+            self._num_accepted += token.num_accepted
         if token.weight_version:
             self.versions.append((self._count, token.weight_version))
         if token.token_id is not None:
@@ -184,6 +180,14 @@ class OutputBuilder:
         self._add_text(token)
         if self._finish is not None:
             self.finished_at = time.time()
+
+    def _begin(self, token: EngineOutput) -> None:
+        """Note what only a request's first output has."""
+        self.first_token_at = time.time()
+        self._num_cached, self._num_host = token.num_cached, token.num_host
+        self._num_disk, self._num_remote = token.num_disk, token.num_remote
+        self._queue_seconds, self.embedding = token.queue_seconds, token.embedding
+        self._prompt_logprobs = token.prompt_logprobs
 
     def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish

@@ -149,9 +149,16 @@ class Sampler:
         Masks are applied after the bias: those of the token after `at` drafts. Counts the tokens
         as generated. Does not change the logits.
         """
-        places = [(row, at) for row in rows]
         states = [self._rows[row] for row in rows]
-        own_SV = logits_SV
+        if not masks:  # nearly always, and then without detours
+            for state in states:
+                if not state.is_argmax:
+                    break
+            else:
+                token_ids = self._argmax(logits_SV).tolist()
+                if UNDECIDED not in token_ids:
+                    return Drawn(token_ids, {})
+        places, own_SV = [(row, at) for row in rows], logits_SV
         if not self._ruled.isdisjoint(rows):
             logits_SV = processed(logits_SV, [s.rules for s in states])
         if not [s for s in states if not s.is_argmax]:
@@ -200,6 +207,8 @@ class Sampler:
 
     def failures(self, rows: Sequence[int]) -> dict[str, InfernoError]:
         """Return the errors of these rows' logits processors, by request id."""
+        if self._ruled.isdisjoint(rows):
+            return {}
         states = [self._rows[row] for row in self._ruled.intersection(rows)]
         errors = {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
         return {id: InfernoError(error, "See the engine's log.") for id, error in errors.items()}

@@ -52,7 +52,8 @@ class LaunchedStep:
         failed: Mapping[str, InfernoError] = _NONE,
     ) -> Sampled:
         """Return its results with these tokens."""
-        results, moved = self.results, tuple(dict.fromkeys(move.key for move in self.step.moves))
+        results, moves = self.results, self.step.moves
+        moved = tuple(dict.fromkeys([move.key for move in moves])) if moves else ()
         if broken := results.broken:
             failed = {
                 **failed,
@@ -110,13 +111,13 @@ class Draws:
                 for row, drafts, ids in zip(rows, arrays.drafts, ids_by_slice, strict=True)
                 if len(drafts)
             }
-        launched.results.broken |= self._broken(arrays, verified)
+        if sampler.broken:
+            launched.results.broken |= self._broken(arrays, verified)
         return launched.sampled_of(token_ids, verified, logprobs, sampler.failures(rows))
 
     def _broken(self, arrays: StepArrays, verified: Mapping[int, Verified]) -> dict[str, int]:
         """Return the requests whose logits were not finite, each with the position of the token."""
-        if not (broken := self.sampler.broken):
-            return {}
+        broken = self.sampler.broken
         each = zip(arrays.sampling_rows, arrays.next_positions.tolist(), strict=True)
         return {
             self.sampler.request_id(row): at + verified.get(row, (0, 0))[1]

@@ -130,7 +130,7 @@ class Rows:
 
     def take_news(self) -> tuple[list[BlockUpdate], list[Move], list[Copy]]:
         """Return what the next step tells the runner, and forget it."""
-        taken = [copy for copies in self.accepted.values() for copy in copies]
+        taken = sum(self.accepted.values(), []) if self.accepted else []
         news = self.updates, self.moves, taken + self.copies
         self.updates, self.moves, self.copies, self.accepted = [], [], [], {}
         return news

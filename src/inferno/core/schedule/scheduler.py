@@ -132,7 +132,7 @@ class Scheduler:
         running = self._running
         step = Step(
             tuple(slices),
-            tuple([NewSequence.of(s) for s in admitted]),
+            tuple([NewSequence.of(s) for s in admitted]) if admitted else (),
             tuple(updates),
             tuple(moves),
             tuple(copies),
