@@ -36,7 +36,7 @@ for cell in map(str.strip, sys.stdin):
     if cell == "prefill":
         speed = 512 / timed(1, 512, 1)
     else:
-        sequences, tokens = {"decode": (1, 64), "batch-16": (16, 32)}[cell]
+        sequences, tokens = {"decode": (1, 128), "batch-16": (16, 128)}[cell]
         speed = sequences * tokens / (timed(sequences, 32, tokens + 1) - timed(sequences, 32, 1))
     print(speed, flush=True)
 """
