@@ -1,11 +1,13 @@
 """What several engines give: tokens per second of `--dp` engines with a thread each, beside one
-engine of as many threads in all, and beside one engine of one thread.
+engine of as many threads in all, and beside one engine of one thread. With --ep, engines that have
+a mixture's experts among them, too.
 
-    python benchmarks/data_parallel.py [MODEL] [--engines 2] [--rounds 5] [--requests 64]
+    python benchmarks/data_parallel.py [MODEL] [--engines 2 [--ep]] [--rounds 5] [--requests 64]
         [--seqs 16] [--prompt 64] [--tokens 128] [--dtype bfloat16]
 
-Each engine runs up to `--seqs` of the requests at once. With fewer requests than all have room for,
-several engines read the weights for fewer of them at a time.
+MODEL may be one of `benchmarks/models.py`. Each engine runs up to `--seqs` of the requests at once.
+With fewer requests than all have room for, several engines read the weights for fewer of them at a
+time.
 
 All are loaded before the first round, and rounds take turns. Ratios are of figures of one round.
 Several engines need as many cores at once, and another one for this process, which hands out their
@@ -22,16 +24,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from models import SHAPES, make
+
 from inferno import LLM, SamplingParams
 from inferno.host import cpu_name
 from inferno.llm.engine import in_own_processes
 from inferno.plan import Options, open_model
 
 
-def load(ref: str, dtype: str, engines: int, threads: int, each: int) -> LLM:
+def load(given: Any, engines: int, threads: int, ep: bool = False) -> LLM:
     """Start engines in processes of their own: so is one, to be compared with."""
-    given = Options(device="cpu", dtype=dtype, dp=engines, threads=threads, max_num_seqs=each)
-    with open_model(ref, given) as opened:
+    options = Options(
+        device="cpu",
+        dtype=given.dtype,
+        max_num_seqs=given.seqs,
+        max_model_len=given.prompt + given.tokens,
+        dp=engines,
+        threads=threads,
+        ep=ep,
+    )
+    with open_model(given.model, options) as opened:
         return LLM.of(*in_own_processes(opened, None))
 
 
@@ -74,14 +86,19 @@ def main() -> None:
     for name, default in (("seqs", 16), ("prompt", 64), ("tokens", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--ep", action="store_true")
     given: Any = parser.parse_args()
+    if given.model in SHAPES:
+        given.model = str(make(given.model, Path(".work")))
     count, size = given.engines, (given.requests, given.prompt, given.tokens)
-    kinds = {
+    kinds: dict[str, tuple[Any, ...]] = {
         "one engine, one thread": (1, 1),
         f"one engine, {count} threads": (1, count),
         f"{count} engines, one thread each": (count, 1),
     }
-    llms = [load(given.model, given.dtype, *kind, given.seqs) for kind in kinds.values()]
+    if given.ep:
+        kinds[f"{count} engines with experts among them"] = (count, 1, True)
+    llms = [load(given, *kind) for kind in kinds.values()]
     rounds = [[run(llm, turn, *size) for llm in llms] for turn in range(given.rounds + 1)]
     del rounds[0]  # it captures steps
     where = f"{cpu_name()}, load {os.getloadavg()[0]:.1f}"
@@ -92,11 +109,12 @@ def main() -> None:
             f"{name}: {1e6 / mid.time:.0f} tokens/s; a token takes {mid.engines:.0f} us of "
             f"engines, {mid.here:.0f} of this process"
         )
-    for i, name in enumerate(list(kinds)[:-1]):
-        ratios = sorted(each[i].time / each[-1].time for each in rounds)
-        print(f"{count} engines: {median(ratios):.2f} x {name} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
-    free = median(count * each[0].engines / each[-1].engines for each in rounds)
-    print(f"{count} engines on free cores, by processor time: {free:.2f} x one engine, one thread")
+    for last, what in [*enumerate(kinds)][2:]:
+        for i, name in [*enumerate(kinds)][:last]:
+            ratios = sorted(each[i].time / each[last].time for each in rounds)
+            print(f"{what}: {median(ratios):.2f} x {name} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
+        free = median(count * each[0].engines / each[last].engines for each in rounds)
+        print(f"{what} on free cores, by processor time: {free:.2f} x one engine, one thread")
     for llm in llms:
         llm.close()
 
