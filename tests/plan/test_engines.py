@@ -56,6 +56,14 @@ def test_an_engine_s_own_plan_knows_of_no_others() -> None:
     assert plan_of_engine(each[0], 0) == each[0]
 
 
+def test_the_draft_model_of_an_engine_is_its_own_too() -> None:
+    draft = plan_of(dp=2, speculative="demo").speculation
+    assert draft is not None and draft.draft is not None and draft.draft.engines is not None
+    for i in range(2):
+        own = plan_of_engine(plan_of(dp=2, speculative="demo"), i).speculation
+        assert own is not None and own.draft is not None and own.draft.engines is None
+
+
 def test_the_ranks_of_each_engine_are_bound_to_its_own_cores() -> None:
     plan = plan_of(dp=2, tp=2, numa="0,1")
     assert plan.engines is not None and plan.ranks is not None

@@ -59,6 +59,9 @@ def plan_of_engine(plan: Plan, index: int) -> Plan:
         plan = evolve(plan, store=evolve(plan.store, engine=index))
     if plan.events is not None:
         plan = evolve(plan, events=evolve(plan.events, engine=index))
+    if (drafts := plan.speculation) is not None and drafts.draft is not None:
+        own = plan_of_engine(drafts.draft, index)
+        plan = evolve(plan, speculation=evolve(drafts, draft=own))
     if plan.ranks is not None:
         return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=by_rank))
     return evolve(plan, engines=None, cores=by_rank[0] if by_rank else ())
