@@ -115,7 +115,7 @@ def test_what_has_too_few_experts_is_refused_with_a_remedy() -> None:
 
 
 def test_options_that_do_not_deal_out_experts_are_refused_by_name() -> None:
-    with pytest.raises(OptionError, match="ep is set without tp"):
+    with pytest.raises(OptionError, match="ep is set without tp or dp"):
         Options(ep=True)
     assert Options(tp=2, pp=2, ep=True).shared_by == "--tp 2 --pp 2 --ep"
     config = type("Config", (), {"divides": {"a": "outputs"}})()

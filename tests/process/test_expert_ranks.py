@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from shutil import copy
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from safetensors.torch import load_file
+from tests.process.toy_mixture import write_mixture
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.cli.render import explained
 from inferno.contracts import WriteOptions
 from inferno.errors import UnsupportedError
 from inferno.plan import Gpu, Machine, Options, open_model, plan_from_json, plan_to_json, resolve
-from inferno.testing import TOY_MOE_SIZES, random_tensors
 from inferno.testing.adapters import MOST, MemoryAdapter, serving, stored_matrices
 from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
@@ -27,7 +25,6 @@ from inferno_convert.convert import convert
 pytest.importorskip("transformers")
 
 PROMPTS = [[107, 32, 79], list(range(30, 70)), [5]]
-CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **TOY_MOE_SIZES}
 SCHEMES: dict[str, dict[str, Any]] = {
     "gptq-int4": {"group": 32},
     "awq-int4": {"group": 32},
@@ -44,13 +41,8 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six experts, and the tokenizer of `demo`."""
-    path, demo = tmp_path_factory.mktemp("toy"), resolve("demo", Options(device="cpu"))
-    config = {**CONFIG, "vocab_size": demo.vocab_size}
-    random_tensors(config, path)
-    (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copy(Path(demo.path) / name, path)
+    path = tmp_path_factory.mktemp("toy")
+    write_mixture(path)
     return path
 
 
@@ -178,6 +170,7 @@ def test_packed_weights_of_dealt_experts_are_their_own(
     monkeypatch.setattr("inferno.plan.stages.KEPT_FROM", 0)
     keys = list[str]()
     cases: list[dict[str, Any]] = [{"tp": 2}, {"tp": 2, "ep": True}, {}, {"experts_on_host": 2}]
+    cases.append({"dp": 2, "ep": True})
     for each in cases:
         options = Options(
             device="cpu", max_model_len=64, packed_cache=str(tmp_path), threads=1, **each

@@ -167,7 +167,7 @@ def test_a_client_tells_the_requests_that_are_given_up_and_the_engine_drops_them
         silent.send = lambda kind, body: sent.append(kind)  # type: ignore[method-assign]
         client._engine = cast(Any, silent)
         stream = client.submit(Request(id="a", token_ids=(1,)))
-        client._give_up()
+        client.give_up()
         with pytest.raises(EngineDeadError, match="does not respond"):
             stream.take()
         assert sent == [protocol.ADD, protocol.ABORT]

@@ -46,7 +46,7 @@ RANK_OPTIONS = [
         is_flag=True,
         default=None,
         help="Expert parallelism: of a mixture's experts each of the --tp processes has some, "
-        "whole, instead of a part of each.",
+        "whole, instead of a part of each; without --tp each of the --dp engines, instead of all.",
     ),
     _engine(
         "--experts-on-host",

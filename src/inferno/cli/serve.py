@@ -211,7 +211,7 @@ def _one(
     else:
         opened = open_model(chosen(ref), plan_options(engine))
     how_to_join(opened.plan)
-    if process is not None:
+    if process is not None and opened.plan.dealt is None:  # else it is told where engines meet
         process.begin(plan_of_engine(opened.plan, 0))
     llm = AsyncLLM.of_opened(
         opened,

@@ -10,18 +10,19 @@ from inferno import host
 
 if TYPE_CHECKING:
     from inferno.plan import Plan
+    from inferno.plan.dealt_use import DealtUse
     from inferno.plan.engine_use import EnginesUse
     from inferno.plan.fetch_use import FetchUse
-    from inferno.plan.rank_use import JoinUse, RankUse
+    from inferno.plan.rank_use import ExpertUse, JoinUse, RankUse
 
 
 def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     """Return what each rank has, what every one has whole and why, and what they exchange. `origin`
     is the distribution that starts them."""
-    from inferno.contracts import COLLECTIVES  # no command's --help imports the contracts
-
     if plan.engines is not None:
         yield from _engine_rows(plan, plan.engines)
+    if plan.dealt is not None:
+        yield from _dealt_rows(plan, plan.dealt)
     if (ranks := plan.ranks) is None:
         return
     weights = plan.memory[0].nbytes / max(1, ranks.weight_bytes)
@@ -41,11 +42,7 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     for whole in ranks.whole:
         size = host.format_bytes(whole.nbytes)
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
-    for dealt in ranks.experts:
-        fewest, most = min(dealt.counts), max(dealt.counts)
-        each = f"{most}" if fewest == most else f"{fewest} or {most}"
-        has = f"{each} of {sum(dealt.counts)}, {host.format_bytes(dealt.nbytes)}"
-        yield "experts", f"{dealt.modules}: each rank has {has}, whole", ""
+    yield from _expert_rows(ranks.experts, "rank")
     for copied in ranks.copied:
         yield "copied", copied, ""
     if ranks.shard.ranks == 1:
@@ -54,12 +51,35 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     gathers = f" and {ranks.num_gathers} results gathered" if ranks.num_gathers else ""
     exchanged = f"{ranks.num_sums} sums{gathers} in a step, {wire} received per token by each"
     exchanged += ", in all stages" if ranks.pipeline else ""
+    yield _exchange_row(plan, exchanged, " over TCP" if ranks.join is not None else "")
+
+
+def _dealt_rows(plan: Plan, use: DealtUse) -> Iterable[tuple[str, str, str]]:
+    """Say what each of several engines has, and what they exchange."""
+    share = max(use.weights) / max(1, use.weight_bytes)
+    yield "each has", f"{share:.0%} of the weights: all but the experts of others", ""
+    yield from _expert_rows(use.experts, "engine")
+    wire = host.format_bytes(use.wire_bytes)
+    exchanged = f"tokens in {use.mixtures} mixtures of a step, {wire} received per token by each"
+    yield _exchange_row(plan, exchanged)
+
+
+def _expert_rows(uses: Iterable[ExpertUse], whose: str) -> Iterable[tuple[str, str, str]]:
+    for dealt in uses:
+        fewest, most = min(dealt.counts), max(dealt.counts)
+        each = f"{most}" if fewest == most else f"{fewest} or {most}"
+        has = f"{each} of {sum(dealt.counts)}, {host.format_bytes(dealt.nbytes)}"
+        yield "experts", f"{dealt.modules}: each {whose} has {has}, whole", ""
+
+
+def _exchange_row(plan: Plan, what: str, over: str = "") -> tuple[str, str, str]:
+    """Say what processes exchange, and through what."""
+    from inferno.contracts import COLLECTIVES  # no command's --help imports the contracts
+
     used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
     if used is None:
-        over = " over TCP" if ranks.join is not None else ""
-        yield "exchange", f"{exchanged}, through gloo{over}", ""
-    else:
-        yield "exchange", f"{exchanged}, through memory of {used.name}", used.distribution
+        return "exchange", f"{what}, through gloo{over}", ""
+    return "exchange", f"{what}, through memory of {used.name}", used.distribution
 
 
 def host_rows(plan: Plan) -> Iterable[tuple[str, str, str]]:

@@ -84,10 +84,15 @@ class Shard:
     compute some outputs of these matrices, and gather the results."""
     experts: bool = False
     """Whether each rank has some of the routed experts, whole, instead of a part of each."""
+    own_tokens: bool = False
+    """Whether these are engines, each with tokens of its own (`--dp N --ep`): routed experts are
+    dealt out to them, and each has all else whole."""
 
     def divides(self, size: int, unit: int | None = None) -> bool:
         """Whether every rank gets a part of so many rows or columns. If not, each has them all."""
-        return self.ranks > 1 and -(-size // (unit or self.unit)) >= self.ranks
+        return (
+            self.ranks > 1 and not self.own_tokens and -(-size // (unit or self.unit)) >= self.ranks
+        )
 
     def shares(self, size: int, unit: int | None = None) -> tuple[Range, ...]:
         """Return each rank's part, in whole units and as even as they allow."""

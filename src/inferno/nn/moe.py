@@ -107,6 +107,11 @@ class Expert(nn.Module):
         self.add_module(names[-1], Linear(intermediate_size, hidden_size, bias=bias))
 
 
+Exchange = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Returns each token's weighted sum over its experts, (T, D), from x_TD, experts_TK and
+weights_TK."""
+
+
 class Experts(Layer):
     """Gated MLPs, or plain ones, of which each token uses a few. An expert is stored under its
     index: `experts.3.gate_proj`.
@@ -136,8 +141,12 @@ class Experts(Layer):
         self.names = names
         for number in range(num_experts):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, names, bias=bias))
+        self.hidden_size = hidden_size
         self.size, self.summed = intermediate_size, False
         """The inner width of an expert; and as `Linear.summed`."""
+        self.exchange: Exchange | None = None
+        """What gives tokens of several engines to those that have their experts; None: all tokens
+        are this process's own."""
         self.own, self.hosted = range(num_experts), range(0)
         """The experts that this rank has, and those of them that the host's memory holds."""
         self.local_E: Tensor | None
@@ -148,7 +157,7 @@ class Experts(Layer):
         """Keep some experts, or a part of the inner width of each. Only the sum over a token's
         experts is summed over the ranks."""
         if shard.experts:
-            self.summed, self.own = True, range(*shard.share(self.num_experts, 1))
+            self.summed, self.own = not shard.own_tokens, range(*shard.share(self.num_experts, 1))
             self.local_E = places(self.num_experts, self.own)
             return
         if not shard.divides(self.size):
@@ -201,14 +210,23 @@ class Experts(Layer):
         """Return each token's weighted sum over its experts, (T, D)."""
         if not len(x_TD):
             return x_TD
+        if self.exchange is not None:
+            return self.exchange(x_TD, experts_TK, weights_TK)
         fitted = x_TD.device.type == "cpu" and len(x_TD) > MOST_CAPTURED
+        y_TD = self.mixed(x_TD, experts_TK, weights_TK, fitted=fitted)
+        return self.ops.all_reduce(y_TD) if self.summed else y_TD
+
+    def mixed(
+        self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, *, fitted: bool
+    ) -> Tensor:
+        """Return each token's weighted sum over those of its experts that are here, (T, D). If
+        `fitted`, shapes may follow from the values, which must then be on the host."""
         given = x_TD, experts_TK, weights_TK, fitted
         host = None if self.host is None else self.host.start(*given)
         y_TD = None if self.near is None else self.near(*given)
         if host is not None and (host_TD := host()) is not None:
             y_TD = host_TD if y_TD is None else y_TD + host_TD
-        y_TD = torch.zeros_like(x_TD) if y_TD is None else y_TD
-        return self.ops.all_reduce(y_TD) if self.summed else y_TD
+        return torch.zeros_like(x_TD) if y_TD is None else y_TD
 
 
 MOST_CAPTURED = 64

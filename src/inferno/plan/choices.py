@@ -11,6 +11,7 @@ from inferno.plan import stages
 from inferno.plan.addresses import check_addresses
 from inferno.plan.audio import audio_memory, choose_audio
 from inferno.plan.audio_use import AudioUse
+from inferno.plan.dealing import check_dealing
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine
 from inferno.plan.encoders import check_options, is_encoder
@@ -140,6 +141,7 @@ def _choose_computation(given: stages.Given) -> Computation:
     proposal = stages.choose_proposal(given, model)
     architecture = model.architecture.value
     check_ranks(given.options, compute.device, model.name, architecture, model.config)
+    check_dealing(given.options, model.name, architecture)
     elsewhere = given.machine is not None and given.machine.elsewhere
     engines = choose_engines(given.options, compute.device, elsewhere=elsewhere)
     weights = stages.choose_weights(given, model, compute, proposal)

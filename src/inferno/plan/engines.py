@@ -50,8 +50,9 @@ def choose_engines(
     return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)
 
 
-def plan_of_engine(plan: Plan, index: int) -> Plan:
-    """Return the plan of one engine by itself; the plan, if there is only one."""
+def plan_of_engine(plan: Plan, index: int, folder: str = "") -> Plan:
+    """Return the plan of one engine by itself; the plan, if there is only one. Engines that have
+    experts among them meet in the `folder`."""
     if plan.engines is None:
         return plan
     by_rank = plan.engines.cores[index] if plan.engines.cores else ()
@@ -62,6 +63,9 @@ def plan_of_engine(plan: Plan, index: int) -> Plan:
     if (drafts := plan.speculation) is not None and drafts.draft is not None:
         own = plan_of_engine(drafts.draft, index)
         plan = evolve(plan, speculation=evolve(drafts, draft=own))
+    if plan.dealt is not None:
+        shard = evolve(plan.dealt.shard, rank=index)
+        plan = evolve(plan, dealt=evolve(plan.dealt, shard=shard, folder=folder))
     if plan.ranks is not None:
         return evolve(plan, engines=None, ranks=evolve(plan.ranks, cores=by_rank))
     return evolve(plan, engines=None, cores=by_rank[0] if by_rank else ())

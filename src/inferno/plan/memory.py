@@ -91,11 +91,15 @@ def fixed_memory(
     buffers = 0 if hosted is None or hosted.fetch is None else hosted.fetch.buffer_bytes
     fetched = MemoryItem("fetched experts", buffers, "one is copied while one is multiplied")
     activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
+    others = (options.dp - 1) * tokens * (3 * hidden + picked * (3 * expert + 2 * hidden))
+    others *= DTYPE_BYTES[dtype] if options.deals else 0
+    exchanged = MemoryItem("tokens of other engines", others, "all for the experts of this one")
     logits = rows * model.vocab_size * 4 * 3
     return (
         MemoryItem("weights", weights, f"{len(checkpoint.tensors)} tensors as {dtype}"),
         *((fetched,) if buffers else ()),
         MemoryItem("activations", activations, f"{tokens} tokens in one step"),
+        *((exchanged,) if others else ()),
         MemoryItem("logits and sampling", logits, f"{rows} rows of {model.vocab_size}"),
         MemoryItem("runtime", RUNTIME_BYTES, "torch, the interpreter, attention scratch"),
     )

@@ -151,10 +151,10 @@ class Opened:
 
     @property
     def shard(self) -> Shard:
-        """How the rank shares matrices with the others."""
+        """How the rank shares matrices with the others, or an engine its experts."""
         ranks = self.plan.ranks
         if ranks is None:
-            return Shard()
+            return Shard() if self.plan.dealt is None else self.plan.dealt.shard
         return attrs.evolve(ranks.shard, rank=self.rank % ranks.shard.ranks)
 
     @property

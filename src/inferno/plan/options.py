@@ -103,7 +103,7 @@ class Options:
     each stage has `tp` processes. There are as many steps in flight."""
     ep: bool = False
     """Expert parallelism: the `tp` processes deal a mixture's experts out whole, instead of sharing
-    each."""
+    each; if there is one, the `dp` engines do, instead of each having all."""
     experts_on_host: int = 0
     """How many of the routed experts that a process has of each layer stay in the host's memory,
     where the host computes them."""
@@ -209,7 +209,17 @@ class Options:
     def shared_by(self) -> str:
         """The options that say how many ranks there are, as a user writes them."""
         tp, pp = f"--tp {self.tp}" * (self.tp > 1), f"--pp {self.pp}" * (self.pp > 1)
-        return " ".join(filter(None, (tp, pp, "--ep" * self.ep)))
+        return " ".join(filter(None, (tp, pp, "--ep" * (self.ep and self.tp > 1))))
+
+    @property
+    def deals(self) -> bool:
+        """Whether routed experts are dealt out to engines, and not to the ranks of each."""
+        return self.ep and self.dp > 1 and self.tp == 1
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether processes of this machine exchange tensors within layers."""
+        return self.deals or self.tp > 1 == self.nodes
 
     @property
     def processes_here(self) -> int:
@@ -300,10 +310,11 @@ class Options:
                 f"{self.ranks} ranks cannot be dealt out evenly to {self.nodes} machines",
                 f"Use a multiple: --tp {max(2, self.nodes)} --nodes {self.nodes}.",
             )
-        if self.ep and self.tp == 1:
+        if self.ep and self.tp == self.dp == 1:
             raise OptionError(
-                "ep is set without tp",
-                "Say how many processes to deal the experts out to: --tp 2 --ep.",
+                "ep is set without tp or dp",
+                "Say how many processes to deal the experts out to: --tp 2 --ep shares all else "
+                "too, --dp 2 --ep is for latent attention and many requests.",
             )
         if not 0 < self.rank_port < 1 << 16:
             raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")

@@ -21,6 +21,8 @@ from inferno.contracts import (
 )
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.cache_groups import nbytes_of
+from inferno.plan.dealing import dealt_use, divide_engines
+from inferno.plan.dealt_use import DealtUse
 from inferno.plan.isq import Packed
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
@@ -108,6 +110,8 @@ class Shared:
     pipeline: StagedLayers | None = None
     ranks: tuple[int, ...] = ()
     """Bytes of the weights of each rank."""
+    dealt: DealtUse | None = None
+    """What engines have among them, if they share experts."""
 
     def held(self, whole: Mapping[str, HeldMatrix]) -> Mapping[str, HeldMatrix]:
         """Return what the largest rank has of each matrix, in all stages."""
@@ -135,24 +139,29 @@ def share_model(
     dtype: str,
     mtp: MTPUse,
 ) -> Shared:
-    """Divide a model, whose matrices are `whole` once loaded, among the ranks that are asked for.
+    """Divide a model, whose matrices are `whole` once loaded, among the ranks that are asked for,
+    or its experts among engines.
     `mtp` are its multi-token-prediction layers, if they are used. Raises UnsupportedError,
     OptionError."""
-    if options.ranks == 1:
+    if options.ranks == 1 and not options.deals:
         return Shared(whole)
     held, division, matrices = stored.held(packed), None, whole
     local: Callable[[str], HeldMatrix | None] = held.get
     if options.tp > 1:
         specs = [*config.cache_specs(), *mtp.specs]
         division = Division.of(architecture, specs, held, options.tp, config, experts=options.ep)
-        local, matrices = division.local, stored.loaded(packed, dtype, division.local)
+    elif options.deals:
+        division = divide_engines(held, options.dp, modules_of(mtp.tensors))
     each = [{path: matrix.nbytes for path, matrix in held.items()}]
     if division is not None:
-        parts = {path: division.nbytes(path) for path in held}
-        each = [{path: own[rank] for path, own in parts.items()} for rank in range(options.tp)]
+        local, matrices = division.local, stored.loaded(packed, dtype, division.local)
+        parts, ranks = {path: division.nbytes(path) for path in held}, range(division.shard.ranks)
+        each = [{path: own[rank] for path, own in parts.items()} for rank in ranks]
     if options.pp == 1:
         plain = matrices.num_plain * DTYPE_BYTES[dtype]
-        return Shared(matrices, division, ranks=tuple(sum(own.values()) + plain for own in each))
+        sizes = tuple(sum(own.values()) + plain for own in each)
+        use = dealt_use(division, sizes, config, dtype) if division is not None else None
+        return Shared(matrices, division, ranks=sizes, dealt=use)
     own = {path: part for path in held if (part := local(path)) is not None}
     kinds = divides_of(architecture, config)
     pipeline = _pipeline(options.pp, config, kinds, own, each, stored.plain, dtype, mtp)

@@ -18,6 +18,7 @@ from inferno.plan.adapter_use import AdapterRoom
 from inferno.plan.audio_use import AudioUse
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.capture_use import CaptureUse
+from inferno.plan.dealt_use import DealtUse
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.event_use import EventUse
 from inferno.plan.host_use import HostExpertsUse
@@ -218,6 +219,8 @@ class Plan:
     """The processes that share each layer; None: one process computes all."""
     engines: EnginesUse | None = None
     """Several engines, each with the whole model and this plan's sizes; None: there is one."""
+    dealt: DealtUse | None = None
+    """The routed experts that engines have among them; None: each has its own."""
     cores: tuple[int, ...] = ()
     """Those that an engine without ranks is bound to; none: the system chooses."""
     kernels: tuple[KernelUse, ...]

@@ -37,14 +37,20 @@ class Dealt:
             last[parent] = max(last[parent], number)
         if not last:
             raise UnsupportedError(
-                "--ep: this model has no routed experts", "Leave --ep out: ranks share each layer."
+                "--ep: this model has no routed experts",
+                "Leave --ep out: each engine has the whole model."
+                if shard.own_tokens
+                else "Leave --ep out: ranks share each layer.",
             )
+        who, flag, otherwise = "ranks", "--tp", "ranks share each expert"
+        if shard.own_tokens:
+            who, flag, otherwise = "engines", "--dp", "each engine has all experts"
         if (fewest := min(last.values()) + 1) < shard.ranks:
             raise UnsupportedError(
-                f"--ep: {fewest} experts cannot be dealt out to {shard.ranks} ranks",
-                f"Use --tp {fewest}, or leave --ep out: ranks share each expert."
+                f"--ep: {fewest} experts cannot be dealt out to {shard.ranks} {who}",
+                f"Use {flag} {fewest}, or leave --ep out: {otherwise}."
                 if fewest > 1
-                else "Leave --ep out: ranks share each expert.",
+                else f"Leave --ep out: {otherwise}.",
             )
         shares = {parent: shard.shares(number + 1, 1) for parent, number in last.items()}
         ranks = {

@@ -130,6 +130,7 @@ def _computed(choices: Choices) -> dict[str, Any]:
         "overrides": weights.matrices.overrides,
         "num_parameters": weights.whole.num_parameters,
         "engines": parts.engines.value,
+        "dealt": weights.shared.dealt,
         "ranks": weights.ranks.value,
         "adapters": weights.adapters.value,
         "images": choices.media.images.value,

@@ -201,7 +201,7 @@ def choose_weights(
     vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
     adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
     more = () if adapters.value is None else ADAPTER_OPS
-    more = (*more, COLLECTIVES) if options.tp > 1 == options.nodes else more
+    more = (*more, COLLECTIVES) if options.exchanges else more
     kernels = choose_kernels(
         catalog,
         matrices,

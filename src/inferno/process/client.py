@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Self
 
 from attrs import define, evolve, field
@@ -94,12 +95,14 @@ class EngineClient:
         early: EngineProcess | None = None,
         name: str = "",
         sees: bool = True,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         """`timeout` is the silence in seconds after which a hung process is replaced, 0 for never;
         `beat` the time between its signs of life. With `expect_grammars`, the process that checks
         grammars is started once the engine is ready, instead of with the first grammar. `early`
         is an engine process that was launched before (`launch_early`). `name` is what the log calls
-        it, if not as its model. Unless it `sees`, another client reads its requests' images."""
+        it, if not as its model. Unless it `sees`, another client reads its requests' images.
+        `on_lost` is called when requests of a process that does not answer are given up."""
         self._stats = EngineStats()
         self._engine = Supervisor(
             plan,
@@ -108,10 +111,10 @@ class EngineClient:
             timeout=timeout,
             beat=beat,
             early=early,
-            on_lost=self._give_up,
+            on_lost=self._lost,
             name=name,
         )
-        self._checker = GrammarChecker(plan)
+        self._checker, self._on_lost = GrammarChecker(plan), on_lost
         self._images: ImageReader | None = None
         if sees and plan.media:
             # Now: a confined engine process may read no folder that is made after its start.
@@ -355,7 +358,11 @@ class EngineClient:
             del self._streams[token.request_id]
         stream.feed(token)
 
-    def _give_up(self) -> None:
+    def _lost(self) -> None:
+        self.give_up()
+        self._on_lost()
+
+    def give_up(self) -> None:
         """Fail the requests of an engine that does not answer. If it goes on, it drops them."""
         streams, self._streams = self._streams, {}
         self._given_up += len(streams)

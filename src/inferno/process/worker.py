@@ -24,6 +24,7 @@ from inferno.request.requests import EngineOutput, FinishReason
 
 if TYPE_CHECKING:
     from inferno.catalog import Catalog
+    from inferno.process.engines.together import Together
 
 _STOPS = ("sleep", "update_weights", "pause")
 """What is done once running requests have ended, are aborted, or are kept."""
@@ -45,6 +46,8 @@ class Worker:
         """The messages that wait until running requests have ended, while they do."""
         self._paused = False
         """Whether requests wait, those that come too."""
+        self._together: Together | None = None
+        """The engines that this one computes each step with, if there are others."""
         self._may_take_long = True
         """Whether nothing is known of how long it may take until its loop comes round."""
 
@@ -67,7 +70,13 @@ class Worker:
             imported()
             from inferno.process.ranks.engine import load_engine
 
-            self._engine = load_engine(opened, packed, streams=True, wanted=self._is_wanted)
+            if given.dealt is not None:
+                from inferno.process.engines.together import Together
+
+                self._together = Together()
+            self._engine = load_engine(
+                opened, packed, streams=True, wanted=self._is_wanted, together=self._together
+            )
         self._may_take_long, self._heart.expected = False, self._expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
@@ -78,6 +87,8 @@ class Worker:
         self._may_take_long = True
         if packed is not None and not self._patient:
             packed.stop()
+        if self._together is not None:
+            self._together.close()
         self._engine.close()  # stores and links say that they end, and temporary files go
 
     def _expected(self) -> float | None:
@@ -95,21 +106,28 @@ class Worker:
 
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""
-        engine = self._engine
+        engine, others = self._engine, self._together
         if not self._is_wanted():
             return False
-        if not self._busy and not self._wait(engine.listens):
+        told = None if others is None else others.descriptor
+        if not (self._busy or self._owes) and not self._wait(engine.listens, told):
             engine.rest()
             return True
-        if (descriptor := engine.waits_for) is not None:
-            self._wait(descriptor)
+        if (descriptor := engine.waits_for) is not None and not self._owes:
+            self._wait(descriptor, told)
         while self._socket.poll(0):
             if not self._take(*self._socket.recv_multipart()):
                 return False
-        if self._busy:
+        rounds = others.rounds if others is not None else 0
+        if is_busy := self._busy:
             self._num_steps += 1
             if tokens := engine.step():
                 self._send(protocol.TOKENS, protocol.encode(tokens))
+        if others is not None and others.rounds == rounds and others.owes:
+            with self._taking_long():
+                others.attend()
+            if not is_busy:
+                return True
         if not self._busy or self._num_steps % _STATS_EVERY == 1:
             self._send(protocol.STATS, protocol.encode(engine.stats()))
         return True
@@ -122,13 +140,20 @@ class Worker:
     def _busy(self) -> bool:
         return self._engine.busy and not self._paused
 
-    def _wait(self, descriptor: int | None) -> bool:
-        """Wait a moment for a message, or for a store. Returns whether there is one."""
-        if descriptor is None:
+    @property
+    def _owes(self) -> bool:
+        """Whether other engines wait for this one."""
+        return self._together is not None and self._together.owes
+
+    def _wait(self, *descriptors: int | None) -> bool:
+        """Wait a moment for a message, for a store, or for other engines. Returns whether there is
+        one."""
+        if not (heard := [each for each in descriptors if each is not None]):
             return bool(self._socket.poll(_IDLE_MS))
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(descriptor, zmq.POLLIN)
+        for descriptor in heard:
+            poller.register(descriptor, zmq.POLLIN)
         return bool(poller.poll(_IDLE_MS))
 
     def _take(self, kind: bytes, body: bytes) -> bool:

@@ -34,6 +34,7 @@ from inferno.testing.encoder_file import DeepEncoderFileTests, EncoderFileTests
 from inferno.testing.endpoints import EndpointsTests
 from inferno.testing.event_sink import EventSinkTests
 from inferno.testing.executor import ExecutorTests, MachineExecutorTests
+from inferno.testing.expert_engines import ExpertEngineTests
 from inferno.testing.expert_ranks import ExpertRankTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
@@ -115,6 +116,7 @@ __all__ = [
     "EndpointsTests",
     "EventSinkTests",
     "ExecutorTests",
+    "ExpertEngineTests",
     "ExpertRankTests",
     "HostExpertTests",
     "FakeRunner",

@@ -31,7 +31,7 @@ from inferno.testing.adapters import AdapterTests
 from inferno.testing.alike import alike
 from inferno.testing.batch_invariance import BatchInvariantTests
 from inferno.testing.drafts import DraftTests
-from inferno.testing.expert_ranks import ExpertRankTests
+from inferno.testing.expert_engines import ExpertEngineTests
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.host_experts import HostExpertTests
 from inferno.testing.pipelines import PipelineTests
@@ -60,7 +60,7 @@ class ArchitectureTests(
     AdapterTests,
     BatchInvariantTests,
     DraftTests,
-    ExpertRankTests,
+    ExpertEngineTests,
     GgufTwins,
     HostExpertTests,
     PipelineTests,

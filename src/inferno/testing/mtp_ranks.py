@@ -16,7 +16,8 @@ from inferno.request.sampling_params import SamplingParams
 from inferno.testing.alike import alike, in_turn
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_runs import assert_same, draft_always, knowing, load, requests, run
-from inferno.testing.thread_ranks import load_shared
+from inferno.testing.thread_engines import ThreadEngines
+from inferno.testing.thread_ranks import GREEDY, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
 
 MTP: dict[str, Any] = {
@@ -76,6 +77,27 @@ class MTPRankTests(Installed):
         if "pp" not in shared:
             counts = theirs.draft_tokens, theirs.accepted_tokens
             assert (mine.draft_tokens, mine.accepted_tokens) == counts
+
+    @in_turn
+    @pytest.mark.slow
+    def test_engines_that_share_experts_propose_and_draw_what_one_does(
+        self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each with all experts of these layers."""
+        if not self.config.get("num_experts_per_tok"):
+            pytest.skip("the family has no routed experts")
+        draft_always(monkeypatch)
+        plain = without_kernels(catalog)
+        prompts = [request.token_ids for request in requests(self.config)]
+        alone = load(checkpoint, plain, max_num_batched_tokens=48)
+        ours = ThreadEngines.load(checkpoint, plain, **MTP)
+        try:
+            assert tokens_of(ours.answers(prompts, GREEDY)) == tokens_of(
+                answers(alone, prompts, GREEDY)
+            )
+            assert all(engine.stats().draft_tokens > 20 for engine in ours.engines)
+        finally:
+            ours.close()
 
     @alike
     def test_good_layers_are_believed_among_ranks(self, catalog: Catalog, tmp_path: Path) -> None:

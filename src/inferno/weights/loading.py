@@ -30,7 +30,6 @@ from inferno.nn import (
     State,
     Unloaded,
     Weight,
-    divide,
     finalize,
 )
 from inferno.nn.attention import is_single
@@ -46,7 +45,7 @@ from inferno.weights.fetched import choose_way, fetching_of
 from inferno.weights.kernels import ops_named, ops_of, stack_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.weights.pipeline import of_rank, on_host
+from inferno.weights.pipeline import divided, of_rank, on_host
 from inferno.weights.quantizing import Quantizing
 from inferno.weights.sharing import check_ranks, check_shares, cut_before, cuts_of, kept, kept_shape
 
@@ -143,8 +142,7 @@ def build(opened: Opened) -> nn.Module:
             )
     with torch.device("meta"):
         model: nn.Module = opened.parts.architecture.build(config)
-    if opened.shard.ranks > 1:
-        divide(model, opened.shard)
+    divided(model, opened)
     return model
 
 
@@ -154,8 +152,8 @@ def build_mtp(opened: Opened, model: nn.Module) -> nn.Module:
     assert make is not None, "the plan has refused models without them"
     with torch.device("meta"):
         layers: nn.Module = make(opened.config, model)
-    if opened.shard.ranks > 1:
-        divide(layers, opened.shard)
+    if not opened.shard.own_tokens:
+        divided(layers, opened)
     return layers
 
 

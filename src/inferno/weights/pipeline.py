@@ -9,10 +9,20 @@ from torch import nn
 
 from inferno.contracts import LayerSpan
 from inferno.errors import PluginError
-from inferno.nn import Absent, DeepstackLayer, Edges, Experts, MediaEncoder, Staged
+from inferno.nn import Absent, DeepstackLayer, Edges, Experts, MediaEncoder, Staged, divide
 from inferno.plan import Opened
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.pairing import Stored
+
+
+def divided(model: nn.Module, opened: Opened) -> None:
+    """Divide a model that is on meta among ranks; or its experts among engines."""
+    if (shard := opened.shard).own_tokens:
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.divide(shard)
+    elif shard.ranks > 1:
+        divide(model, shard)
 
 
 def of_rank(
@@ -21,7 +31,7 @@ def of_rank(
     """Drop the layers of other stages, and the experts of other ranks, from a `whole` model that is
     on meta and paired with its checkpoint, or from layers that one stage has all of. Returns the
     pairs of what is left. Raises PluginError if the model does not know of stages."""
-    if opened.plan.ranks is None:
+    if opened.plan.ranks is None and not opened.shard.experts:
         return pairs
     if (span := opened.span) is not None and whole:
         _keep_layers(model, span, opened)

@@ -97,7 +97,8 @@ def check_shares(model: nn.Module, matrices: Mapping[str, nn.Module], plan: Plan
         for path, module in matrices.items()
         if ("weight" in cuts_of(module)) != (pattern_of(path) in divided)
     ]
-    if plan.ranks is not None and (shard := plan.ranks.shard).experts:
+    by = plan.ranks or plan.dealt
+    if by is not None and (shard := by.shard).experts:
         mixtures = {path for path, module in model.named_modules() if isinstance(module, Experts)}
         dealt = {each[0] for path in matrices if (each := shard.expert_of(path)) is not None}
         wrong += sorted(mixtures ^ dealt)

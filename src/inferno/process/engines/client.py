@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from attrs import define, evolve, field
 
 from inferno.contracts import GrammarSpec
-from inferno.errors import AsleepError, EngineDeadError, InfernoError
+from inferno.errors import AsleepError, EngineDeadError, InfernoError, UnsupportedError
 from inferno.images.mediums import Medium
 from inferno.images.pixels import Picture
 from inferno.plan import Plan, plan_of_engine
@@ -78,12 +79,17 @@ class EnginesClient:
         """`given` is what each `EngineClient` is given besides; `early` is the first one's."""
         assert plan.engines is not None, "a plan with several"
         self._use, count = plan.engines, plan.engines.count
+        self._together = plan.dealt is not None
+        """Whether engines compute together: then all end when one does."""
+        self._folder = TemporaryDirectory(prefix="inferno_engines_") if self._together else None
+        folder = "" if self._folder is None else self._folder.name
         self._engines = [
             EngineClient(
-                plan_of_engine(plan, i),
+                plan_of_engine(plan, i, folder),
                 name=f"{plan.model_id}, engine {i}",
                 sees=i == 0,
                 early=early if i == 0 else None,
+                on_lost=self._lost,
                 **(given if i == 0 else {**given, "expect_grammars": False}),
             )
             for i in range(count)
@@ -107,8 +113,9 @@ class EnginesClient:
 
     @property
     def alive(self) -> bool:
-        """Whether an engine takes requests."""
-        return any(engine.alive for engine in self._engines)
+        """Whether an engine takes requests; where they compute together, whether all do."""
+        alive = [engine.alive for engine in self._engines]
+        return all(alive) if self._together else any(alive)
 
     @property
     def stalled(self) -> bool:
@@ -184,6 +191,8 @@ class EnginesClient:
         if not self._closing:
             self._closing = True
             await asyncio.gather(*(engine.close(patient=patient) for engine in self._engines))
+            if self._folder is not None:
+                self._folder.cleanup()
 
     async def revive(self) -> None:
         """Start those processes now that have ended, or have stalled. Raises the error with which
@@ -202,7 +211,8 @@ class EnginesClient:
             raise AsleepError()
         able, news = self._able(), news or asyncio.Event()
         if not able:
-            return self._engines[0].submit(request, news)  # raises the error that says why
+            absent = next((e for e in self._engines if not e.alive), self._engines[0])
+            return absent.submit(request, news)  # raises the error that says why
         if not request.token_ids:  # it has an adapter read and checked
             return self._submit_to_all(request, news, able)
         stream = RoutedStream(request.id, news, client=self, placed=self._place(request, able))
@@ -250,7 +260,14 @@ class EnginesClient:
 
     async def control(self, control: Control) -> None:
         """Have all engines do something, and wait until it is done. One that is being started does
-        without: it begins anew. Raises the error with which one failed."""
+        without: it begins anew. Raises the error with which one failed, and UnsupportedError for
+        what engines that compute together cannot."""
+        loads = control.action == "update_weights" or control.level > 1
+        if self._together and loads:
+            raise UnsupportedError(
+                "engines that have experts among them (--dp --ep) cannot read weights anew yet",
+                "Restart the server, or start it without --ep.",
+            )
         engines = [engine for engine in self._engines if engine.alive] or self._engines[:1]
         if control.action == "update_weights":
             self._updates += 1
@@ -291,12 +308,19 @@ class EnginesClient:
     def _able(self) -> list[int]:
         """Return the engines that may be given requests."""
         alive = [i for i, engine in enumerate(self._engines) if engine.alive]
+        if self._together and not self.alive:
+            return []
         if self._changing:
             return alive
         now = self.weight_version, self.paused
         return [
             i for i in alive if (self._engines[i].weight_version, self._engines[i].paused) == now
         ]
+
+    def _lost(self) -> None:
+        """Give up the requests of all engines that compute together with one that is lost."""
+        for engine in self._engines if self._together else ():
+            engine.give_up()
 
     def _place(self, request: Request, able: Sequence[int]) -> Placed:
         able = [i for i in able if i == request.engine] or able

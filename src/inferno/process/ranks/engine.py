@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from inferno.core.engine import Engine
 from inferno.plan import Opened
 from inferno.process.ranks.binding import bind
 from inferno.weights.packing import PackedWeights
+
+if TYPE_CHECKING:
+    from inferno.process.engines.together import Together
 
 
 def load_engine(
@@ -16,10 +20,15 @@ def load_engine(
     *,
     streams: bool = False,
     wanted: Callable[[], bool] = lambda: True,
+    together: Together | None = None,
 ) -> Engine:
-    """Load the plan's model as `Engine.load` does, with its ranks if it has several: other machines
-    are waited for as long as the engine is `wanted`. Raises what that does, and EngineDeadError if
-    a rank ends meanwhile."""
+    """Load the plan's model as `Engine.load` does, with its ranks if it has several, or `together`
+    with other engines: others are waited for as long as the engine is `wanted`. Raises what that
+    does, and EngineDeadError if a rank or another engine ends meanwhile."""
+    if together is not None:
+        bind(opened.plan, 0)
+        home_of = together.home_of(wanted)
+        return Engine.load(opened, packed=packed, streams=streams, home_of=home_of)
     if opened.plan.ranks is None:
         bind(opened.plan, 0)
         return Engine.load(opened, packed=packed, streams=streams)
