@@ -198,12 +198,27 @@ void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, in
   }
 }
 
+// Let the first of a tile's outliers tell whether there is any: each panel asks.
+void mark_outliers(uint8_t* outliers, int T) {
+  Outlier first = at_byte<Outlier>(outliers);
+  if (first.value != 0.0f) return;
+  for (int t = 1; t < T; t++)
+    if (at_byte<Outlier>(outliers + sizeof first * size_t(t)).value != 0.0f) first.column = 1;
+  memcpy(outliers, &first, sizeof first);
+}
+
+INL bool any_outlier(const uint8_t* outliers) {
+  const Outlier first = at_byte<Outlier>(outliers);
+  return first.value != 0.0f || first.column != 0;
+}
+
 void quantize_tile(const Kernel& k, int dtype, const void* x, int64_t K, uint8_t* tile, int T,
                    bool by_rows) {
   with_type(dtype, [&](auto element) {
     for (int t = 0; t < T; t++)
       quantize_row(k, (const decltype(element)*)x + t * K, K / kColumns, tile, T, t, by_rows);
   });
+  if (k.add_outliers) mark_outliers(tile + K / kColumns * Activations<1>::kBytes * T, T);
 }
 
 // ---- the product ----
@@ -238,12 +253,6 @@ Problem problem_of(const uint8_t* panels, int64_t count, int64_t panel_bytes, in
     problem.task = before->task + before->task_count();
   }
   return problem;
-}
-
-INL bool any_outlier(const uint8_t* outliers, int T) {
-  for (int t = 0; t < T; t++)
-    if (at_byte<Outlier>(outliers + sizeof(Outlier) * size_t(t)).value != 0.0f) return true;
-  return false;
 }
 
 // Run a part of a task: the panels [first, last) of a problem times the tiles [begin, end) of x.
@@ -286,7 +295,7 @@ void run_tiles(const Kernel& k, const Problem& problem, int64_t first, int64_t l
       else
         k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, ahead(p, i), y);
       const uint8_t* outliers = x + groups * Activations<1>::kBytes * T;
-      if (k.add_outliers && any_outlier(outliers, T))
+      if (k.add_outliers && any_outlier(outliers))
         k.add_outliers(problem.panels + p * bytes, bytes, at_once, outliers, T, y);
       for (int t = 0; t < T; t++)  // both panels of a row at once: in bfloat16 they are one line
         for (int r = 0; r < at_once; r++)

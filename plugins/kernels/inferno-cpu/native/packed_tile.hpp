@@ -19,8 +19,8 @@ struct Activations {
 // channels that are tens of times as large as those beside them: a scale for both would leave these
 // little. Where groups have their own scales, a tile ends in its T outliers.
 struct Outlier {
-  float value;  // 0: the row has none
-  uint32_t column;
+  float value;      // 0: the row has none
+  uint32_t column;  // if the tile's first row has none: whether another has one
 };
 
 // What to prefetch while weights from `from` on are multiplied: `rate` bytes from `to` on for every
