@@ -20,6 +20,7 @@ import os
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -51,6 +52,9 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=1500, help="tokens of a loaded prompt")
     parser.add_argument("--prompts", type=int, default=1, help="how many are loaded at once")
     args = parser.parse_args()
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        sleep_at_barriers()  # as an engine process does: read when torch is imported, so anew
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     count = (args.mib << 20) // (PIECES * PIECE)
     for name, places in (("in order", range(count)), ("scattered", _scattered(count))):
         copies(name, list(places))
@@ -208,7 +212,6 @@ def report(title: str, nbytes: int, took: dict[str, list[float]], base: str) -> 
 
 def steps(model: str, folder: Path, turn: int, count: int) -> None:
     """Print the steps of one sequence while others' prompts are loaded."""
-    sleep_at_barriers()
     options: dict[str, Any] = {
         "device": "cpu",
         "max_num_seqs": count + 3,
@@ -241,22 +244,32 @@ def steps(model: str, folder: Path, turn: int, count: int) -> None:
         moved = engine.stats().store_loaded_bytes - before
         engine.close()
         print(
-            f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}: median "
-            f"alone {1e3 * alone:.1f} ms, meanwhile {1e3 * statistics.median(loading):.1f} ms, "
-            f"longest {max(loading) / alone:.2f} x the first, of {len(loading)}; with last tokens "
-            f"of prompts {max(computing) / alone:.2f} x, of {len(computing)}; all have begun after "
-            f"{waited:.2f} s\n  waiting alone for a fetch takes {cpu:.1%} of a core"
+            f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}, in ms:\n"
+            f"  before     {told_of(alone)}\n  meanwhile  {told_of(loading)}\n"
+            f"  with last tokens of prompts {1e3 * max(computing):.1f}, of {len(computing)}\n"
+            f"  all have begun after {waited:.2f} s; waiting alone takes {cpu:.1%} of a core"
         )
+
+
+def told_of(seconds: list[float]) -> str:
+    """Return the median of steps, their 99th percentile and the longest one."""
+    in_order = sorted(seconds)
+    three = (in_order[int(share * (len(in_order) - 1))] for share in (0.5, 0.99, 1))
+    median, late, longest = (1e3 * each for each in three)
+    return (
+        f"median {median:.1f}, 99 % {late:.1f} ({late / median:.1f} x), longest {longest:.1f} "
+        f"({longest / median:.1f} x), of {len(seconds)}"
+    )
 
 
 def while_loading(
     engine: Engine, prompts: list[list[int]]
-) -> tuple[float, list[float], list[float], float, float]:
-    """Return the median step alone, the steps while prompts are loaded, those of them that compute
+) -> tuple[list[float], list[float], list[float], float, float]:
+    """Return the steps alone, those while prompts are loaded, those of them that compute
     tokens of prompts apart, the seconds to the last prompt's first token, and the processor time of
     a wait without anything to run."""
-    ask(engine, "running", [5, 6, 7], 500)
-    alone = [timed(engine.step, time.perf_counter) for _ in range(20)]
+    ask(engine, "running", [5, 6, 7], len(prompts[0]) + 500)
+    alone = [timed(engine.step, time.perf_counter) for _ in range(300)]
     for i, prompt in enumerate(prompts):
         ask(engine, f"late {i}", prompt, 1)
     start, waiting = time.perf_counter(), len(prompts)
@@ -281,7 +294,7 @@ def while_loading(
         cpu = (time.thread_time() - used) / waited_for if waited_for > 1e-3 else 0.0
         engine.step()  # the last one computes
     drain(engine)
-    return statistics.median(alone), loading, computing, waited, cpu
+    return alone, loading, computing, waited, cpu
 
 
 def drain(engine: Engine) -> None:
