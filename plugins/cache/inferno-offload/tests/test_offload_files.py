@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from select import select
@@ -10,11 +11,14 @@ from time import monotonic
 import pytest
 import torch
 
-from inferno_offload import files
+from inferno.contracts import StoreNeed
+from inferno_offload import files, pace, parts
 from inferno_offload.files import Fetched, Files
 from inferno_offload.folder import Folder
+from inferno_offload.pace import Pace
 from inferno_offload.parts import Read, Write
 from inferno_offload.slots import Buffer, Slots, runs
+from inferno_offload.store import Store, build
 
 PARTS = [(bytes([i]) * 16, 0) for i in range(20)]
 
@@ -54,6 +58,105 @@ def test_a_wait_for_many_parts_is_woken_once(
     assert all(r.read.buffer.data.tolist() == [PARTS.index(r.read.part)] * 8 for r in reports)
     reader.close()
     folder.close()
+
+
+# --- pace -----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands in for time: threads sleep at once, and what they slept is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.used, self.slept = 0.0, 0.0, list[float]()
+        monkeypatch.setattr(pace, "monotonic", lambda: self.now)
+        monkeypatch.setattr(pace, "thread_time", lambda: self.used)
+        monkeypatch.setattr(pace, "sleep", self.slept.append)
+
+    def work(self, seconds: float, cores: float = 1.0) -> None:
+        self.now += seconds
+        self.used += cores * seconds
+
+
+def test_a_thread_rests_after_a_burst_only_while_steps_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, paced = Clock(monkeypatch), Pace(enabled=True)
+
+    def burst(seconds: float) -> list[float]:
+        clock.used += seconds
+        clock.slept.clear()
+        paced.rest()
+        return clock.slept
+
+    paced.look()
+    clock.work(0.05, cores=0.01)  # the engine's thread waits for a fetch
+    paced.look()
+    clock.work(pace.SOON / 2)
+    paced.look()  # it looks twice
+    assert burst(1e-3) == []
+    clock.work(0.01)  # it computes a step
+    paced.look()
+    burst(1e-3)
+    assert burst(1e-3) == [pytest.approx(pace.REST * 1e-3)]
+    assert burst(pace.LEAST_BURST / 2) == []
+    assert burst(1.0) == [pace.LONGEST]
+    clock.now += 2 * pace.LASTS  # and is idle
+    assert burst(1e-3) == []
+    paced.enabled = False
+    clock.work(0.01)
+    paced.look()
+    assert burst(1e-3) == []
+
+
+class Resting(Pace):
+    """Counts the times at which a thread may rest."""
+
+    rests = 0
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+def test_reading_writing_and_trimming_rest_after_each_few_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "AT_ONCE", 32)
+    folder = Folder.open(tmp_path, "{}", (16,), 1 << 20)
+    slots = Slots.of(16, 0, 1 << 15)
+    buffers = [slots.take() for _ in range(8)]
+    rest = Resting()
+    writes = [Write((bytes([i]) * 16, 0), 16 * i, each) for i, each in enumerate(buffers)]
+    written = folder.parts.write(writes, rest.rest)
+    assert rest.rests == 4, "two parts are written at once"
+    rest = Resting()
+    reader = Files(folder.parts, pace=rest)
+    reader.read([Read(write.part, place, write.buffer) for write, place in written if place])
+    left = len(buffers)
+    while left:
+        assert select([reader.descriptor], [], [], 30)[0]
+        left -= len(reader.take())
+    for buffer in buffers:
+        slots.give(buffer)
+    reader.trim(slots)
+    reader.finish()
+    assert rest.rests == 4 + 8, "and what is trimmed is one buffer"
+    reader.close()
+    folder.close()
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_threads_rest_where_a_step_needs_their_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: bool
+) -> None:
+    count = torch.get_num_threads() + files.READERS + spare
+    cores = set(range(count))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores, raising=False)
+    need = StoreNeed(layout="{}", sizes=(16,), folder=tmp_path, folder_limit=1 << 20)
+    index, mover = build(need)
+    assert isinstance(index, Store) and index.files is not None
+    index.register([[torch.zeros(8, 16, dtype=torch.uint8)]])
+    assert index.files.pace.enabled is not spare
+    mover.close()
 
 
 # --- slots ----------------------------------------------------------------------------------------

@@ -12,9 +12,12 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 
 from attrs import define, field
+from torch import Tensor
 
 from inferno_offload.index import Part, Place
+from inferno_offload.pace import Pace, has_spare
 from inferno_offload.parts import PartsFile, Read, Write
+from inferno_offload.slots import Slots
 
 MOST_QUEUED = 1 << 30
 """Bytes that wait to be written. Where a disk cannot follow, further blocks are not kept on it."""
@@ -62,6 +65,8 @@ class Files:
     parts: PartsFile
     queued: int = 0
     """Bytes that wait to be written."""
+    pace: Pace = field(factory=Pace)
+    """Of all its threads."""
     _work: deque[Write | Part] = field(factory=deque, init=False)
     """Parts to write, and those that were removed."""
     _readers: ThreadPoolExecutor = field(init=False)
@@ -74,6 +79,8 @@ class Files:
     """When the last signal was (`monotonic`)."""
     descriptor: int = field(init=False)
     _signal: int = field(init=False)
+    _signalled: bool = False
+    """Whether the descriptor is readable. Asking the system each step would let go of the GIL."""
 
     def __attrs_post_init__(self) -> None:
         self._readers = ThreadPoolExecutor(READERS, "inferno-offload-read", give_way)
@@ -81,6 +88,12 @@ class Files:
         self.descriptor, self._signal = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._signal, False)
+
+    def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Take the cache: where it says that steps need all cores, the threads keep a pace."""
+        self.pace.enabled = any(
+            piece.device.type == "cpu" for pieces in groups for piece in pieces
+        ) and not has_spare(READERS + 1)
 
     def accepts(self, nbytes: int) -> bool:
         """Whether so many bytes more may wait to be written."""
@@ -103,6 +116,10 @@ class Files:
         """Let the thread that writes do something else."""
         self._writer.submit(work)
 
+    def trim(self, slots: Slots) -> None:
+        """Let a thread give memory back to the system."""
+        self._writer.submit(slots.trim, self.pace.rest)
+
     def _write(self) -> None:
         """Do some of the work: often all of it, so that the next calls have none."""
         work, nbytes = list[Write | Part](), 0
@@ -110,7 +127,7 @@ class Files:
             work.append(each := self._work.popleft())
             nbytes += each.buffer.nbytes if isinstance(each, Write) else 0
         if work:
-            self._report([Written(*each) for each in self.parts.write(work)])
+            self._report([Written(*each) for each in self.parts.write(work, self.pace.rest)])
 
     def read(self, work: Sequence[Read], parts: PartsFile | None = None) -> None:
         """Read parts into their buffers, of this file or another one."""
@@ -136,9 +153,11 @@ class Files:
         that is read in order, so one reader has a stretch of it, by one descriptor."""
         left, started = MOST_SHARE, perf_counter()
         for whole, work in zip(results, lists, strict=False):  # `results` has something to do last
-            seconds, started = perf_counter() - started, perf_counter()
+            seconds = perf_counter() - started
             pairs = zip(work, whole, strict=True)
             self._report([Fetched(*each, seconds / len(work)) for each in pairs])
+            self.pace.rest()
+            started = perf_counter()
             left -= sum(each.buffer.nbytes for each in work)
             if left <= 0:
                 with suppress(RuntimeError):  # it has been closed
@@ -156,20 +175,23 @@ class Files:
                 self.signal()
 
     def signal(self) -> None:
-        """Make the descriptor readable."""
+        """Make the descriptor readable. A thread that does not call `take` needs the lock."""
+        self._signalled = True
         try:
             os.write(self._signal, b"\0")
         except BlockingIOError:  # it is readable
             pass
 
     def take(self) -> list[Written | Fetched]:
-        """Return what has been done since the last call."""
+        """Return what has been done since the last call. The engine's thread calls it, between all
+        steps."""
+        self.pace.look()
         with self._lock:
-            try:
-                while os.read(self.descriptor, 4096):
-                    pass
-            except BlockingIOError:
-                pass
+            if self._signalled:
+                self._signalled = False
+                with suppress(BlockingIOError):
+                    while os.read(self.descriptor, 4096):
+                        pass
             reports = list(self._reports)
             self._reports.clear()
             return reports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -143,9 +143,11 @@ class PartsFile:
         if os.fstat(self._descriptor).st_size > end:
             os.ftruncate(self._descriptor, end)
 
-    def write(self, work: Sequence[Write | Part]) -> list[tuple[Write, Place | None]]:
-        """Write parts, and note those that were removed, in order. Returns where they are; None:
-        they could not be written."""
+    def write(
+        self, work: Sequence[Write | Part], rest: Callable[[], object] = lambda: None
+    ) -> list[tuple[Write, Place | None]]:
+        """Write parts, and note those that were removed, in order; `rest` is called after each few.
+        Returns where they are; None: they could not be written."""
         writes = [each for each in work if isinstance(each, Write)]
         # Their extents may be written to below: a process that is killed there leaves no entry of
         # bytes that are another's.
@@ -159,6 +161,7 @@ class PartsFile:
             places |= self._write(together)
             nbytes = sum(each.buffer.nbytes for each in together)
             write_out(self._descriptor, together[0].offset, nbytes)
+            rest()
         changes, written = list[Change](), set[Part]()
         for each in work:
             if not isinstance(each, Write):

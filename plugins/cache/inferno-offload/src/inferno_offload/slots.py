@@ -101,15 +101,17 @@ class Slots:
         self._returned.append(buffer.slot)
         return True
 
-    def trim(self) -> None:
+    def trim(self, rest: Callable[[], object] = lambda: None) -> None:
         """Let the system have the memory of buffers beyond those that are kept. A gigabyte takes it
-        25 ms: another thread may do it, while this one takes and gives."""
+        25 ms, in which nothing else runs Python but while it rests, after each buffer. Another
+        thread may do it, while this one takes and gives."""
         while (slot := _popped(self._returned.pop)) is not None:  # `take` cannot return it now
             begin = -(-(slot * self.size) // PAGESIZE) * PAGESIZE
             end = (slot + 1) * self.size // PAGESIZE * PAGESIZE
             if begin < end and self._pages is not None and _FREE is not None:
                 self._pages.madvise(_FREE, begin, end - begin)
             self._trimmed.append(slot)
+            rest()
 
 
 def _popped(pop: Callable[[], int]) -> int | None:

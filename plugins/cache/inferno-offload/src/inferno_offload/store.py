@@ -181,6 +181,8 @@ class Store:
         self._copies = [
             GroupCopies(pieces, slots) for pieces, slots in zip(groups, self._slots, strict=True)
         ]
+        if self.files is not None:
+            self.files.register(groups)
 
     def save(self, saves: Sequence[Placed]) -> None:
         started = time.perf_counter()
@@ -365,7 +367,7 @@ class Store:
             if self.files is None:
                 slots.trim()
             else:
-                self.files.call(slots.trim)
+                self.files.trim(slots)
 
     def _make_idle(self, part: Part) -> None:
         busy = part in self._writing or part in self._holders or part in self._idle
