@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from inferno.cli import cli, config
 from inferno.cli.serve import command
 from inferno.errors import OptionError
+from inferno.plan import Options
 
 FILE = """
 port = 1234
@@ -147,7 +148,6 @@ def test_flags_for_several_models_are_checked(args: list[str], message: str) -> 
 
 def test_models_share_the_memory_unless_they_have_their_own(tmp_path: Path) -> None:
     from inferno.cli.several import several
-    from inferno.plan import Options
 
     seen: dict[str, Options] = {}
 
@@ -182,3 +182,13 @@ def test_times_are_read() -> None:
     ]
     with pytest.raises(OptionError):
         config.seconds("-1", "x")
+
+
+@pytest.mark.parametrize("urls", ['"shm://a,shm://b"', '["shm://a", "shm://b"]'])
+def test_a_file_may_name_several_instances_to_decode_with(urls: str) -> None:
+    assert printed(f"decode_with = {urls}")["decode_with"] == "shm://a,shm://b"
+    model = printed(f'[models.m]\nref = "demo"\ndecode_with = {urls}')["models"]["m"]
+    assert Options(decode_with=model["decode_with"]).decode_with == "shm://a,shm://b"
+    given = printed("", "--decode-with", "shm://a", "--decode-with", "shm://b")
+    assert given["decode_with"] == "shm://a,shm://b"
+    assert "decode_with" not in printed("")

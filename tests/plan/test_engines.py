@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from inferno import host
 from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
@@ -160,12 +161,26 @@ def test_engines_are_linked_one_to_one() -> None:
     assert urls(decode_with="shm://a") == ["shm://a"] * 3
     assert urls(decode_with="shm://a", cpu_mem_fold=2.0) == ["shm://a"] * 3
     assert urls(decode_with="shm://a, shm://a-1") == ["shm://a", "shm://a-1", "shm://a"]
-    with pytest.raises(OptionError, match=r"names 3 instances: .* there is 2\n.*--dp 3"):
-        plan_of(dp=2, decode_with="shm://a,shm://b,shm://c")
+    with pytest.raises(UnsupportedError, match=r"names 3 instances: .* there is 2\n.*--dp 3"):
+        plan_of(dp=2, tp=2, decode_with="shm://a,shm://b,shm://c")
+    with pytest.raises(OptionError, match="names shm://b twice"):
+        plan_of(dp=2, decode_with="shm://a,shm://b,shm://b")
     with pytest.raises(OptionError, match="names 2 instances: --prefill-for takes one"):
         plan_of(dp=2, prefill_for="shm://a,shm://b")
     with pytest.raises(UnsupportedError, match=r"--decode-with nowhere: .*no address"):
         plan_of(dp=2, decode_with="shm://a,nowhere")
+
+
+def test_engines_share_out_more_instances_than_they_are() -> None:
+    pytest.importorskip("inferno_disaggregated")
+    plan = plan_of(dp=2, decode_with="shm://a,shm://b,shm://c")
+    assert plan.store is not None
+    links = [evolve(plan.store, engine=engine).link_of(None) for engine in range(2)]
+    assert [(link.url, link.others) for link in links if link is not None] == [
+        ("shm://a", ("shm://c",)),
+        ("shm://b", ()),
+    ]
+    assert plan.store.addresses() == ["shm://a", "shm://c", "shm://b"]
 
 
 def test_wrong_numbers_are_refused() -> None:

@@ -30,6 +30,7 @@ from tests.process.routed import (
 )
 
 from inferno import LLM, host
+from inferno.contracts import LinkedInstance
 from inferno.errors import AsleepError, EngineDeadError, InfernoError, OptionError
 from inferno.llm.adapters import AdapterNames, reading
 from inferno.plan import Options, Plan, open_model, resolve
@@ -353,11 +354,17 @@ def test_counts_are_summed_and_times_are_of_engines_beside_each_other() -> None:
     one = EngineStats(num_running=1, kv_usage=0.2, generated_tokens=5, fallbacks={"a": 1})
     two = EngineStats(num_running=2, kv_usage=0.4, generated_tokens=7, fallbacks={"a": 2, "b": 1})
     one.step_sizes[0], two.step_sizes[0] = 3, 4
+    one.instances = {"a": LinkedInstance(True, 1, 2, {"late": 1}), "b": LinkedInstance(True)}
+    two.instances = {"a": LinkedInstance(False, 2, 3, {"late": 2})}
     one.prompt_seconds, two.prompt_seconds, two.row_seconds = 0.2, 0.4, 0.1
     total = total_stats([one, two])
     assert (total.num_running, total.generated_tokens, total.step_sizes[0]) == (3, 12, 7)
     assert total.kv_usage == pytest.approx(0.3)
     assert total.fallbacks == {"a": 3, "b": 1}
+    assert total.instances == {
+        "a": LinkedInstance(False, 3, 5, {"late": 3}),
+        "b": LinkedInstance(True),
+    }
     assert total.prompt_seconds == pytest.approx(0.15)
     assert total.row_seconds == pytest.approx(0.1)
     health = total_health([Health(restarts=1, failed_starts=3, still=2), Health(restarts=2)])

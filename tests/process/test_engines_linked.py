@@ -178,8 +178,10 @@ def test_each_engine_has_its_prompts_computed_and_tells_its_own_blocks(
     wanted = [list(answer.outputs[0].token_ids) for answer in answers]
 
     async def body(client: EnginesClient) -> None:
-        for number in range(2):
-            await linked(client, number)
+        def connected() -> list[bool]:
+            return [each.connected for each in client.stats.instances.values()]
+
+        await until(lambda: connected() == [True, True])  # idle engines say so
         streams = submit(
             client, *(request(f"r{i}", token_ids=each) for i, each in enumerate(PROMPTS))
         )

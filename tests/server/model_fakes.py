@@ -24,6 +24,7 @@ GIB = 2**30
 
 def fake_plan(nbytes: int, device: str = "cpu") -> Any:
     return SimpleNamespace(
+        store=None,
         queue_policy="first-come",
         sandbox=None,
         grammars=(),

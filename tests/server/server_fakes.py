@@ -67,6 +67,7 @@ PLAN = SimpleNamespace(
     queue_policy="first-come",
     sandbox=None,
     sessions=None,
+    store=None,
     ref="models/fake",
     path="/models/fake",
     num_parameters=134_515_008,

@@ -7,11 +7,15 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_fakes import FakeLLM
 
+from inferno.contracts import Link, LinkedInstance
+from inferno.plan.store_use import StoreUse
 from inferno.process.grammar_check import GrammarChecker
 from inferno.process.health import Health
 from inferno.server.access.keys import Keys
@@ -48,6 +52,38 @@ def test_an_engine_s_health_is_exported(client: Any) -> None:
     assert [values[f"inferno_engine_{name}"] for name in names] == [1, 2, 3.5, 4.5, 5]
     names = ["checks_total", "check_seconds_total", "checker_kills_total"]
     assert [values[f"inferno_grammar_{name}"] for name in names] == [6, 7.5, 8]
+
+
+def test_instances_that_compute_prompts_are_exported(client: Any) -> None:
+    llm = FakeLLM()
+    llm.stats.instances = {
+        "shm://a": LinkedInstance(True, 2, 3),
+        "shm://b": LinkedInstance(False, 0, 5, {"lost": 4}),
+    }
+    link = Link(role="decode", url="shm://a, shm://b")
+    llm.plan = SimpleNamespace(**{**vars(llm.plan), "store": StoreUse(link=link)})
+    http = client(llm)
+    told = {
+        (sample.name, sample.labels["prefill"], sample.labels.get("cause")): sample.value
+        for family in text_string_to_metric_families(http.get("/metrics").text)
+        for sample in family.samples
+        if "prefill" in sample.labels
+    }
+    assert told == {
+        ("inferno_kv_link_connected", "shm://a", None): 1,
+        ("inferno_kv_link_waiting", "shm://a", None): 2,
+        ("inferno_kv_link_instance_prompts_total", "shm://a", None): 3,
+        ("inferno_kv_link_connected", "shm://b", None): 0,
+        ("inferno_kv_link_waiting", "shm://b", None): 0,
+        ("inferno_kv_link_instance_prompts_total", "shm://b", None): 5,
+        ("inferno_kv_link_instance_failures_total", "shm://b", "lost"): 4,
+    }
+    health = http.get("/health")
+    assert health.status_code == 200, "prompts are computed here"
+    assert health.json() == {
+        "status": "ok",
+        "prefill": {"fake": {"0": "connected", "1": "disconnected"}},
+    }
 
 
 def test_the_store_and_wrong_keys_are_exported(client: Any, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def apart(ref: str, url: str, **options: Any) -> Iterator[tuple[Prefiller, Engin
 def joined(engine: Engine) -> bool:
     store: Any = engine._store
     end = store.index if store.stacked is None else store.stacked.link_index
-    return bool(end.client.joined)
+    return all(each.client.joined for each in end.instances)
 
 
 def wait_for(what: Callable[[], object]) -> None:

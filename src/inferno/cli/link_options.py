@@ -23,8 +23,11 @@ LINK_OPTIONS = [
     _engine(
         "--decode-with",
         metavar="URL",
+        multiple=True,
+        callback=lambda context, option, urls: ",".join(urls) or None,  # not set: not ()
         help="Have long prompts computed by the instance that listens at this URL, and pull "
-        "the blocks of its cache.",
+        "the blocks of its cache; may be repeated, or a list with commas: each prompt goes to the "
+        "one that will be done with it first.",
     ),
     _engine(
         "--pd-token-file",

@@ -199,6 +199,7 @@ from inferno.contracts.writers import (
     Writer,
     WrittenFile,
 )
+from inferno.request.linked import LinkedInstance
 from inferno.request.sessions import SessionHint, SessionView
 from inferno.request.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
@@ -296,6 +297,7 @@ __all__ = [
     "LayerSpan",
     "Link",
     "LinkIndex",
+    "LinkedInstance",
     "LinkedPrompt",
     "LogitsProcessor",
     "Lookahead",

@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 from inferno.contracts import lazy
 from inferno.contracts.cache_events import Tier
 from inferno.contracts.links import Link
+from inferno.request.linked import LinkedInstance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +60,8 @@ class StoreUsage:
     """Bytes of blocks that came from it, or went to it."""
     fallbacks: dict[str, int] = field(factory=dict)
     """By cause, prompts that were worth to be sent out, and were computed here in the end."""
+    instances: dict[str, LinkedInstance] = field(factory=dict)
+    """By their addresses, those that compute prompts for this one."""
 
 
 class StoreIndex(Protocol):

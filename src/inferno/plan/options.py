@@ -26,6 +26,10 @@ def _overrides(given: Mapping[str, str] | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def _urls(given: str | Iterable[str] | None) -> str | None:
+    return given if given is None or isinstance(given, str) else ",".join(given) or None
+
+
 def _cache_dtype(name: str) -> str:
     return "fp8_e4m3" if name == "fp8" else name  # vLLM's spelling
 
@@ -78,8 +82,10 @@ class Options:
     prefill_for: str | None = None
     """Compute prompts for other instances, which connect to this URL: `shm://NAME` on one machine,
     `tcp://HOST:PORT` from others. `AsyncLLM` and servers only."""
-    decode_with: str | None = None
-    """Have long prompts computed by the instance at this URL. With ranks, it has as many."""
+    decode_with: str | None = field(default=None, converter=_urls)
+    """Have long prompts computed by the instance at this URL, or at one of several (a list, or
+    separated by commas): each by the one that will be done with it first. With ranks, it has as
+    many."""
     pd_token_file: str | None = None
     """File with the secret that both instances know; tcp needs one."""
     pd_min_tokens: int = 128

@@ -34,7 +34,7 @@ class StoreUse:
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     link: Link | None = None
     """The end of a link to other instances. Its URL is as the options have it: the first process's,
-    or several that engines take by turns."""
+    or several that engines share out."""
     hashes: str | None = None
     """Where hashes of the model's files are remembered, if not in `folder`."""
 
@@ -101,14 +101,15 @@ class StoreUse:
     def link_of(self, rank: int | None) -> Link | None:
         """Return the end of a link of this engine, or of one of its ranks. Each is connected to one
         process of the other instance, through a separate address. Engines that decode take the
-        URLs by turns."""
+        URLs by turns; if there are more URLs, each takes several."""
         if (link := self.link) is None:
             return None
         if link.role == "prefill":
             url, engine = link.url, self.engine
         else:
             urls = urls_of(link.url)
-            url, engine = urls[self.engine % len(urls)], 0
+            url, *others = urls[self.engine % len(urls) :: self.engines]
+            engine, link = 0, evolve(link, others=tuple(others))
         return evolve(link, url=address_of(url, engine, self.ranks, rank or 0))
 
     def addresses(self) -> list[str]:
@@ -116,7 +117,7 @@ class StoreUse:
         engines = [evolve(self, engine=engine) for engine in range(self.engines)]
         pairs = [(engine, rank) for engine in engines for rank in range(self.ranks)]
         links = [engine.link_of(rank) for engine, rank in pairs]
-        return [link.url for link in links if link is not None]
+        return [url for link in links if link is not None for url in (link.url, *link.others)]
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:
         """Return the bytes of the host tier."""

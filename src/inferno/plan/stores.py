@@ -110,18 +110,7 @@ def _link(options: Options) -> Link | None:
             "with several ranks, a link to other instances excludes kv_store and cpu_mem_fold",
             "Leave out --kv-store and --cpu-mem-fold, or the link, or --tp and --pp.",
         )
-    if (count := len(urls_of(url))) > (options.dp if options.decode_with else 1):
-        raise OptionError(
-            f"{url} names {count} instances: "
-            + (
-                f"--decode-with takes one for each engine, and there is {options.dp}"
-                if options.decode_with
-                else "--prefill-for takes one, and the other engines listen beside it"
-            ),
-            f"Name one, or start an engine for each: --dp {count}."
-            if options.decode_with
-            else "Name the first engine's.",
-        )
+    _check_urls(urls_of(url), options)
     file = options.pd_token_file
     return Link(
         role="prefill" if options.prefill_for else "decode",
@@ -132,6 +121,25 @@ def _link(options: Options) -> Link | None:
         timeout=options.pd_timeout,
         buffer=host.parse_size(options.pd_buffer, "--pd-buffer") // options.processes_here,
     )
+
+
+def _check_urls(urls: list[str], options: Options) -> None:
+    """Raise OptionError or UnsupportedError for several instances that cannot all be used."""
+    count = len(urls)
+    if options.prefill_for and count > 1:
+        raise OptionError(
+            f"{options.prefill_for} names {count} instances: --prefill-for takes one, and the "
+            "other engines listen beside it",
+            "Name the first engine's.",
+        )
+    if count > options.dp and (twice := next((u for u in urls if urls.count(u) > 1), None)):
+        raise OptionError(f"--decode-with names {twice} twice", "Name each instance once.")
+    if count > options.dp and options.ranks > 1:
+        raise UnsupportedError(
+            f"--decode-with names {count} instances: with --tp or --pp it takes one for each "
+            f"engine, and there is {options.dp}",
+            f"Name one, or start an engine for each: --dp {count}.",
+        )
 
 
 def _flags(link: Link | None, keeps: bool) -> str:

@@ -40,6 +40,8 @@ class Worker:
     def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
         self._socket, self._parent, self._heart = socket, parent, heart
         self._num_steps = 0
+        self._told = b""
+        """The stats that were sent last while there was nothing to do."""
         self._patient = False
         """Whether the client waits at the end for packed weights to be written."""
         self._held: list[tuple[bytes, bytes]] | None = None
@@ -112,6 +114,9 @@ class Worker:
         told = None if others is None else others.descriptor
         if not (self._busy or self._owes) and not self._wait(engine.listens, told):
             engine.rest()
+            if (stats := protocol.encode(engine.stats())) != self._told:
+                self._told = stats
+                self._send(protocol.STATS, stats)
             return True
         if (descriptor := engine.waits_for) is not None and not self._owes:
             self._wait(descriptor, told)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from inferno.errors import ERRORS, InfernoError, RequestError
+from inferno.request.linked import LinkedInstance
 from inferno.request.sampling_params import SamplingParams
 from inferno.request.sessions import SessionHint
 
@@ -290,6 +291,8 @@ class EngineStats:
     """Bytes of blocks that came from another instance, or went to one."""
     fallbacks: dict[str, int] = field(factory=dict)
     """By cause, prompts that were to be sent out and were computed here."""
+    instances: dict[str, LinkedInstance] = field(factory=dict)
+    """By their addresses, those that compute prompts for this one."""
     sessions: int = 0
     """Sessions whose blocks are kept."""
     session_blocks: int = 0

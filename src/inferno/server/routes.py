@@ -65,7 +65,8 @@ def get_model(
 def health(models: NamedDependency[Models]) -> Response[Any]:
     """Report 200 while requests can be served, else 503: the only model's engine is restarting, or
     stalled in a step, models are loaded at the start, or the server is shutting down. Of several
-    engines it says how each is; `degraded` is a server that has fewer than it should."""
+    engines it says how each is, `degraded` is a server that has fewer than it should; and of each
+    instance that computes prompts for it, whether it is connected."""
     state = _health(models)
     content: dict[str, Any] = {"status": state}
     if len(models.hosted) > 1:
@@ -74,6 +75,8 @@ def health(models: NamedDependency[Models]) -> Response[Any]:
         content["engines"] = engines
         if state == "ok" and any(s != "ok" for each in engines.values() for s in each.values()):
             content["status"] = "degraded"
+    if prefill := {hosted.name: hosted.prefill for hosted in models.hosted if hosted.prefill}:
+        content["prefill"] = prefill
     if state == "ok":
         return Response(content, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}

@@ -54,7 +54,7 @@ class Linked(Storing):
         super().gauge(stats)
         usage = self.index.usage
         stats.linked_prompts, stats.linked_bytes = usage.linked_prompts, usage.linked_bytes
-        stats.fallbacks = usage.fallbacks
+        stats.fallbacks, stats.instances = usage.fallbacks, usage.instances
 
     @property
     def link(self) -> LinkIndex:

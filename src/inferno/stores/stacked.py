@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_OF_LINKS = ("fallbacks", "instances")
+"""What tiers have nothing of."""
+
+
 @define(eq=False)
 class Saving:
     """The saves of one of the two stores."""
@@ -123,9 +127,9 @@ class Stacked:
     def usage(self) -> StoreUsage:
         """Of both, as of now."""
         tiers, link = self.tiers_index.usage, self.link_index.usage
-        names = [each.name for each in fields(StoreUsage) if each.name != "fallbacks"]
+        names = [each.name for each in fields(StoreUsage) if each.name not in _OF_LINKS]
         sums = {name: getattr(tiers, name) + getattr(link, name) for name in names}
-        return StoreUsage(**sums, fallbacks=link.fallbacks)
+        return StoreUsage(**sums, fallbacks=link.fallbacks, instances=link.instances)
 
     def groups_of(self, key: bytes) -> int:
         return self.tiers_index.groups_of(key)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from attrs import fields
 
 from inferno.process.health import Health
+from inferno.request.linked import LinkedInstance
 from inferno.request.requests import EngineStats
 
 
@@ -15,7 +16,8 @@ def total_stats(each: Sequence[EngineStats]) -> EngineStats:
     """Return the sum. The share of caches in use is their mean, and what a token takes is what it
     takes engines that work beside each other."""
     total = EngineStats()
-    summed = [a.name for a in fields(EngineStats) if a.name not in ("step_sizes", "fallbacks")]
+    apart = ("step_sizes", "fallbacks", "instances")
+    summed = [a.name for a in fields(EngineStats) if a.name not in apart]
     for name in summed:
         setattr(total, name, sum(getattr(stats, name) for stats in each))
     total.step_sizes = [sum(sizes) for sizes in zip(*(s.step_sizes for s in each), strict=True)]
@@ -23,6 +25,7 @@ def total_stats(each: Sequence[EngineStats]) -> EngineStats:
     for stats in each:
         fallbacks.update(stats.fallbacks)
     total.fallbacks = dict(fallbacks)
+    total.instances = _total_instances(stats.instances for stats in each)
     total.kv_usage /= len(each)
     total.prompt_seconds = _beside(stats.prompt_seconds for stats in each)
     total.row_seconds = _beside(stats.row_seconds for stats in each)
@@ -39,6 +42,26 @@ def total_health(each: Sequence[Health]) -> Health:
         silence=max(health.silence for health in each),
         still=max(health.still for health in each),
     )
+
+
+def _total_instances(each: Iterable[dict[str, LinkedInstance]]) -> dict[str, LinkedInstance]:
+    """Return what all engines know of each instance: it is connected if it is to all of them."""
+    known = dict[str, list[LinkedInstance]]()
+    for instances in each:
+        for url, instance in instances.items():
+            known.setdefault(url, []).append(instance)
+    total = dict[str, LinkedInstance]()
+    for url, all_of in known.items():
+        failures = Counter[str]()
+        for one in all_of:
+            failures.update(one.failures)
+        total[url] = LinkedInstance(
+            all(one.connected for one in all_of),
+            sum(one.waiting for one in all_of),
+            sum(one.prompts for one in all_of),
+            dict(failures),
+        )
+    return total
 
 
 def _beside(seconds: Iterable[float]) -> float:

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from inferno.errors import InfernoError, ModelNotFoundError, ModelUnavailableError
 from inferno.server.access.limiter import Limiter
 from inferno.server.hosting.served_model import ServedModel
+from inferno.server.observe.links import link_health
 
 if TYPE_CHECKING:
     import asyncio
@@ -124,6 +125,12 @@ class HostedModel:
         """How each of its engines is, by number; empty if there is one, or none."""
         views = () if self.served is None else self.served.llm.engines
         return {str(i): view.state for i, view in enumerate(views)}
+
+    @property
+    def prefill(self) -> dict[str, str]:
+        """How the instances are that compute prompts for it, by number; empty if none do."""
+        llm = self.served.llm if self.served is not None else None
+        return {} if llm is None else link_health(llm.plan, llm.stats)
 
     @property
     def failed_starts(self) -> int:

@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from inferno.request.requests import STEP_SIZES
 from inferno.server.access.limits import Key
+from inferno.server.observe.links import link_metrics
 from inferno.server.observe.processes import (
     LABELS,
     LAG_SECONDS,
@@ -130,6 +131,7 @@ class _Models(Collector):
             for cause, count in stats.fallbacks.items():
                 fallbacks.add_metric([model, cause, *engine], count)
         yield fallbacks
+        yield from link_metrics(running)
         sizes = HistogramMetricFamily(
             "inferno_iteration_tokens_total",
             "Tokens that a forward pass computes.",

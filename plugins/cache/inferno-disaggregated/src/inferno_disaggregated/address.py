@@ -57,11 +57,12 @@ def refuses(need: StoreNeed) -> str | None:
     if need.link is None:
         return "it links instances, and keeps no blocks"
     try:
-        address = parse(need.link.url)
-        token_of(need.link, address)
+        addresses = [parse(url) for url in (need.link.url, *need.link.others)]
+        for address in addresses:
+            token_of(need.link, address)
     except OptionError as error:
         return f"{error.cause}: {error.remedy.rstrip('.')}"
-    if address.pulls and nixl_package() is None:
+    if any(address.pulls for address in addresses) and nixl_package() is None:
         return "nixl is not installed: pip install 'inferno-disaggregated[nixl]'"
     return None
 

@@ -59,7 +59,7 @@ class Ended:
 
 @define(eq=False)
 class Client:
-    """Keeps one connection in a thread. `news` are what comes."""
+    """Keeps one connection in a thread. `news` are what comes; several may put theirs in one."""
 
     address: Address
     url: str
@@ -160,7 +160,7 @@ class Client:
                 self._end(transfer, "late")
                 self._send(messages.Release(transfer))
         if self.joined and now - self._heard > SILENCE:
-            log.warning("%s gives no sign of life: prompts are computed here", self.url)
+            log.warning("%s gives no sign of life: it gets no prompts", self.url)
             self._lose("lost")
         if self.joined and now - self._pinged > _PING:
             self._pinged = now
@@ -177,7 +177,7 @@ class Client:
     def _lose(self, cause: str) -> None:
         """Give up the session, and with it what has not come."""
         if self.joined:
-            log.warning("the link to %s is gone: prompts are computed here", self.url)
+            log.warning("the link to %s is gone: it gets no prompts", self.url)
         self.joined, self._session, self._memory = False, None, None
         self._pulls.clear()
         self._done.clear()
@@ -231,7 +231,7 @@ class Client:
         if isinstance(message, messages.Welcome):
             self._welcome(message)
         elif isinstance(message, messages.Refused):
-            self._complain(f"{self.url} refuses: {message.cause}; prompts are computed here")
+            self._complain(f"{self.url} refuses: {message.cause}; it gets no prompts")
             self._session = None
         elif not self.joined:
             raise Foreign(f"a {type(message).__name__} before a welcome")
@@ -248,7 +248,7 @@ class Client:
     def _begin(self, message: messages.ToDecode) -> None:
         if isinstance(message, messages.Unknown):
             if self._session is not None and not self.joined:
-                self._complain(f"{self.url} has another token: prompts are computed here")
+                self._complain(f"{self.url} has another token: it gets no prompts")
             self._lose("lost")
         elif isinstance(message, messages.Challenge) and self._session is None and self._nonce:
             nonce, self._nonce = self._nonce, b""

@@ -1,4 +1,4 @@
-"""The decoding end: parts of prompts that another instance computes come near."""
+"""The decoding end: parts of prompts that other instances compute come near."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from torch import Tensor
 
 from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed, StoreUsage
 from inferno_disaggregated import messages
-from inferno_disaggregated.client import Asked, Came, Client
+from inferno_disaggregated.client import Asked, Came, Client, Ended
+from inferno_disaggregated.instances import Instance, best
+from inferno_disaggregated.mailbox import Mailbox
 from inferno_disaggregated.pieces import Bytes, GroupCopies
 
 MOST_PROMPTS = 32
-"""Prompts on their way: further ones are computed here."""
+"""Prompts on their way from an instance: further ones are computed here."""
+AGAIN = ("lost", "full", "refused")
+"""Causes for which another instance is asked for the rest of a prompt. One that is late has taken
+its time, and one whose numbers fail fails anywhere."""
 Place = tuple[Bytes, int]
 """A row of parts."""
 
@@ -25,11 +30,16 @@ Place = tuple[Bytes, int]
 class Coming:
     """A prompt that was sent out."""
 
-    owner: str
+    prompt: LinkedPrompt
     number: int
     keys: Sequence[bytes]
     nbytes: int
     """Of all that was asked for."""
+    wanted: list[int]
+    """Of each block, the groups that have not come."""
+    deadline: float
+    asked: list[Instance] = field(factory=list)
+    """The instances that were asked, one after another."""
     parts: list[tuple[bytes, int]] = field(factory=list)
     """What has come: keys and groups."""
     ended: bool = False
@@ -43,8 +53,10 @@ class Decoding:
 
     need: StoreNeed
     link: Link
-    client: Client
-    usage: StoreUsage = field(factory=StoreUsage)
+    instances: Sequence[Instance]
+    news: Mailbox[Came | Ended]
+    """Of all of them."""
+    _usage: StoreUsage = field(factory=StoreUsage)
     _near: dict[bytes, dict[int, dict[int, Place]]] = field(factory=dict)
     """By key, group and prompt."""
     _coming: dict[str, Coming] = field(factory=dict)
@@ -55,32 +67,49 @@ class Decoding:
     _ended: list[str] = field(factory=list)
     _copies: list[GroupCopies] = field(factory=list)
 
+    def __attrs_post_init__(self) -> None:
+        self._usage.instances = {each.client.url: each.usage for each in self.instances}
+
     # --- LinkIndex --------------------------------------------------------------------------------
 
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
         sizes = self.need.sizes
         nbytes = sum(sizes[g] for each in wanted for g in range(len(sizes)) if each >> g & 1)
-        if not self.client.joined:
+        if not any(each.client.joined for each in self.instances):
             self._fall_back("not connected")
             return False
         on_their_way = sum(coming.nbytes for coming in self._coming.values())
-        busy = len(self._coming) >= MOST_PROMPTS or on_their_way + nbytes > self.link.buffer
+        most = MOST_PROMPTS * len(self.instances)
+        busy = len(self._coming) >= most or on_their_way + nbytes > self.link.buffer
         if self._coming and busy:
             self._fall_back("busy")
             return False
-        coming = Coming(prompt.id, next(self._numbers), keys, nbytes)
+        deadline = time.monotonic() + self.link.timeout
+        coming = Coming(prompt, next(self._numbers), keys, nbytes, [*wanted], deadline)
+        if not self._send(coming):
+            self._fall_back("not connected")  # since
+            return False
         self._hold(prompt.id, coming)
         self._coming[prompt.id] = self._by_number[coming.number] = coming
-        self.usage.linked_prompts += 1
+        self._usage.linked_prompts += 1
+        return True
+
+    def _send(self, coming: Coming) -> bool:
+        """Ask the best instance that was not asked yet. Returns whether there is one."""
+        prompt, count = coming.prompt, len(coming.prompt.token_ids)
+        instance = best(self.instances, coming.asked, coming.keys, count)
+        if instance is None:
+            return False
         message = messages.Ask(
             coming.number,
             np.asarray(prompt.token_ids, "<i4").tobytes(),
-            list(wanted),
+            [*coming.wanted],
             prompt.salt,
             prompt.adapter,
             prompt.name,
         )
-        self.client.ask(Asked(message, time.monotonic() + self.link.timeout))
+        coming.asked.append(instance)
+        instance.ask(Asked(message, coming.deadline), coming.keys, count)
         return True
 
     is_asked = False
@@ -95,9 +124,20 @@ class Decoding:
         return None
 
     def _fall_back(self, cause: str) -> None:
-        self.usage.fallbacks[cause] = self.usage.fallbacks.get(cause, 0) + 1
+        self._usage.fallbacks[cause] = self._usage.fallbacks.get(cause, 0) + 1
 
     # --- StoreIndex -------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> StoreUsage:
+        for each in self.instances:
+            each.tell()
+        return self._usage
+
+    @property
+    def client(self) -> Client:
+        """The first instance's."""
+        return self.instances[0].client
 
     def groups_of(self, key: bytes) -> int:
         return self.near(key)
@@ -140,7 +180,9 @@ class Decoding:
             if not coming.holders:
                 del self._by_number[coming.number]
                 self._discard(coming)
-                self.client.release(coming.number)
+                coming.asked[-1].ended(coming.number, coming.keys, "")
+                for instance in coming.asked:  # also of those that were lost: they may be back
+                    instance.client.release(coming.number)
 
     # --- Mover ------------------------------------------------------------------------------------
 
@@ -161,35 +203,46 @@ class Decoding:
                     rows.append(row)
             for parts, places, rows in runs.values():
                 copies.into(places, parts, rows)
-                self.usage.loaded_bytes += len(rows) * parts.shape[1]
+                self._usage.loaded_bytes += len(rows) * parts.shape[1]
 
     def poll(self) -> Sequence[str]:
-        for news in self.client.news.take():
+        for news in self.news.take():
             coming = self._by_number.get(news.transfer)
             if coming is None or coming.ended:
                 continue
             if isinstance(news, Came):
                 self._came(coming, news)
-                continue
-            coming.ended = True
-            self._ended.append(coming.owner)
-            if news.cause:
-                self._fall_back(news.cause)
-            if news.cause == "failed" and coming.holders == {coming.owner}:
-                self._discard(coming)
+            else:
+                self._no_more(coming, news.cause)
         ended, self._ended = self._ended, []
+        for each in self.instances:
+            each.tell()
         return ended
+
+    def _no_more(self, coming: Coming, cause: str) -> None:
+        """Note that no more of a prompt comes from an instance: from another one, if that can be
+        helped."""
+        coming.asked[-1].ended(coming.number, coming.keys, cause)
+        if cause in AGAIN and any(coming.wanted) and self._send(coming):
+            return
+        coming.ended = True
+        self._ended.append(coming.prompt.id)
+        if cause:
+            self._fall_back(cause)
+        if cause == "failed" and coming.holders == {coming.prompt.id}:
+            self._discard(coming)
 
     def _came(self, coming: Coming, came: Came) -> None:
         if came.parts is None:
-            self.usage.lost_parts += len(came.indices)
+            self._usage.lost_parts += len(came.indices)
             return
-        self.usage.linked_bytes += came.parts.nbytes
+        self._usage.linked_bytes += came.parts.nbytes
         for row, index in enumerate(came.indices):
             key = coming.keys[index]
             places = self._near.setdefault(key, {}).setdefault(came.group, {})
             places[coming.number] = came.parts, row
             coming.parts.append((key, came.group))
+            coming.wanted[index] &= ~(1 << came.group)
 
     def _discard(self, coming: Coming) -> None:
         """Use nothing of a prompt that nobody needs, or that the other end could not finish."""
@@ -204,7 +257,8 @@ class Decoding:
         coming.parts.clear()
 
     def fileno(self) -> int | None:
-        return self.client.news.descriptor
+        return self.news.descriptor
 
     def close(self) -> None:
-        self.client.close()
+        for each in self.instances:
+            each.client.close()

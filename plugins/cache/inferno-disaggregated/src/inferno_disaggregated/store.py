@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from inferno.contracts import Mover, StoreIndex, StoreNeed
 from inferno_disaggregated.address import own_folder, parse, token_of
-from inferno_disaggregated.client import Client
+from inferno_disaggregated.client import Came, Client, Ended
 from inferno_disaggregated.decoding import Decoding
+from inferno_disaggregated.instances import Instance
+from inferno_disaggregated.mailbox import Mailbox
 from inferno_disaggregated.prefilling import Prefilling
 from inferno_disaggregated.server import Server
 
@@ -14,14 +16,20 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     """Return the index and the mover of an end. Raises OptionError if the prefilling end cannot
     listen."""
     assert need.link is not None, "it refuses to be without"
-    link, address = need.link, parse(need.link.url)
-    token = token_of(link, address)
+    link = need.link
+    addresses = {url: parse(url) for url in (link.url, *link.others)}
+    tokens = {url: token_of(link, address) for url, address in addresses.items()}
     if link.role == "prefill":
-        server = Server(address, token, need.layout, link.buffer)
+        server = Server(addresses[link.url], tokens[link.url], need.layout, link.buffer)
         prefilling = Prefilling(need, server, link.buffer)
         return prefilling, prefilling
-    if address.path is not None:
-        own_folder(address.path)
-    client = Client(address, link.url, token, need.layout, need.sizes)
-    decoding = Decoding(need, link, client)
+    for address in addresses.values():
+        if address.path is not None:
+            own_folder(address.path)
+    news = Mailbox[Came | Ended]()
+    clients = [
+        Client(address, url, tokens[url], need.layout, need.sizes, news)
+        for url, address in addresses.items()
+    ]
+    decoding = Decoding(need, link, [*map(Instance, clients)], news)
     return decoding, decoding

@@ -1,0 +1,141 @@
+"""Several instances compute prompts for one: which is asked, and what if it does not answer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed
+from inferno_disaggregated.client import Asked, Came, Ended
+from inferno_disaggregated.decoding import Decoding
+from inferno_disaggregated.instances import Instance
+from inferno_disaggregated.mailbox import Mailbox
+
+KEYS = [bytes([i]) * 16 for i in range(12)]
+BOTH = 0b11
+SIZES = (2, 3)
+
+
+class StandIn:
+    """A client whose instance is not there."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.joined = url, True
+        self.asked, self.released = list[Asked](), list[int]()
+
+    def ask(self, asked: Asked) -> None:
+        self.asked.append(asked)
+
+    def release(self, transfer: int) -> None:
+        self.released.append(transfer)
+
+    def close(self) -> None:
+        self.joined = False
+
+
+class End:
+    """A decoding end with two of them."""
+
+    def __init__(self) -> None:
+        link = Link(role="decode", url="shm://a", others=("shm://b",))
+        self.a, self.b = StandIn("shm://a"), StandIn("shm://b")
+        self.news = Mailbox[Came | Ended]()
+        instances = [Instance(cast(Any, each)) for each in (self.a, self.b)]
+        need = StoreNeed(layout="{}", sizes=SIZES, link=link)
+        self.index = Decoding(need, link, instances, self.news)
+        self.cache = [torch.zeros(4, size, dtype=torch.uint8) for size in SIZES]
+        self.index.register([[each] for each in self.cache])
+
+    def ask(self, owner: str, keys: list[bytes]) -> StandIn:
+        """Ask for all of a prompt. Returns whom it is asked of."""
+        before = len(self.a.asked)
+        prompt = LinkedPrompt(id=owner, token_ids=(*range(10 * len(keys)),))
+        assert self.index.ask(prompt, keys, [BOTH] * len(keys))
+        return self.a if len(self.a.asked) > before else self.b
+
+    def comes(self, number: int, indices: list[int]) -> None:
+        for group, size in enumerate(SIZES):
+            rows = [np.full(size, 10 * group + i, np.uint8) for i in indices]
+            self.news.put(Came(number, group, indices, np.stack(rows)))
+
+    def ends(self, number: int, cause: str = "") -> list[str]:
+        self.news.put(Ended(number, cause))
+        return [*self.index.poll()]
+
+    def near(self, *keys: bytes) -> list[int]:
+        return [self.index.near(key) for key in keys]
+
+
+@pytest.fixture
+def end() -> End:
+    return End()
+
+
+def test_the_one_with_the_least_to_compute_is_asked(end: End) -> None:
+    assert end.ask("long", KEYS[:6]) is end.a
+    assert end.ask("short", KEYS[6:8]) is end.b
+    assert end.ask("next", KEYS[8:10]) is end.b, "20 tokens wait there, and 60 at the other"
+    assert end.ends(0) == ["long"]
+    assert end.ask("last", KEYS[10:]) is end.a
+    instances = end.index.usage.instances
+    assert [(i.prompts, i.waiting) for i in instances.values()] == [(2, 1), (2, 2)]
+
+
+def test_the_one_that_has_the_longest_prefix_is_asked(end: End) -> None:
+    assert end.ask("0", KEYS[:4]) is end.a and end.ends(0) == ["0"]
+    assert end.ask("1", KEYS[4:8]) is end.b and end.ends(1) == ["1"]
+    for turn in range(2):
+        assert end.ask(f"a{turn}", [*KEYS[:4], KEYS[8 + turn]]) is end.a
+        assert end.ends(2 + 2 * turn) == [f"a{turn}"]
+        assert end.ask(f"b{turn}", [*KEYS[4:8], KEYS[8 + turn]]) is end.b
+        assert end.ends(3 + 2 * turn) == [f"b{turn}"]
+    assert end.ask("lost", KEYS[:4]) is end.a and end.ends(6, "lost") == []
+    end.index.release("lost")
+    assert end.ask("b", [*KEYS[:4], KEYS[11]]) is end.b, "the other may have nothing now"
+
+
+def test_the_rest_of_a_prompt_comes_from_another_instance(end: End) -> None:
+    assert end.ask("0", KEYS[:3]) is end.a
+    end.comes(0, [0])
+    assert end.ends(0, "lost") == []
+    [rest] = end.b.asked
+    assert rest.message.wanted == [0, BOTH, BOTH]
+    assert rest.deadline == end.a.asked[0].deadline
+    end.comes(0, [1, 2])
+    assert end.ends(0) == ["0"] and end.near(*KEYS[:4]) == [BOTH, BOTH, BOTH, 0]
+    end.index.load([Placed(key, (place, place)) for place, key in enumerate(KEYS[:3])])
+    assert [each[:3, 0].tolist() for each in end.cache] == [[0, 1, 2], [10, 11, 12]]
+    usage = end.index.usage
+    assert usage.fallbacks == {} and usage.linked_prompts == 1
+    assert [i.failures for i in usage.instances.values()] == [{"lost": 1}, {}]
+    end.index.release("0")
+    assert end.near(*KEYS[:3]) == [0, 0, 0] and end.a.released == end.b.released == [0]
+
+
+@pytest.mark.parametrize("cause", ["full", "refused", "lost"])
+def test_a_prompt_that_nobody_takes_is_computed_here(end: End, cause: str) -> None:
+    end.ask("0", KEYS[:3])
+    end.comes(0, [0])
+    assert end.ends(0, "full") == [] and end.ends(0, cause) == ["0"]
+    assert end.near(*KEYS[:2]) == [BOTH, 0] and end.index.usage.fallbacks == {cause: 1}
+
+
+@pytest.mark.parametrize("cause", ["late", "failed", "short"])
+def test_what_another_instance_could_not_help_is_not_asked_again(end: End, cause: str) -> None:
+    end.ask("0", KEYS[:3])
+    assert end.ends(0, cause) == ["0"] and not end.b.asked
+    assert end.index.usage.fallbacks == {cause: 1}
+
+
+def test_one_that_is_not_connected_is_not_asked(end: End) -> None:
+    end.a.joined = False
+    assert end.ask("0", KEYS[:1]) is end.b
+    assert [i.connected for i in end.index.usage.instances.values()] == [False, True]
+    end.b.joined = False
+    prompt = LinkedPrompt(id="1", token_ids=(1, 2))
+    assert not end.index.ask(prompt, KEYS[:1], [BOTH])
+    assert end.index.usage.fallbacks == {"not connected": 1}
+    assert end.ends(0, "lost") == ["0"]
