@@ -33,7 +33,11 @@ class Placed(NamedTuple):
     @property
     def groups(self) -> int:
         """The groups of its parts, as a set of bits."""
-        return sum(1 << i for i, place in enumerate(self.places) if place is not None)
+        groups = 0  # a loop: a prompt has hundreds of blocks, and a step waits
+        for i, place in enumerate(self.places):
+            if place is not None:
+                groups |= 1 << i
+        return groups
 
 
 @define

@@ -149,16 +149,19 @@ class Storing(NoStore):
         """Load what was missing of the blocks that a sequence has resumed after. Returns whether
         the next step does all of it: else `landed` names the sequence once it can go on. Other
         sequences do not wait for a large load, if there are any."""
-        places = dict[int, list[int | None]]()
+        places, count = dict[int, list[int | None]](), len(self.groups.groups)
+        nbytes = 0
         for i, group in missing:
-            target = group.target(sequence, sequence.block_ids[i])
-            places.setdefault(i, [None] * len(self.groups.groups))[group.index] = target
+            if i not in places:
+                places[i] = [None] * count
+            places[i][group.index] = group.target(sequence, sequence.block_ids[i])
+            nbytes += self.sizes[group.index] if self.sizes else 0
         self.index.touch(sequence.keys[: len(sequence.block_ids)])
         loads = {i: Placed(sequence.keys[i], tuple(at)) for i, at in places.items()}
         # What is near may make room until then, or go with another request, unless it is asked for.
         self.index.fetch([(each.key, each.groups) for each in loads.values()], sequence.request.id)
         budget = None if alone else self.speeds.budget()
-        if budget is None or not self.sizes or sum(map(self._nbytes, loads.values())) <= budget:
+        if budget is None or nbytes <= budget:
             self.loads += loads.values()
             self._loading.append(sequence.request.id)
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -235,7 +236,7 @@ class PartsFile:
 
     def together(self, work: Iterable[Read]) -> Iterator[list[Read]]:
         """Divide parts into neighbours that one call reads."""
-        return _together(sorted(work, key=lambda each: each.offset), AT_ONCE)
+        return _together(sorted(work, key=lambda each: each.place), AT_ONCE)
 
     def close(self) -> None:
         self._index.close()
@@ -277,9 +278,14 @@ def groups_in(tier: Container[Part], key: bytes, count: int) -> int:
     return groups
 
 
-def parts_of(key: bytes, groups: int) -> Iterator[Part]:
+def parts_of(key: bytes, groups: int) -> list[Part]:
     """Return the parts of a block in a set of groups."""
-    return ((key, group) for group in range(groups.bit_length()) if groups >> group & 1)
+    return [(key, group) for group in _numbers_of(groups)]
+
+
+@cache
+def _numbers_of(groups: int) -> tuple[int, ...]:
+    return tuple(group for group in range(groups.bit_length()) if groups >> group & 1)
 
 
 def in_group(blocks: Sequence[Placed], group: int) -> list[tuple[bytes, int]]:

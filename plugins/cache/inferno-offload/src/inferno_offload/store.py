@@ -124,28 +124,28 @@ class Store:
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         parts = [part for key, groups in wanted for part in parts_of(key, groups)]
-        claims, reads = self._held.setdefault(owner, []), list[Read]()
-        if not all(part in self._host or self._on_disk(part) for part in parts):
+        reads, host, holders, awaited = list[Read](), self._host, self._holders, 0
+        if not all(part in host or self._on_disk(part) for part in parts):
             self._look(None)
-        for part in parts:
-            claims.append(part)
-            self._holders[part] += 1
-            if part in self._host:
+        self._held.setdefault(owner, []).extend(parts)
+        for part in parts:  # hundreds: `+= 1` would call `Counter.__missing__` for each
+            holders[part] = holders.get(part, 0) + 1
+            if part in host:
                 self._not_idle(part)
             elif self.files is not None and (location := self._on_disk(part)) is not None:
-                if part not in self._reading:
+                if (owners := self._reading.get(part)) is None:
                     if location[1] is None:
                         self.on_disk[part] = self.on_disk.pop(part)  # used now
                     reads.append(Read(part, location[0], self._slots[part[1]].take(), location[1]))
-                    self._reading[part] = set()
-                if owner not in self._reading[part]:
-                    self._reading[part].add(owner)
-                    self._waiting[owner] += 1
+                    self._reading[part] = owners = set()
+                if owner not in owners:
+                    owners.add(owner)
+                    awaited += 1
             else:
                 self._lose(part)
+        self._waiting[owner] += awaited
         for source in (None, *self.others.folders) if reads else ():
-            own = [read for read in reads if read.source is source]
-            if self.files is not None and own:
+            if self.files is not None and (own := [r for r in reads if r.source is source]):
                 self.files.read(own, source.parts if source is not None else None)
         if not self._waiting[owner]:
             self._end(owner)
