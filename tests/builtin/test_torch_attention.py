@@ -3,9 +3,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+import torch
+from attrs import evolve
 
+from inferno.attention.stored import Stored
 from inferno.catalog import load_catalog
 from inferno.contracts import AttentionNeed, Device
+from inferno.errors import UnsupportedError
 from inferno.testing import AttentionBackendTests
 
 PLAIN = AttentionNeed(
@@ -31,6 +35,22 @@ class TestTorchAttention(AttentionBackendTests):
         monkeypatch.setattr("inferno.attention.gathered._MAX_ELEMENTS", 50)
         catalog = load_catalog()
         self.test_equals_naive_attention(catalog.attention(PLAIN, "torch").item, catalog)
+
+
+def test_keys_of_8_bits_with_waves_are_refused() -> None:
+    need = evolve(PLAIN, cache_dtype="int8", waves=True)
+    with pytest.raises(UnsupportedError) as caught:
+        load_catalog().attention(need, "torch")
+    assert "for latents only" in caught.value.remedy
+
+
+def test_a_vector_of_zeros_is_zeros_in_8_bits() -> None:
+    """It has no scale to divide by."""
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        cache = {"k": torch.ones(1, 4, 1, 8).to(dtype), "k_scales": torch.ones(1, 4, 1, 1)}
+        Stored(torch.tensor([1])).store_vectors(cache, "k", torch.zeros(1, 1, 8))
+        exact_BPKC = cache["k"].float() * cache["k_scales"]
+        assert exact_BPKC.sum((0, 2, 3)).tolist() == [8, 0, 8, 8]
 
 
 def test_what_a_block_takes_is_keys_and_values() -> None:

@@ -43,9 +43,9 @@ class GatheredAttend:
     ) -> Tensor:
         assert waves is None, "backends that store what was computed do not list them"
         stored = Stored.shared(batch)
-        stored.store(cache["k"], k_TKC)
+        stored.store_vectors(cache, "k", k_TKC)
         if self.need.latent_dim is None:
-            stored.store(cache["v"], v_TKC)
+            stored.store_vectors(cache, "v", v_TKC)
         key = (GatheredAttend, self.need)
         if key not in batch.scratch:  # shared by all layers with this need
             split = single_tokens if self.need.batch_invariant else parts
@@ -59,9 +59,9 @@ class GatheredAttend:
             pieces = batch.scratch[narrowed]  # those of an earlier layer, where the index is shared
         out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
         for part in pieces:
-            k_SKLC = part.gather(cache["k"])
+            k_SKLC = part.gather(cache, "k")
             if self.need.latent_dim is None:
-                v_SKLV = part.gather(cache["v"])
+                v_SKLV = part.gather(cache, "v")
             else:
                 v_SKLV = k_SKLC[..., : self.need.latent_dim]
             out_THV[part.tokens] = self.part(q_THC[part.tokens], k_SKLC, v_SKLV, part, sinks_H)

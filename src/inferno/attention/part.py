@@ -6,8 +6,12 @@ dim, N rows of the cache (slots x key/value heads).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 from torch import Tensor
+
+from inferno.attention.stored import as_bytes
 
 Index = Tensor | slice
 
@@ -25,8 +29,15 @@ class Part:
     padding_S: Tensor | None
     """True for padding rows, if there may be any."""
 
-    def gather(self, cache_BPKC: Tensor) -> Tensor:
-        """Return the keys or values of the part's sequences, (S, K, L, C)."""
+    def gather(self, cache: Mapping[str, Tensor], name: str) -> Tensor:
+        """Return `k` or `v` of the part's sequences, (S, K, L, C); in float32 if they have
+        scales."""
+        if (scales_BPK1 := cache.get(f"{name}_scales")) is None:
+            return self._rows(cache[name])
+        codes_SKLC = self._rows(as_bytes(cache[name])).view(cache[name].dtype)
+        return codes_SKLC.float() * self._rows(scales_BPK1)
+
+    def _rows(self, cache_BPKC: Tensor) -> Tensor:
         K, C = cache_BPKC.shape[-2:]
         S, _, L = self.hidden_SQL.shape
         return cache_BPKC.reshape(-1, C).index_select(0, self.rows_N).view(S, K, L, C)

@@ -6,6 +6,8 @@ tokens of a block.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -57,6 +59,26 @@ class Stored:
         if self.token_T is not None and self.nothing is not None:
             x_TKC = torch.where(self.nothing, cache_BKPC[block_T, :, offset_T], x_TKC[self.token_T])
         cache_BKPC[block_T, :, offset_T] = x_TKC
+
+    def store_vectors(self, cache: Mapping[str, Tensor], name: str, x_TKC: Tensor) -> None:
+        """Store `k` or `v` into caches whose tokens are contiguous: in 8 bits, as codes and a scale
+        for each token and head, if there are `k_scales` or `v_scales`."""
+        scales_BPK1 = cache.get(f"{name}_scales")
+        if scales_BPK1 is None:
+            return self.store(cache[name], x_TKC)
+        exact_TKC, dtype = x_TKC.float(), cache[name].dtype
+        integers = not dtype.is_floating_point
+        largest = torch.iinfo(dtype).max if integers else torch.finfo(dtype).max
+        scale_TK1 = exact_TKC.abs().amax(-1, keepdim=True) / largest
+        codes_TKC = exact_TKC / scale_TK1.clamp_min(torch.finfo(torch.float32).tiny)
+        codes_TKC = (codes_TKC.round() if integers else codes_TKC).to(dtype)
+        self.store(as_bytes(cache[name]), as_bytes(codes_TKC))
+        self.store(scales_BPK1, scale_TK1)
+
+
+def as_bytes(codes: Tensor) -> Tensor:
+    """Return 8-bit elements as integers: torch moves no floats of 8 bits."""
+    return codes.view(torch.uint8)
 
 
 def may_pad(batch: Batch) -> bool:

@@ -83,6 +83,8 @@ def inferno_attention_backends() -> list[AttentionBackend]:
                     "bidirectional",
                     "batch_invariant",
                     "index",
+                    "cache_dtype",
+                    "waves",
                 }
             ),
             layout="token-major",

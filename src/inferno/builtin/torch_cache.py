@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from inferno.contracts import AttentionNeed, CacheTensor
 
+CACHE_DTYPES: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+"""Element types of a cache other than the compute type, by `AttentionNeed.cache_dtype`."""
+
 
 def refuses(need: AttentionNeed) -> str | None:
     if need.num_heads % need.num_kv_heads:
@@ -14,6 +17,10 @@ def refuses(need: AttentionNeed) -> str | None:
         )
     if need.latent_dim is not None and not 0 < need.latent_dim <= need.head_dim:
         return f"latent_dim {need.latent_dim} is not between 1 and head_dim {need.head_dim}"
+    if need.waves:
+        return "it has caches of 8 bits for latents only, not for keys that leave waves out"
+    if need.cache_dtype not in ("auto", *CACHE_DTYPES):
+        return f"it stores {', '.join(CACHE_DTYPES)} or the compute type, not {need.cache_dtype}"
     if need.index is not None and need.batch_invariant:
         return "the sums of an index's scores depend on the shape of a step"
     if need.bidirectional and (others := sorted(need.features & _CAUSAL)):
@@ -27,13 +34,18 @@ _CAUSAL = frozenset({"soft_cap", "latent_dim", "sinks", "batch_invariant", "inde
 
 def layout(need: AttentionNeed, block_size: int) -> Mapping[str, CacheTensor]:
     """Return a token-major layout: a token's heads are contiguous, so that storing and gathering
-    move whole rows; the keys of an index are beside them. Bidirectional attention keeps
-    nothing."""
+    move whole rows, and a scale for each if they have 8 bits; the keys of an index are beside
+    them, in the compute type: they say what is found. Bidirectional attention keeps nothing."""
     if need.bidirectional:
         return {}
     dims = {"k": (need.num_kv_heads, need.head_dim)}
     if need.latent_dim is None:
         dims["v"] = (need.num_kv_heads, need.output_dim)
+    dtype = CACHE_DTYPES.get(need.cache_dtype, need.dtype)
+    tensors = {name: CacheTensor((block_size, *dim), dtype) for name, dim in dims.items()}
+    if need.cache_dtype != "auto":
+        scales = CacheTensor((block_size, need.num_kv_heads, 1), "float32")
+        tensors |= {f"{name}_scales": scales for name in dims}
     if need.index is not None and not need.index.shared:
-        dims["index_k"] = (1, need.index.head_dim)
-    return {name: CacheTensor((block_size, *dim), need.dtype) for name, dim in dims.items()}
+        tensors["index_k"] = CacheTensor((block_size, 1, need.index.head_dim), need.dtype)
+    return tensors

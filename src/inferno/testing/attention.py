@@ -149,11 +149,12 @@ class AttentionBackendTests(Installed):
 
     @alike
     def test_8_bit_caches_lose_little(self, item: AttentionBackend, catalog: Catalog) -> None:
-        """Of plain and of latent attention, of waves, with a window and a soft cap too: whichever
-        is not refused."""
-        plain, latent = next(self.grid()), list(self.grid())[-1]
+        """Of plain, of latent and of indexed attention, of waves, with a window and a soft cap too:
+        whichever is not refused."""
+        plain, (indexed, latent) = next(self.grid()), list(self.grid())[-2:]
         waves = attrs.evolve(plain, waves=True)
-        needs = plain, latent, waves, attrs.evolve(waves, sliding_window=16, soft_cap=20.0)
+        windowed = attrs.evolve(waves, sliding_window=16, soft_cap=20.0)
+        needs = plain, latent, waves, windowed, indexed
         cases = itertools.product(needs, EIGHT_BITS.items())
         for need, (kind, tolerance) in itertools.islice(cases, 0, None, 1 + 2 * self.sparse):
             need = attrs.evolve(need, cache_dtype=kind)  # type: ignore[arg-type]

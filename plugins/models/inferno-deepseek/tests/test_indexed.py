@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inferno.contracts import CacheTensor, IndexSpec
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import CheckpointError
 from inferno.testing import (
     ArchitectureTests,
     MTPTests,
@@ -156,10 +156,13 @@ def test_the_keys_of_an_index_are_beside_the_latents(v32: Path) -> None:
     assert plan.groups[0].bytes_per_token == 2 * 4 * (72 + 16)
 
 
-def test_an_8_bit_cache_is_refused_by_name(v32: Path) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        load_toy(v32, kv_cache_dtype="int8")
-    assert "it does not know index" in caught.value.remedy
+def test_an_8_bit_cache_holds_what_is_attended_to_and_not_what_finds_it(v32: Path) -> None:
+    [use] = load_toy(v32, kv_cache_dtype="fp8").plan.attention
+    assert {name: tensor.dtype for name, tensor in use.cache.items()} == {
+        "k": "float8_e4m3fn",
+        "k_scales": "float32",
+        "index_k": "float32",
+    }
 
 
 def shared(**fields: Any) -> list[int]:
