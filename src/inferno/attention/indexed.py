@@ -6,12 +6,15 @@ K key/value heads, L keys (padded context), N positions that are found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from attrs import evolve
 from torch import Tensor
 
 from inferno.attention.part import Part
 from inferno.contracts import AttentionNeed, Indexed
+from inferno.ops.rows import products, row_products
 
 _APART = 8
 """Each query of a prompt gathers its own keys if there are at least this many times as many keys as
@@ -20,17 +23,21 @@ are found. With fewer it is cheaper to compute all of them and to mask the other
 
 def narrowed(part: Part, need: AttentionNeed, indexed: Indexed, keys_BP1C: Tensor) -> Part:
     """Return the part with the positions that the index does not find left out, or masked. Where
-    it finds all, the part is returned as it is."""
+    it finds all, the part is returned as it is: if the need is batch-invariant, wherever a token
+    has no more, as it would be beside shorter sequences."""
     assert need.index is not None, "the need has an index"
     S, Q, L = part.hidden_SQL.shape
     count, K = need.index.top_k, need.num_kv_heads
     if L <= count or indexed.q_TJC is None or indexed.weights_TJ is None:
         return part
+    if need.batch_invariant and int((~part.hidden_SQL).sum()) <= count:
+        return part
     slots_SL = part.rows_N.view(S, K, L)[:, 0] // K
     k_SLC = keys_BP1C.flatten(0, 2).index_select(0, slots_SL.flatten()).view(S, L, -1)
     q_SQJC = indexed.q_TJC[part.tokens].unflatten(0, (S, Q))
     weights_SQJ = indexed.weights_TJ[part.tokens].unflatten(0, (S, Q))
-    scores_SQL = _scores(q_SQJC, weights_SQJ, k_SLC)
+    product = row_products if need.batch_invariant else products
+    scores_SQL = _scores(q_SQJC, weights_SQJ, k_SLC, product)
     found_SQL = highest(scores_SQL.masked_fill_(part.hidden_SQL, float("-inf")), count)
     if Q > 1 and L < _APART * count:
         return evolve(part, hidden_SQL=part.hidden_SQL | ~found_SQL)
@@ -47,11 +54,16 @@ def narrowed(part: Part, need: AttentionNeed, indexed: Indexed, keys_BP1C: Tenso
     )
 
 
-def _scores(q_SQJC: Tensor, weights_SQJ: Tensor, k_SLC: Tensor) -> Tensor:
+def _scores(
+    q_SQJC: Tensor,
+    weights_SQJ: Tensor,
+    k_SLC: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
     """Return every position's score for every query, float32."""
     S, Q, J, _ = q_SQJC.shape
-    products = torch.bmm(q_SQJC.flatten(1, 2).float(), k_SLC.float().transpose(1, 2)).relu_()
-    weighted = torch.bmm(weights_SQJ.reshape(S * Q, 1, J), products.view(S * Q, J, -1))
+    products_XJL = product(q_SQJC.flatten(1, 2).float(), k_SLC.float()).relu_().view(S * Q, J, -1)
+    weighted = product(weights_SQJ.reshape(S * Q, 1, J), products_XJL.transpose(1, 2))
     return weighted.view(S, Q, -1)
 
 

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from inferno.attention.gathered import GatheredAttend
 from inferno.attention.part import Part
-
-_MAX_PRODUCTS = 1 << 24
-"""Most products in memory at once."""
+from inferno.ops.rows import products, row_products
 
 
 @frozen
@@ -38,7 +36,7 @@ class TorchAttend(GatheredAttend):
         G = q_THC.shape[1] // K
         q_XYC = q_THC.view(S, Q, K, G, C).permute(0, 2, 1, 3, 4).reshape(S * K, Q * G, C)
         q_XYC, k_XLC = q_XYC.float() * self.need.scale, k_SKLC.flatten(0, 1)
-        product = row_products if self.need.batch_invariant else _products
+        product = row_products if self.need.batch_invariant else products
         scores = product(q_XYC, k_XLC.float()).view(S, K, Q, G, L)
         if (cap := self.need.soft_cap) is not None:
             scores = cap * torch.tanh(scores / cap)
@@ -52,16 +50,3 @@ class TorchAttend(GatheredAttend):
         if part.padding_S is not None:
             out.masked_fill_(part.padding_S[:, None, None, None, None], 0.0)
         return out.to(q_THC.dtype).permute(0, 2, 1, 3, 4).reshape(S * Q, K * G, -1)
-
-
-def _products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
-    """Return a · b.T, (X, Y, L)."""
-    return torch.bmm(a_XYC, b_XLC.transpose(1, 2))
-
-
-def row_products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
-    """Return a · b.T, (X, Y, L), each element as the sum of one contiguous row, whatever the others
-    and with any number of threads: a matrix library promises neither."""
-    b_X1LC = b_XLC[:, None].contiguous()
-    rows = max(1, _MAX_PRODUCTS // b_X1LC.numel())
-    return torch.cat([(a[:, :, None] * b_X1LC).sum(-1) for a in a_XYC.split(rows, dim=1)], dim=1)

@@ -21,8 +21,6 @@ def refuses(need: AttentionNeed) -> str | None:
         return "it has caches of 8 bits for latents only, not for keys that leave waves out"
     if need.cache_dtype not in ("auto", *CACHE_DTYPES):
         return f"it stores {', '.join(CACHE_DTYPES)} or the compute type, not {need.cache_dtype}"
-    if need.index is not None and need.batch_invariant:
-        return "the sums of an index's scores depend on the shape of a step"
     if need.bidirectional and (others := sorted(need.features & _CAUSAL)):
         return f"bidirectional attention is computed without {', '.join(others)}"
     return None

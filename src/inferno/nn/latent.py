@@ -10,6 +10,8 @@ is not rotated, R the part that is, L latent, Q latent of queries, V head dim of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import NoRotation, Rotation
+from inferno.ops.rows import row_products
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms within latent attention, independent of `rms_norm_eps`."""
@@ -57,6 +60,7 @@ class LatentAttention(Layer):
         self.key_HNL: Tensor  # made by finalize
         self.value_HLV: Tensor
         self.attention = Attention(layer_id, spec)
+        self.multiply: Callable[[Tensor, Tensor], Tensor] = torch.bmm
         self.indexer = indexer
         self.o_proj = Linear(self.num_heads * value_dim, hidden_size)
 
@@ -86,6 +90,8 @@ class LatentAttention(Layer):
         rows_XL = weight.rows(torch.arange(weight.shape[0], device=device))
         both_HCL = rows_XL.view(self.num_heads, -1, self.latent)
         key_HNL, value_HVL = both_HCL[:, : self.nope], both_HCL[:, self.nope :]
+        if to.batch_invariant:
+            self.multiply = _by_rows
         del self.kv_b_proj
         self.register_buffer("key_HNL", key_HNL, persistent=False)
         self.register_buffer("value_HLV", value_HVL.transpose(1, 2), persistent=False)
@@ -102,12 +108,18 @@ class LatentAttention(Layer):
             [self.nope, self.rotated], dim=-1
         )
         latent_TL, k_TR = latent_TC.split([self.latent, self.rotated], dim=-1)
-        q_HTL = torch.bmm(q_THN.transpose(0, 1), self.key_HNL)
+        q_HTL = self.multiply(q_THN.transpose(0, 1), self.key_HNL)
         q_THC = torch.cat([q_HTL.transpose(0, 1), rotate(q_THR)], -1)
         k_TC = torch.cat([self.kv_a_layernorm(latent_TL), rotate(k_TR[:, None])[:, 0]], -1)
         out_TX = self.attention(q_THC.flatten(1), k_TC, None, batch, indexed=indexed)
-        out_HTV = torch.bmm(
+        out_HTV = self.multiply(
             out_TX.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), self.value_HLV
         )
         y_TD: Tensor = self.o_proj(out_HTV.transpose(0, 1).flatten(1))
         return y_TD
+
+
+def _by_rows(x_HTC: Tensor, weight_HCO: Tensor) -> Tensor:
+    """Return x · weight, the same bits whatever rows x has."""
+    y_HTO = row_products(x_HTC.float(), weight_HCO.float().transpose(1, 2))
+    return y_HTO.to(x_HTC.dtype)

@@ -70,6 +70,9 @@ class Finalize:
     """Returns what the attention backend of a layer id serves; None without a plan."""
     max_model_len: int | None = None
     """Longest context in tokens; None: the model's."""
+    batch_invariant: bool = False
+    """Whether what a layer multiplies itself must be the same bits in every step, as kernels and
+    backends are chosen to be."""
 
 
 class Layer(nn.Module):

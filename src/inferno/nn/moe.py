@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
 from inferno.nn.mlp import NAMES, FusedGatedMLP, GatedMLP, Names
 from inferno.ops import reference as ops
+from inferno.ops.rows import linear_by_rows
 
 
 @frozen(kw_only=True)
@@ -76,9 +78,12 @@ class Router(Layer):
             nn.Parameter(torch.empty(num_experts)) if correction else None
         )
         self.ops = ops.TORCH
+        self.linear: Callable[..., Tensor] = F.linear
 
     def finalize(self, to: Finalize) -> None:
         self.ops = to.ops
+        if to.batch_invariant:
+            self.linear = linear_by_rows
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, (T, K) int64 and float32. The
@@ -89,7 +94,7 @@ class Router(Layer):
             return self.ops.route(
                 x_TD, self.weight, self.bias, correction_E, r.top_k, sigmoid, r.normalize, r.scale
             )
-        scores_TE = ops.scores(x_TD, self.weight, self.bias, sigmoid)
+        scores_TE = ops.scores(x_TD, self.weight, self.bias, sigmoid, self.linear)
         choice_TE = in_groups(scores_TE if correction_E is None else scores_TE + correction_E, r)
         experts_TK = choice_TE.topk(r.top_k, dim=-1).indices
         return experts_TK, ops.weights(scores_TE, experts_TK, r.normalize, r.scale)

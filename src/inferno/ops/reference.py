@@ -115,10 +115,16 @@ def route(
     return experts_TK, weights(scores_TE, experts_TK, normalize, scale)
 
 
-def scores(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, sigmoid: bool) -> Tensor:
+def scores(
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    bias_E: Tensor | None,
+    sigmoid: bool,
+    linear: Callable[..., Tensor] = F.linear,
+) -> Tensor:
     """Return the scores of all experts, (T, E): the softmax of the logits x · weight + bias, or
     their sigmoids, in float32."""
-    logits_TE = F.linear(x_TD.float(), weight_ED, bias_E)
+    logits_TE = linear(x_TD.float(), weight_ED, bias_E)
     return logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
 
 

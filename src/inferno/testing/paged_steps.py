@@ -76,7 +76,6 @@ def run_steps(
     sinks = () if sinks_H is None else (sinks_H.to(device),)
     waves = drawn_waves(need, len(totals), longest, device)
     index = drawn_index(need, len(totals), longest, device)
-    assert index is None or compared is None, "naive attention draws its own"
     assert max(totals) <= longest, "no more tokens are drawn"
     tables = block_tables(len(totals), longest // block_size + 1)
     cache = {} if cache is None else cache
@@ -131,7 +130,15 @@ def run_steps(
         else:
             firsts = [max(a, b - compared) for a, b in spans]
             theirs = [
-                exact(need, stored[i], sinks_H, first, b, None if waves is None else waves[i])
+                exact(
+                    need,
+                    stored[i],
+                    sinks_H,
+                    first,
+                    b,
+                    None if waves is None else waves[i],
+                    None if index is None else index[i],
+                )
                 for i, first, (_, b) in zip(active, firsts, spans, strict=True)
             ]
         flags = [

@@ -97,6 +97,7 @@ def _finalized(
             attend=attention_of(opened),
             need=needs.get,
             max_model_len=opened.plan.max_model_len,
+            batch_invariant=opened.plan.batch_invariant,
         ),
     )
     if opened.plan.batch_invariant:

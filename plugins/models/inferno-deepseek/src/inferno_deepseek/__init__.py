@@ -22,13 +22,6 @@ _DIVIDES: dict[str, Divided] = {
 }
 
 
-def _varies(config: object) -> str:
-    return (
-        "latent attention multiplies by its absorbed matrices in torch, whose sums depend on the "
-        "shape of a step"
-    )
-
-
 FIRST = Architecture(
     name="DeepseekForCausalLM",
     model_types=("deepseek", "deepseek_ocr2_text"),
@@ -56,7 +49,6 @@ def inferno_architectures() -> list[Architecture]:
             dialects={"gguf": DEEPSEEK},
             stop_tokens=_STOP,
             divides=_DIVIDES,
-            varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V2",
                 "deepseek-ai/DeepSeek-V2-Chat",
@@ -76,7 +68,6 @@ def inferno_architectures() -> list[Architecture]:
             dialects={"gguf": V3},
             stop_tokens=_STOP,
             divides=_DIVIDES,
-            varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V3",
                 "deepseek-ai/DeepSeek-V3-0324",
@@ -96,7 +87,6 @@ def inferno_architectures() -> list[Architecture]:
             dialects={"gguf": GLM_FLASH},
             stop_tokens=_GLM_STOP,
             divides=_DIVIDES,
-            varies=_varies,
             checkpoints=("zai-org/GLM-4.7-Flash",),
         ),
         Architecture(
@@ -109,7 +99,6 @@ def inferno_architectures() -> list[Architecture]:
             unquantized=_UNQUANTIZED,
             stop_tokens=_STOP,
             divides=_DIVIDES,
-            varies=_varies,
             checkpoints=(
                 "deepseek-ai/DeepSeek-V3.2",
                 "deepseek-ai/DeepSeek-V3.2-Exp",
@@ -126,7 +115,6 @@ def inferno_architectures() -> list[Architecture]:
             unquantized=_UNQUANTIZED,
             stop_tokens=_GLM_STOP,
             divides=_DIVIDES,
-            varies=_varies,
             checkpoints=("zai-org/GLM-5", "zai-org/GLM-5-FP8"),
         ),
     ]

@@ -14,7 +14,6 @@ GLM = Architecture(
     build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
     divides=DECODER,
     mtp="inferno_glm4_moe.model:mtp_layers",
-    varies="inferno_glm4_moe.config:varies",
     dialects={"gguf": GLM4_MOE},
     stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
     checkpoints=("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"),

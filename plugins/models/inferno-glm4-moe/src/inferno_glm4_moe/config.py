@@ -47,10 +47,3 @@ class Glm4MoeConfig(MTPConfig):
     @property
     def num_experts(self) -> int:
         return self.n_routed_experts
-
-
-def varies(config: Glm4MoeConfig) -> str | None:
-    """Return what depends on the shape of a step (`Architecture.varies`)."""
-    if config.topk_group == config.n_group:
-        return None
-    return "torch computes the scores of experts in groups, and its sums depend on the step's shape"

@@ -7,13 +7,6 @@ from inferno.contracts import DECODER, Architecture
 from inferno_kimi_linear.gguf import KIMI_LINEAR
 
 
-def _varies(config: object) -> str:
-    return (
-        "latent attention multiplies by its absorbed matrices in torch, whose sums depend on the "
-        "shape of a step"
-    )
-
-
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
@@ -32,7 +25,6 @@ def inferno_architectures() -> list[Architecture]:
             },
             dialects={"gguf": KIMI_LINEAR},
             stop_tokens=("<|im_end|>",),
-            varies=_varies,
             checkpoints=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
         )
     ]
