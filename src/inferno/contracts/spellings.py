@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from inferno.contracts import lazy
 from inferno.contracts.architectures import Architecture
 from inferno.contracts.checkpoints import Checkpoint
+from inferno.contracts.dialect import Dialect
 from inferno.contracts.rows import RowRange, RowsView
 from inferno.errors import CheckpointError, UnsupportedError
 
@@ -79,9 +80,12 @@ class Spelling:
         return {**fields, _READ: self.name}
 
 
-def spelled(architecture: Architecture, spelling: Spelling) -> Architecture:
+def spelled(
+    architecture: Architecture, spelling: Spelling, dialects: Mapping[str, Dialect] | None = None
+) -> Architecture:
     """Return the declaration of another class that the family's code computes: its config is read,
-    and its tensors are viewed, under the family's names."""
+    and its tensors are viewed, under the family's names. `dialects` are as in `Architecture`: what
+    files of other formats name differently, by the family's names."""
     return evolve(
         architecture,
         name=spelling.name,
@@ -90,9 +94,14 @@ def spelled(architecture: Architecture, spelling: Spelling) -> Architecture:
         config=partial(_read, architecture.config, spelling),
         adapt=partial(_adapted, architecture.adapt, spelling),
         mtp=None,
-        dialects={},
+        dialects={form: _marked(each, spelling) for form, each in (dialects or {}).items()},
         checkpoints=spelling.checkpoints,
     )
+
+
+def _marked(dialect: Dialect, spelling: Spelling) -> Dialect:
+    """Return a dialect whose files have the family's config, as one that has been read."""
+    return evolve(dialect, constants={**dialect.constants, _READ: spelling.name})
 
 
 def _read(

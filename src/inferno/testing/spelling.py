@@ -7,6 +7,7 @@ Suffixes: V vocabulary.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +21,17 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import text_config
 from inferno.testing.alike import alike
+from inferno.testing.converting import convert
+from inferno.testing.gguf import check_names
+from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
-from inferno.testing.tiny import Toy, generate, load_toy, ragged_prompts
+from inferno.testing.tiny import (
+    Toy,
+    generate,
+    load_toy,
+    ragged_prompts,
+    torch_only,
+)
 from inferno.testing.trained_weights import like_trained
 
 _TOKENS = 12
@@ -107,6 +117,27 @@ class SpellingTests:
         ]
         assert named[0] == named[1]
         assert toys[0].plan.max_model_len == toys[1].plan.max_model_len
+
+    @alike
+    def test_a_gguf_file_of_its_class_gives_its_tokens(
+        self, toys: tuple[Toy, Toy], folders: tuple[Path, Path], catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """As `inferno convert` writes it, with the names that llama.cpp has for the class."""
+        name = toys[0].plan.architecture
+        if (dialect := catalog.architecture(name).item.dialects.get("gguf")) is None:
+            pytest.skip("no plugin reads GGUF files of it")
+        assert not [*check_names(dialect)]
+        folder = Path(shutil.copytree(folders[0], tmp_path / "source"))
+        (folder / "tokenizer.json").write_bytes(tiny_tokenizer())
+        convert(str(folder), "f32", path := tmp_path / "toy.gguf", catalog=catalog)
+        exact = torch_only()
+        file, checkpoint = (load_toy(source, exact) for source in (path, folders[0]))
+        assert file.plan.architecture == name
+        prompts = ragged_prompts(self._vocabulary(toys))
+        outcomes = (generate(toy, prompts, _TOKENS) for toy in (file, checkpoint))
+        for ours, theirs in zip(*outcomes, strict=True):
+            far = (ours.logits_NV - theirs.logits_NV).abs().max() / theirs.logits_NV.std()
+            assert far < _FAR and ours.token_ids == theirs.token_ids
 
     @alike
     def test_configs_are_read_without_torch(self) -> None:

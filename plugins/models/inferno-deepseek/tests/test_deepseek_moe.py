@@ -24,7 +24,8 @@ from inferno.testing import (
     randomize,
     renamed,
 )
-from inferno_deepseek.first_config import LING, DeepseekMoEConfig
+from inferno_deepseek.first_config import DeepseekMoEConfig
+from inferno_deepseek.spellings import LING
 
 MOE: dict[str, Any] = {
     "architectures": ["DeepseekForCausalLM"],

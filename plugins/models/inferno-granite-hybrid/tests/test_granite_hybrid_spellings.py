@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno.testing import TINY_TEXT, SpellingTests
+from inferno_granite_hybrid.gguf import MINICPM as MINICPM_FILES
 from inferno_granite_hybrid.spellings import MINICPM, TELEFLM
 
 SMALL: dict[str, Any] = {
@@ -103,3 +105,15 @@ def test_what_it_does_not_compute_is_refused(
 def test_factors_are_read_only_where_they_are_used() -> None:
     read = TELEFLM.read({**TestTeleFLM.config, "use_mup": False})
     assert "logits_scaling" not in read and read["attention_multiplier"] == 0.25
+
+
+def test_gguf_files_without_minicpm_s_factors_have_those_of_minicpm_2b() -> None:
+    assert MINICPM_FILES.config is not None
+    sizes = {"hidden_size": 2304, "num_hidden_layers": 40, "num_attention_heads": 36}
+    assert MINICPM_FILES.config({**sizes, "embedding_multiplier": 10.0}) == {
+        **sizes,
+        "embedding_multiplier": 10.0,
+        "residual_multiplier": 1.4 / math.sqrt(40),
+        "logits_scaling": 9.0,
+        "attention_multiplier": 0.125,
+    }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno.testing import TINY_TEXT, SpellingTests, Toy, joined, renamed
 from inferno_llama import inferno_architectures
+from inferno_llama.gguf import BAICHUAN
 
 LLAMA: dict[str, Any] = {
     **{name: value for name, value in TINY_TEXT.items() if name != "head_dim"},
@@ -257,3 +258,10 @@ def test_what_it_does_not_compute_is_refused(
     with pytest.raises(error) as refused:
         read({**LLAMA, **fields}, name)
     assert why in f"{refused.value.cause} {refused.value.remedy}"
+
+
+def test_a_gguf_file_of_baichuan_13b_is_refused_for_its_positions() -> None:
+    assert BAICHUAN.config is not None
+    assert BAICHUAN.config({"num_hidden_layers": 32}) == {"num_hidden_layers": 32}
+    with pytest.raises(UnsupportedError, match="ALiBi"):
+        BAICHUAN.config({"num_hidden_layers": 40})

@@ -7,8 +7,9 @@ from attrs import evolve
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, Divided, spelled
-from inferno_deepseek.first_config import DEEPSEEK_MOE, LING
-from inferno_deepseek.gguf import DEEPSEEK, DEEPSEEK_V32, GLM_DSA, GLM_FLASH, V3
+from inferno_deepseek.gguf import DEEPSEEK, DEEPSEEK_MOE, DEEPSEEK_V32, GLM_DSA, GLM_FLASH, V3
+from inferno_deepseek.gguf import LING as LING_FILES
+from inferno_deepseek.spellings import LING
 
 _STOP = ("<｜end▁of▁sentence｜>", "<|im_end|>")
 """DeepSeek's and Kimi's."""
@@ -37,10 +38,10 @@ FIRST = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    ling = evolve(FIRST, adapt="inferno_deepseek.first_config:with_normal_head", stop_tokens=())
+    ling = evolve(FIRST, adapt="inferno_deepseek.spellings:with_normal_head", stop_tokens=())
     return [
         FIRST,
-        spelled(ling, LING),
+        spelled(ling, LING, {"gguf": LING_FILES}),
         Architecture(
             name="DeepseekV2ForCausalLM",
             model_types=("deepseek_v2",),

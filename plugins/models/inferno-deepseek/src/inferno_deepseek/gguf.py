@@ -1,4 +1,5 @@
-"""The GGUF dialects of DeepSeek-V2, V3, V3.2, GLM-4.7-Flash and GLM-5. Imports no torch."""
+"""The GGUF dialects of DeepSeekMoE, Ling, DeepSeek-V2, V3, V3.2, GLM-4.7-Flash and GLM-5. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -212,3 +213,30 @@ DEEPSEEK_V32 = attrs.evolve(
     GLM_DSA, architecture="deepseek32", config=_deepseek_v32, inverse=_fields_with_drafts
 )
 """llama.cpp since b9411. Its graph rotates halves of the index's heads, so that no row moves."""
+DEEPSEEK_MOE = Dialect(
+    architecture="deepseek",
+    constants={"model_type": "deepseek", "scoring_func": "softmax", "norm_topk_prob": False},
+    fields={
+        "num_experts": None,
+        "n_routed_experts": "expert_count",
+        "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "routed_scaling_factor": "expert_weights_scale",
+    },
+    modules={
+        f"blk.{{n}}.ffn_{part}_shexp": f"{_MLP}.shared_experts.{part}_proj"
+        for part in ("gate", "up", "down")
+    },
+    present={"attention_bias": "blk.0.attn_q.bias"},
+    rotary_pairs={
+        "blk.{n}.attn_q": "attention.head_count",
+        "blk.{n}.attn_k": "attention.head_count_kv",
+    },
+)
+LING = attrs.evolve(
+    DEEPSEEK_MOE,
+    architecture="bailingmoe",
+    constants={"model_type": "deepseek", "scoring_func": "softmax"},
+    fields={**DEEPSEEK_MOE.fields, "norm_topk_prob": "expert_weights_norm"},
+)
+"""llama.cpp's converter has normalized the head."""

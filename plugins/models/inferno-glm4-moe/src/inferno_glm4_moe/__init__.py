@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, spelled
-from inferno_glm4_moe.gguf import GLM4_MOE
+from inferno_glm4_moe import gguf
 from inferno_glm4_moe.spellings import LING
 
 GLM = Architecture(
@@ -14,7 +14,7 @@ GLM = Architecture(
     build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
     divides=DECODER,
     mtp="inferno_glm4_moe.model:mtp_layers",
-    dialects={"gguf": GLM4_MOE},
+    dialects={"gguf": gguf.GLM4_MOE},
     stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
     checkpoints=("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"),
 )
@@ -22,4 +22,4 @@ GLM = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [GLM, spelled(GLM, LING)]
+    return [GLM, spelled(GLM, LING, {"gguf": gguf.LING})]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
@@ -55,4 +57,19 @@ GLM4_MOE = Dialect(
     values={"scoring_func": {1: "softmax", 2: "sigmoid"}},
     config=_glm4_moe,
     inverse=_fields,
+)
+
+LING = attrs.evolve(
+    GLM4_MOE,
+    architecture="bailingmoe2",
+    modules={
+        **{
+            name: path
+            for name, path in GLM4_MOE.modules.items()
+            if name not in ("blk.{n}.ffn_norm", "blk.{n}.post_attention_norm")
+        },
+        **dict.fromkeys(f"blk.{{n}}.attn_{qkv}" for qkv in "qkv"),  # one matrix, which is split
+        "blk.{n}.layer_output_norm": f"{_LAYER}.shared_head.norm",
+    },
+    present={**GLM4_MOE.present, "attention_bias": "blk.0.attn_qkv.bias"},
 )

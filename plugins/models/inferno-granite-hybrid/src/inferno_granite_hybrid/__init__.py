@@ -6,7 +6,7 @@ from attrs import evolve
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, MAMBA2, Architecture, spelled
-from inferno_granite_hybrid.gguf import GRANITE, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SHARED
+from inferno_granite_hybrid import gguf
 from inferno_granite_hybrid.spellings import MINICPM, TELEFLM
 
 _STOP_TOKENS = ("<|end_of_text|>",)
@@ -17,7 +17,7 @@ DENSE = Architecture(
     build="inferno_granite_hybrid.model:GraniteForCausalLM",
     adapt="inferno.contracts:with_head",
     divides=DECODER,
-    dialects={"gguf": GRANITE},
+    dialects={"gguf": gguf.GRANITE},
     stop_tokens=_STOP_TOKENS,
     checkpoints=(
         "ibm-granite/granite-3.0-2b-instruct",
@@ -34,7 +34,7 @@ MOE = Architecture(
     build="inferno_granite_hybrid.model:GraniteMoeForCausalLM",
     adapt="inferno_granite_hybrid.checkpoint:per_expert",
     divides={**DECODER, "input_linear": "two inner", "output_linear": "from inner"},
-    dialects={"gguf": GRANITE_MOE},
+    dialects={"gguf": gguf.GRANITE_MOE},
     stop_tokens=_STOP_TOKENS,
     checkpoints=(
         "ibm-granite/granite-3.0-1b-a400m-instruct",
@@ -47,7 +47,7 @@ MOE_SHARED = evolve(
     MOE,
     name="GraniteMoeSharedForCausalLM",
     model_types=("granitemoeshared",),
-    dialects={"gguf": GRANITE_MOE_SHARED},
+    dialects={"gguf": gguf.GRANITE_MOE_SHARED},
     checkpoints=("ibm-research/moe-7b-1b-active-shared-experts",),
 )
 HYBRID = Architecture(
@@ -56,7 +56,7 @@ HYBRID = Architecture(
     config="inferno_granite_hybrid.config:GraniteHybridConfig.from_json",
     build="inferno_granite_hybrid.model:GraniteMoeHybridForCausalLM",
     adapt="inferno_granite_hybrid.checkpoint:per_expert",
-    dialects={"gguf": GRANITE_HYBRID},
+    dialects={"gguf": gguf.GRANITE_HYBRID},
     divides={
         **DECODER,
         **MAMBA2,
@@ -79,4 +79,11 @@ HYBRID = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [DENSE, MOE, MOE_SHARED, HYBRID, spelled(DENSE, MINICPM), spelled(DENSE, TELEFLM)]
+    return [
+        DENSE,
+        MOE,
+        MOE_SHARED,
+        HYBRID,
+        spelled(DENSE, MINICPM, {"gguf": gguf.MINICPM}),
+        spelled(DENSE, TELEFLM),
+    ]

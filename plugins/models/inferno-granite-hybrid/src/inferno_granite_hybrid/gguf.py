@@ -3,6 +3,7 @@ belongs, of Granite 3 with experts, and of Granite 4 with states. Imports no tor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,32 @@ GRANITE = Dialect(
     },
     config=_granite,
     inverse=_rotates,
+)
+
+
+def _minicpm(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files before April 2025 lack the factors: they are those of MiniCPM-2B. Scores are scaled as
+    usual."""
+    width, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    factors = {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 / math.sqrt(layers),
+        "logits_scaling": width / 256,
+    }
+    head_dim = fields.get("head_dim") or width / fields["num_attention_heads"]
+    return {**factors, **fields, "attention_multiplier": head_dim**-0.5}
+
+
+MINICPM = attrs.evolve(
+    GRANITE,
+    architecture="minicpm",
+    fields={
+        name: key
+        for name, key in GRANITE.fields.items()
+        if name not in ("attention_multiplier", "rotates")
+    },
+    config=_minicpm,
+    inverse=None,
 )
 
 

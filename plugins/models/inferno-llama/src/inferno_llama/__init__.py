@@ -7,8 +7,8 @@ from attrs import evolve
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of, spelled
+from inferno_llama import gguf
 from inferno_llama.audio_config import TEMPLATE
-from inferno_llama.gguf import LLAMA
 from inferno_llama.spellings import BAICHUAN, BIASED, EXAONE, INTERNLM2, PADDLE, PLAIN, TELECHAT
 
 CAUSAL = Architecture(
@@ -19,7 +19,7 @@ CAUSAL = Architecture(
     build="inferno_llama.model:LlamaForCausalLM",
     adapt="inferno.contracts:with_head",
     divides=DECODER,
-    dialects={"gguf": LLAMA},
+    dialects={"gguf": gguf.LLAMA},
     stop_tokens=("<|eot_id|>", "<|eom_id|>"),
     checkpoints=(
         "meta-llama/Llama-2-7b-chat-hf",
@@ -69,5 +69,15 @@ HEARING = Architecture(
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     normal = evolve(CAUSAL, adapt="inferno_llama.spellings:with_normal_head")
-    others = [spelled(CAUSAL, each) for each in (BIASED, INTERNLM2, EXAONE, TELECHAT, PADDLE)]
-    return [CAUSAL, SEARCHED, classifier_of(CAUSAL), HEARING, *others, spelled(normal, BAICHUAN)]
+    return [
+        CAUSAL,
+        SEARCHED,
+        classifier_of(CAUSAL),
+        HEARING,
+        spelled(CAUSAL, BIASED, {"gguf": gguf.PANGU}),
+        spelled(CAUSAL, INTERNLM2, {"gguf": gguf.INTERNLM2}),
+        spelled(CAUSAL, EXAONE, {"gguf": gguf.EXAONE}),
+        spelled(CAUSAL, TELECHAT),
+        spelled(CAUSAL, PADDLE),
+        spelled(normal, BAICHUAN, {"gguf": gguf.BAICHUAN}),
+    ]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import Dialect
+import attrs
 
+from inferno.contracts import Dialect
+from inferno.errors import UnsupportedError
+
+_ALIBI_LAYERS = 40
 _EXPERTS = "model.layers.{n}.block_sparse_moe"
 
 
@@ -18,19 +22,42 @@ def _llama(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **named}
 
 
-LLAMA = Dialect(
-    architecture="llama",
+def _baichuan(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp knows the 13B models, whose positions are a bias on the scores, by their layers."""
+    if fields["num_hidden_layers"] == _ALIBI_LAYERS:
+        raise UnsupportedError(
+            "Baichuan of 13B cannot run here: its positions are a bias on the scores (ALiBi)",
+            "Baichuan-7B and Baichuan2-7B run.",
+        )
+    return dict(fields)
+
+
+_PLAIN = Dialect(
     constants={"model_type": "llama"},
     present={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_down.bias"},
+)
+_IN_PAIRS = attrs.evolve(
+    _PLAIN,
+    rotary_pairs={
+        "blk.{n}.attn_q": "attention.head_count",
+        "blk.{n}.attn_k": "attention.head_count_kv",
+    },
+)
+LLAMA = attrs.evolve(
+    _IN_PAIRS,
+    architecture="llama",
     modules={
         "blk.{n}.ffn_gate_inp": f"{_EXPERTS}.gate",
         "blk.{n}.ffn_gate_exps": f"{_EXPERTS}.experts.{{e}}.w1",
         "blk.{n}.ffn_up_exps": f"{_EXPERTS}.experts.{{e}}.w3",
         "blk.{n}.ffn_down_exps": f"{_EXPERTS}.experts.{{e}}.w2",
     },
-    rotary_pairs={
-        "blk.{n}.attn_q": "attention.head_count",
-        "blk.{n}.attn_k": "attention.head_count_kv",
-    },
     config=_llama,
+    variants=(attrs.evolve(_IN_PAIRS, architecture="xverse"),),
 )
+INTERNLM2 = attrs.evolve(_IN_PAIRS, architecture="internlm2")
+BAICHUAN = attrs.evolve(_IN_PAIRS, architecture="baichuan", config=_baichuan)
+EXAONE = attrs.evolve(_PLAIN, architecture="exaone")
+PANGU = attrs.evolve(_PLAIN, architecture="pangu-embedded")
+"""llama.cpp has a name for each of these classes, whose files are Llama's but for the order of
+rotary pairs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of, spelled
+from inferno_qwen2 import gguf
 from inferno_qwen2.audio_config import TEMPLATE
-from inferno_qwen2.gguf import QWEN2, QWEN2_5_VL
 from inferno_qwen2.spellings import MIMO, QWEN
 
 CAUSAL = Architecture(
@@ -16,7 +16,7 @@ CAUSAL = Architecture(
     build="inferno_qwen2.model:Qwen2ForCausalLM",
     adapt="inferno.contracts:with_head",
     divides=DECODER,
-    dialects={"gguf": QWEN2},
+    dialects={"gguf": gguf.QWEN2},
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     checkpoints=(
         "Qwen/Qwen2.5-0.5B-Instruct",
@@ -42,7 +42,7 @@ SEEING = Architecture(
     build="inferno_qwen2.vision:Qwen25VLForConditionalGeneration",
     adapt="inferno_qwen2.vision_config:seeing",
     images="inferno_qwen2.images:processor",
-    encoders={"gguf": QWEN2_5_VL},
+    encoders={"gguf": gguf.QWEN2_5_VL},
     divides=DECODER,
     unquantized=("visual.*",),
     stop_tokens=CAUSAL.stop_tokens,
@@ -80,7 +80,7 @@ OMNI = Architecture(
     stop_tokens=CAUSAL.stop_tokens,
     checkpoints=("Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen2.5-Omni-7B"),
 )
-OTHERS = [spelled(CAUSAL, each) for each in (QWEN, MIMO)]
+OTHERS = [spelled(CAUSAL, QWEN, {"gguf": gguf.QWEN}), spelled(CAUSAL, MIMO)]
 
 
 @hookimpl

@@ -27,6 +27,20 @@ QWEN2 = attrs.evolve(
 )
 
 
+def _qwen(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of the MLP is that of gate and up together, as in `config.json`."""
+    return {**fields, "intermediate_size": fields["intermediate_size"] // 2}
+
+
+QWEN = attrs.evolve(
+    _PLAIN,
+    architecture="qwen",
+    modules=dict.fromkeys(f"blk.{{n}}.attn_{qkv}" for qkv in "qkv"),  # one matrix, which is split
+    config=_qwen,
+    inverse=lambda config: {"intermediate_size": 2 * config["intermediate_size"]},
+)
+
+
 def _qwen2_5_vl(text: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Files say how many layers have windows before each that has none."""
     period, depth = fields.get("period"), fields["layers"]

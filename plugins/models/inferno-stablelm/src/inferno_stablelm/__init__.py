@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, spelled
-from inferno_stablelm.gguf import STABLELM
+from inferno_stablelm import gguf
 from inferno_stablelm.spellings import EPOCH, ORION
 
 STABLE = Architecture(
@@ -13,7 +13,7 @@ STABLE = Architecture(
     config="inferno_stablelm.config:StableLmConfig.from_json",
     build="inferno_stablelm.model:StableLmForCausalLM",
     divides=DECODER,
-    dialects={"gguf": STABLELM},
+    dialects={"gguf": gguf.STABLELM},
     stop_tokens=("<|endoftext|>", "<|im_end|>"),
     checkpoints=(
         "stabilityai/stablelm-3b-4e1t",
@@ -31,4 +31,4 @@ STABLE = Architecture(
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [STABLE, spelled(STABLE, EPOCH), spelled(STABLE, ORION)]
+    return [STABLE, spelled(STABLE, EPOCH), spelled(STABLE, ORION, {"gguf": gguf.ORION})]

@@ -18,6 +18,11 @@ def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _orion(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole heads are rotated, which files leave out."""
+    return {"use_qkv_bias": False, **fields, "partial_rotary_factor": 1.0}
+
+
 STABLELM = Dialect(
     architecture="stablelm",
     constants={"model_type": "stablelm"},
@@ -32,4 +37,10 @@ STABLELM = Dialect(
         "has_mlp_norm": "blk.0.ffn_norm.weight",
     },
     config=_stablelm,
+)
+ORION = Dialect(
+    architecture="orion",
+    constants={"model_type": "stablelm"},
+    fields=STABLELM.fields,
+    config=_orion,
 )

@@ -124,7 +124,8 @@ def _is_divided(rope: RopeConfig) -> bool:
 def _rope_metadata(rope: RopeConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
     original = rope.original_max_position_embeddings
-    if rope.rope_type in ("default", "llama3", "proportional") or _is_divided(rope):
+    plain = ("default", "dynamic", "llama3", "proportional")  # dynamic: up to the longest context
+    if rope.rope_type in plain or _is_divided(rope):
         return metadata
     if rope.rope_type not in ("linear", "yarn", "longrope"):
         raise UnsupportedError(
