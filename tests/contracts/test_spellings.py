@@ -14,7 +14,9 @@ from inferno.contracts import (
     Architecture,
     Checkpoint,
     Fused,
+    HeldMatrix,
     Spelling,
+    StoredMatrix,
     TensorInfo,
     TextAssets,
     spelled,
@@ -34,21 +36,21 @@ SPELLING = Spelling(
 class Held:
     """A checkpoint in memory."""
 
-    held: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
     config: Mapping[str, Any] = field(factory=lambda: {"n_head": 2})
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
         return {
             name: TensorInfo("float32", tuple(tensor.shape), tensor.nbytes)
-            for name, tensor in self.held.items()
+            for name, tensor in self.values.items()
         }
 
     def text(self) -> TextAssets:
         return TextAssets()
 
     def read(self, name: str) -> Tensor:
-        return self.held[name]
+        return self.values[name]
 
     def close(self) -> None: ...
 
@@ -91,6 +93,20 @@ def test_a_view_is_viewed_as_it_is() -> None:
     once = viewed(Held({"h.0.qkv.weight": torch.ones(6, 2)}))
     twice = viewed(once)
     assert twice.tensors == once.tensors and twice.config == once.config
+
+
+@frozen
+class Quantized(Held):
+    """One whose scheme does not say how its tensors lie."""
+
+    def held(self, stored: StoredMatrix) -> HeldMatrix:
+        return HeldMatrix(shape=(6, 2), nbytes=12)
+
+
+def test_a_quantized_matrix_is_not_split_where_its_scheme_does_not_say_how() -> None:
+    with pytest.raises(UnsupportedError, match="its scheme does not say how") as refused:
+        viewed(Quantized({"h.0.qkv.qweight": torch.ones(6, 2)}))
+    assert "in which the matrices are apart" in refused.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 from inferno import contracts
 from inferno.catalog.choice import choose, none_serves, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
+from inferno.catalog.schemed import SchemedView
 from inferno.catalog.unknown import no_model
 from inferno.errors import (
     InfernoError,
@@ -179,6 +180,8 @@ class Catalog:
                 for offer in self.of("inferno_quant_schemes"):
                     if offer.item.adapt is not None:
                         seen = offer.item.adapt(seen)
+                if seen.config.get("quantization_config"):
+                    seen = SchemedView(seen, lambda stored: self.scheme_of(stored).item)
             except InfernoError:
                 opened.close()
                 raise

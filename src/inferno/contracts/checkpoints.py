@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-from inferno.errors import CheckpointError, PluginError
+from inferno.errors import CheckpointError, PluginError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,8 +108,25 @@ class CheckpointView:
         """Return a tensor's bytes. Subclasses with other names define it where they are needed."""
         return peek(self.checkpoint, name)
 
+    def held(self, stored: StoredMatrix) -> HeldMatrix:
+        """As the function `held`."""
+        return held(self.checkpoint, stored)
+
     def close(self) -> None:
         self.checkpoint.close()
+
+
+def held(checkpoint: Checkpoint, stored: StoredMatrix) -> HeldMatrix:
+    """Return what a quantized matrix of the checkpoint will be in memory, as the installed scheme
+    that loads it says: for an `Architecture.adapt` that divides it. Raises UnsupportedError if none
+    does, or if the checkpoint has none to ask."""
+    ask: Callable[[StoredMatrix], HeldMatrix] | None = getattr(checkpoint, "held", None)
+    if ask is None:
+        raise UnsupportedError(
+            f"{stored.path} is quantized, and this checkpoint has no schemes to ask how",
+            "Use the original checkpoint.",
+        )
+    return ask(stored)
 
 
 def peek(checkpoint: Checkpoint, name: str) -> bytes:

@@ -36,16 +36,18 @@ class RowRange:
     transposed: bool = False
     """Whether the stored matrix has the model's rows as its columns. Dense matrices only."""
     groups: int = 1
-    """Number of equal parts of the stored rows; `rows` are those of each part. Dense matrices
-    only, unless it is 1."""
+    """Number of equal parts of the stored rows; `rows` are those of each part."""
+    axis: int = 0
+    """That of the stored tensor along which the rows lie: other than 0 in packed formats."""
 
     def info(self, stored: TensorInfo) -> TensorInfo:
         """Return the header of these rows."""
         shape = stored.shape if self.member is None else stored.shape[1:]
         shape = shape[::-1] if self.transposed else shape
         if shape:
-            count = len(range(*self.rows.indices(shape[0] // self.groups))) * self.groups
-            shape = (count, *shape[1:])
+            before, size, after = shape[: self.axis], shape[self.axis], shape[self.axis + 1 :]
+            count = len(range(*self.rows.indices(size // self.groups))) * self.groups
+            shape = (*before, count, *after)
         nbytes = stored.nbytes * math.prod(shape) // max(1, math.prod(stored.shape))
         return TensorInfo(stored.dtype, shape, nbytes)
 
@@ -53,9 +55,10 @@ class RowRange:
         """Return these rows: as a view of the stored tensor, if they are of one group."""
         matrix = stored if self.member is None else stored[self.member]
         matrix = matrix.T if self.transposed else matrix
-        if self.groups > 1:
-            parts: Tensor = matrix.unflatten(0, (self.groups, -1))
-            return parts[:, self.rows].flatten(0, 1)
+        if self.groups > 1 or self.axis:
+            parts: Tensor = matrix.unflatten(self.axis, (self.groups, -1)).movedim(self.axis, 0)
+            kept = parts.movedim(self.axis + 1, 1)[:, self.rows].flatten(0, 1)
+            return kept.movedim(0, self.axis).contiguous()
         return matrix[self.rows] if matrix.ndim else matrix
 
 

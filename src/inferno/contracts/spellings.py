@@ -4,6 +4,7 @@ tensors have other names, but the arithmetic is the family's. Imports no torch."
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,14 +13,17 @@ from attrs import evolve, field, frozen
 
 from inferno.contracts import lazy
 from inferno.contracts.architectures import Architecture
-from inferno.contracts.checkpoints import Checkpoint
+from inferno.contracts.attention import COMPUTE_DTYPES
+from inferno.contracts.checkpoints import Checkpoint, StoredMatrix, TensorInfo, held
 from inferno.contracts.dialect import Dialect
 from inferno.contracts.rows import RowRange, RowsView
 from inferno.errors import CheckpointError, UnsupportedError
 
 _READ = "spelled_as"
 """Field of a config that has been read: the class that it was published under."""
-_DENSE = ("weight", "bias")
+_DENSE = (0, 1, 1)
+"""How a dense tensor lies along the rows, as in `Along`."""
+_APART = "Use the original checkpoint, or one in which the matrices are apart."
 
 
 @frozen
@@ -130,13 +134,17 @@ def _ranges(
     fused = [(_pattern(path), parts) for path, parts in spelling.fused.items()]
     unused = [re.compile(pattern) for pattern in spelling.unused]
     ranges: dict[str, RowRange] = {}
+    stored = defaultdict[str, dict[str, TensorInfo]](dict)
+    for name, info in checkpoint.tensors.items():
+        path, _, part = name.rpartition(".")
+        stored[path][part] = info
     for name in checkpoint.tensors:
         if any(pattern.fullmatch(name) for pattern in unused):
             continue
         path, _, part = name.rpartition(".")
         held = ((match, parts) for pattern, parts in fused if (match := pattern.fullmatch(path)))
         for match, parts in held:
-            ranges |= _split(checkpoint, name, parts, match.groupdict(), config)
+            ranges |= _split(checkpoint, name, stored[path], parts, match.groupdict(), config)
             break
         else:
             ranges[_renamed(modules, name) or _joined(_renamed(modules, path) or path, part)] = (
@@ -164,19 +172,21 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _split(
     checkpoint: Checkpoint,
     name: str,
+    stored: Mapping[str, TensorInfo],
     fused: Fused,
     numbers: Mapping[str, str],
     config: Mapping[str, Any],
 ) -> dict[str, RowRange]:
-    part = name.rpartition(".")[2]
-    if part not in _DENSE:
-        raise UnsupportedError(
-            f"{name}: a quantized matrix that holds several of the model's is not split",
-            "Use the original checkpoint, or one in which the matrices are apart.",
-        )
+    module, _, part = name.rpartition(".")
     groups = _number(config, fused.groups) if fused.groups else 1
     shares = {path: _number(config, share) for path, share in fused.shares.items()}
-    rows, total = checkpoint.tensors[name].shape[0], sum(shares.values()) * groups
+    info = stored[part]
+    place: tuple[int, int, int] | None = _DENSE
+    if part != "bias" and (part != "weight" or info.dtype not in COMPUTE_DTYPES):
+        rows, place = _packed(checkpoint, module, stored, part)
+    else:
+        rows = info.shape[0]
+    total = sum(shares.values()) * groups
     if rows % total:
         raise CheckpointError(
             f"{name} has {rows} rows, which is not divisible by {total}",
@@ -185,10 +195,45 @@ def _split(
     size, start, ranges = rows // total, 0, dict[str, RowRange]()
     for path, share in shares.items():
         stop = start + share * size
-        span = slice(start, stop)
-        ranges[f"{path.format(**numbers)}.{part}"] = RowRange(name, rows=span, groups=groups)
+        ranges[f"{path.format(**numbers)}.{part}"] = _range(name, start, stop, groups, place)
         start = stop
     return ranges
+
+
+def _range(
+    name: str, start: int, stop: int, groups: int, place: tuple[int, int, int] | None
+) -> RowRange:
+    if place is None:
+        return RowRange(name)  # it is the same for all rows
+    axis, values, stored = place
+    if start % values or stop % values:
+        raise UnsupportedError(
+            f"{name} holds several of the model's matrices, and the rows {start} to {stop} of one "
+            f"are not in whole blocks of {values}",
+            _APART,
+        )
+    span = slice(start // values * stored, stop // values * stored)
+    return RowRange(name, rows=span, groups=groups, axis=axis)
+
+
+def _packed(
+    checkpoint: Checkpoint, module: str, stored: Mapping[str, TensorInfo], part: str
+) -> tuple[int, tuple[int, int, int] | None]:
+    """Return the rows of a quantized matrix, and how one of its tensors lies along them."""
+    parts = {name: info for name, info in stored.items() if name != "bias"}
+    given = checkpoint.config.get("quantization_config")
+    matrix = StoredMatrix(
+        path=module, parts=parts, quant_config=given if isinstance(given, Mapping) else {}
+    )
+    known = held(checkpoint, matrix)
+    if known.shape is None or not known.along:
+        raise UnsupportedError(
+            f"{module} holds several of the model's matrices, and its scheme does not say how its "
+            "tensors lie along the rows",
+            _APART,
+        )
+    along = known.along.get(part)
+    return known.shape[0], None if along is None else along[0]
 
 
 def _number(config: Mapping[str, Any], share: int | str) -> int:

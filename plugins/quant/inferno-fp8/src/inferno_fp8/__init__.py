@@ -9,6 +9,7 @@ from typing import Any
 from inferno import hookimpl
 from inferno.contracts import (
     COMPUTE_DTYPES,
+    Along,
     Checkpoint,
     HeldMatrix,
     QuantScheme,
@@ -59,7 +60,19 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
         shape=(rows, columns),
         nbytes=rows * columns + 4 * scales,
         unit=block if block[0] > 1 else (1, 1),
+        along=_along(stored, block),
     )
+
+
+def _along(stored: StoredMatrix, block: tuple[int, int]) -> dict[str, Along]:
+    """As `HeldMatrix.along`; a scale of the whole matrix is that of any part."""
+    scale = scale_part(stored.parts)
+    along: dict[str, Along] = {"weight": ((0, 1, 1), (1, 1, 1))}
+    if block[0] > 1:
+        return along | {scale: ((0, block[0], 1), (1, block[1], 1))}
+    shape = stored.parts[scale].shape
+    by_row = shape[:1] == stored.parts["weight"].shape[:1]
+    return along | {scale: ((0, 1, 1) if by_row else None, None)}
 
 
 def packs(shape: tuple[int, int], dtype: str) -> HeldMatrix:
