@@ -37,7 +37,7 @@ def choose_sandbox(
             f"--sandbox: the executor {executor.name} starts ranks out of its reach",
             "Leave --tp out, or --disable that executor.",
         )
-    # Pipeline stages have sockets of their own (`process.ranks.socket_link`), also for sums.
+    # Pipeline stages use sockets with a file (`process.ranks.socket_link`), for sums, too.
     if executor is not None and options.pp == 1 and all(use.op != COLLECTIVES for use in kernels):
         hint = catalog.hint("kernels", "cpu")
         raise UnsupportedError(
