@@ -113,5 +113,6 @@ def test_an_engine_that_is_not_there_is_a_400_that_says_so(client: Any, rank: st
     response = http.post("/v1/completions", json={"prompt": "a"}, headers=head)
     assert response.status_code == 400
     assert "rank" in response.json()["error"]["message"]
-    body = {"prompt": "a", "data_parallel_rank": 2}
-    assert "this model has 2 engines" in http.post("/v1/completions", json=body).text
+    for field in ("data_parallel_rank", "routed_dp_rank"):
+        said = http.post("/v1/completions", json={"prompt": "a", field: 2}).json()["error"]
+        assert "engine 2, and this model has 2 engines" in said["message"] and not said["param"]

@@ -44,9 +44,8 @@ def checked_engine(number: int | None, count: int) -> int | None:
     `count` engines."""
     if number is not None and not 0 <= number < count:
         raise RequestError(
-            f"data_parallel_rank is {number}, and this model has {count} "
+            f"the request names engine {number}, and this model has {count} "
             f"{'engine' if count == 1 else 'engines'}",
-            f"Leave it out, or give one from 0 to {count - 1}.",
-            param="data_parallel_rank",
+            f"Leave the rank out, or give one from 0 to {count - 1}.",
         )
     return number
