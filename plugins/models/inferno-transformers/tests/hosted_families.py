@@ -39,6 +39,18 @@ class HostedTests(ArchitectureTests):
     def catalog(cls) -> Catalog:
         return load_catalog(only=["inferno-transformers"])
 
+    @pytest.mark.slow
+    def test_captured_decode_steps_change_nothing(  # type: ignore[override]
+        self, checkpoint: Path, prompts: list[list[int]]
+    ) -> None:
+        """Of the fallback beside the installed kernels, which capture them."""
+        kernels = [offer.distribution for offer in load_catalog().of("inferno_kernels")]
+        catalog = load_catalog(only=["inferno-transformers", *kernels])
+        toy = load_toy(checkpoint, catalog)
+        toy = toy if toy.plan.attention else load_toy(checkpoint, catalog, block_size=16)
+        plain = generate(toy, prompts, 24)
+        super().test_captured_decode_steps_change_nothing(toy, plain, catalog, prompts)
+
     # Another process: once for all, below.
     test_discovery_and_config_import_no_torch: Any = None
     # transformers' modules have no names in GGUF files.
