@@ -64,6 +64,9 @@ class Spelling:
     family's names."""
     fused: Mapping[str, Fused] = field(factory=dict)
     """Module path in their checkpoints -> the model's modules that it holds."""
+    drafts: bool = False
+    """Whether its layers that predict further tokens are the family's, too. Otherwise they are not
+    read."""
     unused: tuple[str, ...] = ()
     """Regular expressions of the names of tensors that the model does not read."""
     checkpoints: tuple[str, ...] = ()
@@ -97,7 +100,7 @@ def spelled(
         model_types=spelling.model_types,
         config=partial(_read, architecture.config, spelling),
         adapt=partial(_adapted, architecture.adapt, spelling),
-        mtp=None,
+        mtp=architecture.mtp if spelling.drafts else None,
         dialects={form: _marked(each, spelling) for form, each in (dialects or {}).items()},
         checkpoints=spelling.checkpoints,
     )

@@ -61,7 +61,7 @@ class MTPTests(MTPRankTests):
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> MTPReference:
-        return MTPReference.of(cls.config)
+        return MTPReference.of(cls.twin or cls.config)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -174,7 +174,7 @@ class MTPTests(MTPRankTests):
 
     def test_good_layers_are_believed(self, catalog: Catalog, tmp_path: Path) -> None:
         """A model whose next token depends on the last one only, and layers that know it."""
-        path = knowing(self.config, self.stored, tmp_path)
+        path = knowing(self.config, self.stored, tmp_path, self.twin)
         [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
         engine = load(path, catalog)
         assert_same(run(engine, [wanted]), run(load(path, catalog, None), [wanted]))
@@ -253,10 +253,8 @@ class MTPTests(MTPRankTests):
     def test_a_checkpoint_without_them_is_refused(
         self, checkpoint: Path, catalog: Catalog, tmp_path: Path
     ) -> None:
-        with opened(checkpoint, catalog) as source:
-            mtp_names = mtp_tensors(source.checkpoint.tensors, source.config)
-        tensors = load_file(checkpoint / "model.safetensors")
-        others = {name: tensor for name, tensor in tensors.items() if name not in mtp_names}
+        tensors, further = load_file(checkpoint / "model.safetensors"), self.prefixes()
+        others = {n: tensor for n, tensor in tensors.items() if not n.startswith(further)}
         with pytest.raises(UnsupportedError, match="does not store"):
             opened(write(tmp_path / "lacking", self.config, others), catalog)
         config = {**self.config, "num_nextn_predict_layers": 0}

@@ -33,6 +33,9 @@ class MTPRankTests(Installed):
     """Part of `MTPTests`."""
 
     config: ClassVar[dict[str, Any]]
+    twin: ClassVar[Mapping[str, Any] | None] = None
+    """The family's `config.json` of the same model, if `config` is of another class
+    (`contracts.Spelling`)."""
 
     @classmethod
     def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,7 +105,7 @@ class MTPRankTests(Installed):
     @alike
     def test_good_layers_are_believed_among_ranks(self, catalog: Catalog, tmp_path: Path) -> None:
         """Of a model whose next token depends on the last one only."""
-        path = knowing(self.config, self.stored, tmp_path)
+        path = knowing(self.config, self.stored, tmp_path, self.twin)
         [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
         expected = run(load(path, catalog, None), [wanted])
         for shared in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):

@@ -105,9 +105,11 @@ def knowing(
     config: Mapping[str, Any],
     stored: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
     folder: Path,
+    twin: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model whose next token depends on the last one only, with layers that know it."""
-    tensors, size = MTPReference.of(config).tensors(folder), config["hidden_size"]
+    """Write a model whose next token depends on the last one only, with layers that know it: that
+    of the `twin`, if given, as `stored` under the config."""
+    tensors, size = MTPReference.of(twin or config).tensors(folder), config["hidden_size"]
     for name, tensor in tensors.items():
         if name.endswith(ADDED):
             tensor.zero_()

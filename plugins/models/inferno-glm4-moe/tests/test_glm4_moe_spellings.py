@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inferno.errors import UnsupportedError
-from inferno.testing import TINY_TEXT, SpellingTests, joined, renamed
+from inferno.testing import TINY_TEXT, MTPTests, SpellingTests, joined, renamed
 from inferno_glm4_moe.spellings import LING
 
 SMALL: dict[str, Any] = {
@@ -29,9 +30,22 @@ SMALL: dict[str, Any] = {
 }
 
 
+def named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """GLM's tensors as Ling has them."""
+    names = {
+        "embed_tokens": "word_embeddings",
+        "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm",
+        "self_attn": "attention",
+        "e_score_correction_bias": "expert_bias",
+    }
+    return renamed(joined(tensors, ("q_proj", "k_proj", "v_proj"), "query_key_value"), names)
+
+
 class TestLing(SpellingTests):
     """Ling-mini-2.0: experts in groups, norms of heads, one matrix for queries, keys and values,
-    and a layer that predicts further tokens, which is not read."""
+    and a layer that predicts further tokens, which is read for drafts only."""
 
     twin = {
         **SMALL,
@@ -57,17 +71,24 @@ class TestLing(SpellingTests):
     }
 
     def stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        names = {
-            "embed_tokens": "word_embeddings",
-            "self_attn.o_proj": "attention.dense",
-            "self_attn.q_norm": "attention.query_layernorm",
-            "self_attn.k_norm": "attention.key_layernorm",
-            "self_attn": "attention",
-            "e_score_correction_bias": "expert_bias",
-        }
-        fused = joined(tensors, ("q_proj", "k_proj", "v_proj"), "query_key_value")
         further = {"model.layers.3.final_layernorm.weight": torch.ones(64)}
-        return {**renamed(fused, names), **further}
+        return {**named(tensors), **further}
+
+
+@pytest.mark.slow
+class TestLingMTP(MTPTests):
+    """The layer of Ling 2.0 that predicts further tokens: GLM-4.5's but for a norm's name."""
+
+    twin = {**TestLing.twin, "num_nextn_predict_layers": 1}
+    config = TestLing.config
+
+    @classmethod
+    def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        copies = ("layers.3.embed_tokens.weight", "shared_head.head.weight")  # it stores none
+        own = {name: tensor for name, tensor in tensors.items() if not name.endswith(copies)}
+        return renamed(named(own), {"shared_head.norm": "final_layernorm"})
+
+    test_a_gguf_file_gives_the_same_drafts: Any = None  # it writes what is under the family's names
 
 
 @pytest.mark.parametrize(

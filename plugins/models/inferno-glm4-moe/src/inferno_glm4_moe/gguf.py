@@ -59,15 +59,16 @@ GLM4_MOE = Dialect(
     inverse=_fields,
 )
 
+_NORMS = (
+    "blk.{n}.ffn_norm",
+    "blk.{n}.post_attention_norm",
+    "blk.{n}.nextn.shared_head_norm",
+)
 LING = attrs.evolve(
     GLM4_MOE,
     architecture="bailingmoe2",
     modules={
-        **{
-            name: path
-            for name, path in GLM4_MOE.modules.items()
-            if name not in ("blk.{n}.ffn_norm", "blk.{n}.post_attention_norm")
-        },
+        **{name: path for name, path in GLM4_MOE.modules.items() if name not in _NORMS},
         **dict.fromkeys(f"blk.{{n}}.attn_{qkv}" for qkv in "qkv"),  # one matrix, which is split
         "blk.{n}.layer_output_norm": f"{_LAYER}.shared_head.norm",
     },

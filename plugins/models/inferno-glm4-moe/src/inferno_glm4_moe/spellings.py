@@ -24,6 +24,7 @@ LING = Spelling(
         "use_qkv_bias": "attention_bias",
         "score_function": "scoring_func",
     },
+    drafts=True,
     fixed={"use_bias": False, "moe_router_enable_expert_bias": True, "norm_head": False},
     config=_ling,
     modules={
@@ -32,6 +33,7 @@ LING = Spelling(
         f"{_LAYER}.attention.query_layernorm": f"{_ATTENTION}.q_norm",
         f"{_LAYER}.attention.key_layernorm": f"{_ATTENTION}.k_norm",
         f"{_LAYER}.mlp.gate.expert_bias": f"{_LAYER}.mlp.gate.e_score_correction_bias",
+        f"{_LAYER}.final_layernorm": f"{_LAYER}.shared_head.norm",
     },
     fused={
         f"{_LAYER}.attention.query_key_value": Fused(
@@ -51,4 +53,3 @@ LING = Spelling(
         "inclusionAI/Ring-1T",
     ),
 )
-"""Its layers that predict further tokens are not read."""
