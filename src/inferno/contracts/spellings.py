@@ -76,14 +76,14 @@ class Spelling:
         """Return the family's `config.json`; one that has been read as it is."""
         if config.get(_READ) == self.name:
             return config
-        fields = {self.fields.get(name, name): value for name, value in config.items()}
-        fields = dict(self.config(fields)) if self.config is not None else fields
         for name, value in self.fixed.items():
-            if config.get(name, value) != value:
+            if config.get(name) not in (None, value):
                 raise UnsupportedError(
                     f"{self.name} with {name} {config[name]} cannot run here",
                     f"Published models have {value}.",
                 )
+        fields = {self.fields.get(name, name): value for name, value in config.items()}
+        fields = dict(self.config(fields)) if self.config is not None else fields
         return {**fields, _READ: self.name}
 
 

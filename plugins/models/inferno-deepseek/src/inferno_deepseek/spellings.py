@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferno.contracts import Checkpoint, Fused, Spelling, per_expert, with_computed_head
-from inferno.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LAYER = "model.layers.{n}"
 _ATTENTION = f"{_LAYER}.self_attn"
-
-
-def _ling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    for name in ("use_bias", "moe_router_enable_expert_bias", "use_qk_norm"):
-        if fields.get(name):
-            raise UnsupportedError(
-                f"BailingMoeForCausalLM with {name} cannot run here", "Ling-lite has it off."
-            )
-    return dict(fields)
 
 
 LING = Spelling(
@@ -31,7 +20,7 @@ LING = Spelling(
         "num_shared_experts": "n_shared_experts",
         "use_qkv_bias": "attention_bias",
     },
-    config=_ling,
+    fixed=dict.fromkeys(("use_bias", "moe_router_enable_expert_bias", "use_qk_norm"), False),
     modules={
         "model.word_embeddings": "model.embed_tokens",
         f"{_LAYER}.attention.dense": f"{_ATTENTION}.o_proj",

@@ -46,11 +46,6 @@ def _baichuan(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _telechat(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Positions turn more slowly if contexts are longer than those that the base was made for; up
     to the trained length, by one factor."""
-    for name in ("embed_layernorm", "logn", "apply_residual_connection_post_layernorm"):
-        if fields.get(name):
-            raise UnsupportedError(
-                f"TeleChat with {name} cannot run here", "TeleChat2 and TeleChat-7B have it off."
-            )
     trained, base = fields.get("training_seqlen"), fields.get("base_seqlen")
     heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
     numbers = (trained, base, heads, width)
@@ -178,6 +173,11 @@ TELECHAT = Spelling(
         "n_head": "num_attention_heads",
         "ffn_hidden_size": "intermediate_size",
         "layer_norm_epsilon": "rms_norm_eps",
+    },
+    fixed={
+        "embed_layernorm": False,
+        "logn": False,
+        "apply_residual_connection_post_layernorm": False,
     },
     config=_telechat,
     modules={
