@@ -11,6 +11,7 @@ from inferno.configs.decoder import (
     WindowedConfig,
     numbered_layers,
     typed_layers,
+    windows_of,
     with_dense_layers,
 )
 from inferno.configs.mamba import (
@@ -90,6 +91,7 @@ __all__ = [
     "tower_name",
     "transformers_processor",
     "typed_layers",
+    "windows_of",
     "with_dense_layers",
     "with_vision",
 ]

@@ -146,6 +146,15 @@ def typed_layers(windows: Sequence[bool] | bool | None, layers: int) -> list[str
     return [SLIDING if window else FULL for window in each]
 
 
+def windows_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `windows`, which of the `layer_types` have one, as files list them; nothing for a
+    model without windows: for a `Dialect.inverse`."""
+    types = config.get("layer_types")
+    if not types or config.get("sliding_window") is None:
+        return {}
+    return {"windows": [kind == SLIDING for kind in types]}
+
+
 def numbered_layers(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """Return `layer_types` of `config.json`, or from `full_attn_idxs`, the numbers of the layers
     with attention: the others are `CONV`. Without both, all have attention. Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.configs import SLIDING, typed_layers
+from inferno.configs import typed_layers, windows_of
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
@@ -17,13 +17,6 @@ def _exaone4(fields: Mapping[str, Any]) -> dict[str, Any]:
     windows = config.pop("windows", None) if config.get("sliding_window") is not None else False
     types = typed_layers(windows, config["num_hidden_layers"])
     return {"sliding_window": None, **config, "layer_types": types}
-
-
-def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers have the window, as files list them."""
-    if config.get("sliding_window") is None:
-        return {}
-    return {"windows": [kind == SLIDING for kind in config["layer_types"]]}
 
 
 EXAONE4 = Dialect(
@@ -41,5 +34,5 @@ EXAONE4 = Dialect(
         "blk.{n}.post_ffw_norm": f"{_LAYER}.post_feedforward_layernorm",
     },
     config=_exaone4,
-    inverse=_windows,
+    inverse=windows_of,
 )

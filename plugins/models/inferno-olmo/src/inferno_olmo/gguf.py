@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.configs import FULL, SLIDING, typed_layers
+from inferno.configs import FULL, SLIDING, typed_layers, windows_of
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
@@ -28,12 +28,6 @@ def _olmo(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers have the window, as files list them."""
-    types = config.get("layer_types")
-    return {"windows": [kind == SLIDING for kind in types]} if types else {}
-
-
 OLMO = Dialect(
     architecture="olmo2",
     fields={
@@ -48,7 +42,7 @@ OLMO = Dialect(
     },
     present={"attention_bias": "blk.0.attn_q.bias"},
     config=_olmo,
-    inverse=_windows,
+    inverse=windows_of,
 )
 OLMOE = Dialect(
     architecture="olmoe",
