@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferno.testing import TINY_TEXT, ImageTests, proposals, transformers_model
+from inferno.testing import (
+    TINY_TEXT,
+    DeepEncoderFileTests,
+    ImageTests,
+    proposals,
+    torch_only,
+    transformers_model,
+)
+from inferno_qwen3_next.checkpoint import seeing
 from inferno_qwen3_next.config import Qwen3NextConfig
 from inferno_qwen3_next.vision_config import SeeingQwen35Config
 
@@ -97,6 +106,53 @@ class TestQwen35Moe(TestQwen35):
         save_file({**tensors, "mtp.fc.weight": torch.ones(2)}, path / "model.safetensors")
         (path / "config.json").write_text(json.dumps(cls.config))
         return path
+
+
+def one_head_each(config: dict[str, Any]) -> dict[str, Any]:
+    """With one value head for each key head: of several, files have another order."""
+    text = {**config["text_config"], "linear_num_value_heads": 2}
+    vision = {**config["vision_config"], "deepstack_visual_indexes": []}
+    return {**config, "text_config": text, "vision_config": vision}
+
+
+class TestFiles(DeepEncoderFileTests):
+    """Qwen3.5 in two GGUF files, of the text model and of the encoder."""
+
+    config = one_head_each(CONFIG)
+    sizes, inputs_of = TestQwen35.sizes, TestQwen35.inputs_of
+    kind, text = "qwen3vl_merger", "qwen35"
+    gguf_fields = {
+        "mrope_section": [4, 2, 2, 0],
+        "partial_rotary_factor": 0.5,
+        "recurrent": [True, False, True, False],
+        "inner_size": 64,
+    }
+    tokens = {150: "<|image_pad|>"}
+    unsaid = frozenset({"num_nextn_predict_layers"})  # files say how many they have
+    test_a_text_model_that_inferno_writes_is_still_the_encoder_s: Any = None  # it writes none
+
+
+class TestMoeFiles(TestFiles):
+    """The same of a mixture."""
+
+    config = one_head_each(TestQwen35Moe.config)
+    text = "qwen35moe"
+    gguf_fields = {**TestFiles.gguf_fields, "num_experts": 4}
+
+
+def test_layers_behind_the_last_of_a_pair_of_files_are_those_for_drafts(tmp_path: Path) -> None:
+    """Files number them on; the text model's view has them under `mtp`, and so has this one."""
+    names = ("model.layers.4.fc.weight", "model.layers.4.self_attn.q_proj.weight")
+    others = ("model.embed_tokens.weight", "model.visual.merger.norm.weight")
+    save_file({name: torch.ones(1) for name in (*names, *others)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with closing(seeing(torch_only().open(tmp_path)[1])) as view:
+        assert sorted(view.tensors) == [
+            "model.embed_tokens.weight",
+            "mtp.fc.weight",
+            "mtp.layers.0.self_attn.q_proj.weight",
+            "visual.merger.norm.weight",
+        ]
 
 
 def test_what_the_text_model_does_not_say_is_as_without_images() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture
-from inferno_qwen3_next.gguf import QWEN3_NEXT, QWEN35, QWEN35_MOE
+from inferno_qwen3_next.gguf import QWEN3_NEXT, QWEN35, QWEN35_MOE, QWEN35_MOE_VL, QWEN35_VL
 
 _Architecture = partial(
     Architecture,
@@ -61,12 +61,14 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen3_5ForConditionalGeneration",
             model_types=("qwen3_5",),
             config="inferno_qwen3_next.vision_config:qwen3_5",
+            encoders={"gguf": QWEN35_VL},
             checkpoints=("Qwen/Qwen3.5-27B",),
         ),
         _Seeing(
             name="Qwen3_5MoeForConditionalGeneration",
             model_types=("qwen3_5_moe",),
             config="inferno_qwen3_next.vision_config:qwen3_5_moe",
+            encoders={"gguf": QWEN35_MOE_VL},
             checkpoints=("Qwen/Qwen3.5-35B-A3B",),
         ),
     ]

@@ -46,7 +46,8 @@ def seeing(checkpoint: Checkpoint) -> Checkpoint:
     if any(name.startswith("mtp.") for name in checkpoint.tensors):
         modules["mtp"] = ("mtp",)
     part = SeeingPart(checkpoint, modules=modules)
-    return _split(part, {name: name for name in part.tensors})
+    layers = part.config.get("num_hidden_layers")
+    return _split(part, {name: predicting(name, layers) for name in part.tensors})
 
 
 def _split(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:

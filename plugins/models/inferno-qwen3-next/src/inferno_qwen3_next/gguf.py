@@ -1,4 +1,4 @@
-"""The GGUF dialects of Qwen3-Next and Qwen3.5 (text). Imports no torch.
+"""The GGUF dialects of Qwen3-Next and Qwen3.5, and of the latter's encoder. Imports no torch.
 
 llama.cpp's converter stores a linear layer's queries, keys and values apart from its gates. Of
 Qwen3.5 it orders the value heads otherwise: the first of each key head, then the second of each.
@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from inferno.configs import FULL
+from inferno.configs.encoder_files import SECTIONS, deep_encoder, with_sections
 from inferno.contracts import Dialect
 
 LINEAR = "linear_attention"
@@ -111,13 +112,20 @@ _APART = {
     "blk.{n}.ssm_beta": f"{_LINEAR}.in_proj_b",
     "blk.{n}.ssm_alpha": f"{_LINEAR}.in_proj_a",
 }
+
+
+def _qwen35(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return with_sections(_config(fields, tiled=True))
+
+
 _SHARED = {name for name in _APART if "shexp" in name}
 QWEN35_MOE = attrs.evolve(
     QWEN3_NEXT,
     architecture="qwen35moe",
     constants={"model_type": "qwen3_5_moe_text", "norm_topk_prob": True},
+    fields={**QWEN3_NEXT.fields, **SECTIONS["fields"]},
     modules={name: path for name, path in _APART.items() if name != "blk.{n}.ssm_in"},
-    config=partial(_config, tiled=True),
+    config=_qwen35,
     inverse=None,
 )
 QWEN35 = attrs.evolve(
@@ -127,3 +135,5 @@ QWEN35 = attrs.evolve(
     modules={n: p for n, p in QWEN35_MOE.modules.items() if n not in _SHARED},
     squeezed={"blk.{n}.ssm_conv1d": 1},
 )
+QWEN35_VL = deep_encoder("qwen3vl_merger", ("qwen35",), "qwen3_5")
+QWEN35_MOE_VL = deep_encoder("qwen3vl_merger", ("qwen35moe",), "qwen3_5_moe")
