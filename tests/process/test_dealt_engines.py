@@ -33,6 +33,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.errors import EngineDeadError, UnsupportedError
 from inferno.plan import Options, Plan, resolve
 from inferno.process.engines.client import EnginesClient
+from inferno.process.engines.together import Together
 from inferno.process.protocol import Control
 from inferno.request.requests import FinishReason
 from inferno.request.sampling_params import SamplingParams
@@ -114,6 +115,27 @@ def test_an_engine_says_which_other_one_has_ended(toy: Path) -> None:
         peer.shutdown(socket.SHUT_RDWR)
     with pytest.raises(EngineDeadError, match="engine 0, which has some of the experts"):
         assert engines.together[1].owes
+    engines.close()
+
+
+def test_an_engine_expects_what_the_steps_of_all_take(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short step beside a long one is no hang."""
+    engines, compute = ThreadEngines.load(toy, without_kernels(load_catalog())), Together._compute
+    first, second = engines.together
+    first.own, second.own, expected = lambda: 0.5, lambda: 30.0, set[float | None]()
+
+    def computed(self: Together, *given: Any) -> Any:
+        expected.add(self.expected)
+        return compute(self, *given)
+
+    monkeypatch.setattr(Together, "_compute", computed)
+    engines.answers([[5, 6]], evolve(GREEDY, max_tokens=2))
+    assert expected == {30.5}
+    second.own = lambda: None
+    engines.answers([[5, 6]], evolve(GREEDY, max_tokens=2))
+    assert expected == {30.5, None}
     engines.close()
 
 

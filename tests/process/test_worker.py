@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -120,6 +121,14 @@ def test_weights_may_take_long_to_load_and_nothing_else_between_steps() -> None:
     told(worker, number=1, action="update_weights", path="/weights", version="2")
     assert engine.asked == [None]
     assert worker._expected() == 0
+
+
+def test_an_engine_that_computes_with_others_is_late_when_all_should_be_done() -> None:
+    worker = worker_of(Socket(), Prefilling())
+    worker._may_take_long = False
+    for expected in (30.0, None):
+        worker._together = cast(Any, SimpleNamespace(expected=expected))
+        assert worker._expected() == expected
 
 
 def test_a_plan_is_opened_without_what_another_thread_imports_meanwhile(

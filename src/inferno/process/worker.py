@@ -79,6 +79,8 @@ class Worker:
             self._engine = load_engine(
                 opened, packed, streams=True, wanted=self._is_wanted, together=self._together
             )
+        if self._together is not None:
+            self._together.own = self._engine.expected
         self._may_take_long, self._heart.expected = False, self._expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
@@ -95,7 +97,12 @@ class Worker:
 
     def _expected(self) -> float | None:
         """Return the seconds that what it does should take, None if nobody knows."""
-        return None if self._may_take_long else self._engine.expected()
+        if self._may_take_long or (own := self._engine.expected()) is None:
+            return None
+        if self._together is None:
+            return own
+        ours = self._together.expected
+        return None if ours is None else max(own, ours)
 
     @contextmanager
     def _taking_long(self) -> Iterator[None]:
@@ -129,8 +136,7 @@ class Worker:
             if tokens := engine.step():
                 self._send(protocol.TOKENS, protocol.encode(tokens))
         if others is not None and others.rounds == rounds and others.owes:
-            with self._taking_long():
-                others.attend()
+            others.attend()
             if not is_busy:
                 return True
         if not self._busy or self._num_steps % _STATS_EVERY == 1:

@@ -50,6 +50,11 @@ class Together:
         """`build` replaces the communicator that the plan has chosen."""
         self.rounds = 0
         """How many all have computed."""
+        self.own: Callable[[], float | None] = lambda: 0.0
+        """Returns the seconds that this engine's step should take, None if nobody knows."""
+        self.expected: float | None = 0.0
+        """Seconds that the latest round should take, for the steps of all engines; None if nobody
+        knows, or while this engine waits for the others to begin it. Other threads read it."""
         self._build = build
         self._communicator: Communicator | None = None
         self._peers: Mapping[int, socket.socket] = {}
@@ -210,10 +215,14 @@ class Together:
             for peer in self._peers.values():
                 with suppress(BlockingIOError):
                     peer.sendall(_ROUND.pack(self.rounds + 1))
-        mine = torch.tensor([[tokens, picked]])
-        both = self._open.all_gather(mine, [2] * self._engines).view(-1, 2)
+        # An engine waits while others compute, which is no hang: what all expect is known to all.
+        own, self.expected = self.own(), None
+        mine = torch.tensor([[tokens, picked, -1 if own is None else int(1e6 * own)]])
+        told = self._open.all_gather(mine, [3] * self._engines).view(-1, 3)
         self.rounds += 1
-        self._counts, self._picked = both[:, 0].tolist(), int(both[:, 1].max())
+        self._counts, self._picked = told[:, 0].tolist(), int(told[:, 1].max())
+        times: list[int] = told[:, 2].tolist()
+        self.expected = None if min(times) < 0 else sum(times) / 1e6
         self._going_on = any(self._counts)
 
     def _compute(
