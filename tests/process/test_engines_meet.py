@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferno.errors import EngineDeadError
+from inferno.errors import EngineDeadError, SystemLimitError
 from inferno.process.engines.meeting import CURRENT, meet
 
 Peers = Mapping[int, socket.socket]
@@ -65,6 +65,23 @@ def test_the_first_engine_fails_when_one_that_has_come_ends(tmp_path: Path) -> N
             second.sendall(bytes([1, 0, 0, 0]))
         with pytest.raises(EngineDeadError, match="another engine has ended while they met"):
             first.result()
+
+
+def test_the_first_engine_says_why_they_cannot_meet(tmp_path: Path) -> None:
+    """What others cannot do either: a socket's path is of 107 bytes."""
+    (folder := tmp_path / ("long" * 25)).mkdir()
+    with pytest.raises(SystemLimitError, match="cannot meet in .*: AF_UNIX path too long") as info:
+        meet(folder, 0, 2, wanted, lambda group: None)
+    assert "TMPDIR" in info.value.remedy
+
+
+def test_groups_leave_one_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(EngineDeadError):
+            meet(tmp_path, 0, 2, iter([True, False]).__next__, lambda group: None)
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == [
+        (tmp_path / CURRENT).read_text()
+    ]
 
 
 @pytest.mark.parametrize("engine", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import socket
 import struct
 import tempfile
@@ -13,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from inferno.errors import EngineDeadError
+from inferno.errors import EngineDeadError, SystemLimitError
 from inferno.process.ranks.wire import listener
 
 CURRENT = "current"
 """The file in the engines' folder that names the folder of the latest group."""
+_GROUP = "group-"
 _LOOK = 0.05
 """Seconds between two looks for what is not there yet."""
 _WHO = struct.Struct("<I")
@@ -34,18 +36,23 @@ def meet(
     """Wait until all engines have come, and return the connections to the others. The first engine
     opens the group, and calls `begin` with its folder before others are told of it; they call it
     once all have come. One that has ended meanwhile is waited for anew. Raises EngineDeadError if
-    this engine is no longer `wanted`, or if another one ends just now."""
+    this engine is no longer `wanted`, or if another one ends just now; SystemLimitError."""
     while True:
         _check(wanted)
         with ExitStack() as undo:
             try:
                 peers = _met(folder, engine, engines, wanted, begin, undo)
-            except (EOFError, OSError):  # of a group whose first engine has ended
-                if engine == 0:
+            except (EOFError, OSError) as error:
+                if engine:  # of a group whose first engine has ended, or is about to say why
+                    continue
+                if isinstance(error, EOFError | ConnectionError):
                     raise EngineDeadError(
                         "another engine has ended while they met", "They are started anew."
                     ) from None
-                continue
+                raise SystemLimitError(
+                    f"engines cannot meet in {folder}: {error}",
+                    "Set TMPDIR to a folder with a short name and room for files, and start again.",
+                ) from error
             undo.pop_all()
             return peers
 
@@ -58,7 +65,7 @@ def _met(
     begin: Callable[[Path], None],
     undo: ExitStack,
 ) -> dict[int, socket.socket]:
-    group = Path(tempfile.mkdtemp(prefix="group-", dir=folder)) if engine == 0 else None
+    group = _opened(folder) if engine == 0 else None
     peers = dict[int, socket.socket]()
     if group is not None:
         begin(group)
@@ -83,6 +90,13 @@ def _met(
         _accept(listening, peers, engines - 1, wanted, undo)
     begin(group)
     return peers
+
+
+def _opened(folder: Path) -> Path:
+    """Make a folder for a new group, and remove those of earlier ones."""
+    for old in folder.glob(f"{_GROUP}*"):
+        shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_GROUP, dir=folder))
 
 
 def _joined(
