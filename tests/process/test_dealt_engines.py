@@ -139,6 +139,20 @@ def test_an_engine_expects_what_the_steps_of_all_take(
     engines.close()
 
 
+def test_a_child_of_fork_leaves_the_folder_in_which_engines_meet(plan: Plan) -> None:
+    """When it closes its copy of the client, and when it ends."""
+    client = EnginesClient(plan)
+    dealt = client._engines[0].plan.dealt
+    assert dealt is not None and Path(dealt.folder).is_dir()
+    if (child := os.fork()) == 0:
+        client._remove_folder()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert Path(dealt.folder).is_dir()
+    client._remove_folder()
+    assert not Path(dealt.folder).exists()
+
+
 @pytest.mark.slow
 def test_tokens_are_those_of_one_engine(with_client: WithClient, wanted: list[list[int]]) -> None:
     async def body(client: EnginesClient) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from attrs import define, evolve, field
@@ -81,8 +83,8 @@ class EnginesClient:
         self._use, count = plan.engines, plan.engines.count
         self._together = plan.dealt is not None
         """Whether engines compute together: then all end when one does."""
-        self._folder = TemporaryDirectory(prefix="inferno_engines_") if self._together else None
-        folder = "" if self._folder is None else self._folder.name
+        folder = tempfile.mkdtemp(prefix="inferno_engines_") if self._together else ""
+        self._remove_folder = weakref.finalize(self, _remove, folder, os.getpid())
         self._engines = [
             EngineClient(
                 plan_of_engine(plan, i, folder),
@@ -191,8 +193,7 @@ class EnginesClient:
         if not self._closing:
             self._closing = True
             await asyncio.gather(*(engine.close(patient=patient) for engine in self._engines))
-            if self._folder is not None:
-                self._folder.cleanup()
+            self._remove_folder()
 
     async def revive(self) -> None:
         """Start those processes now that have ended, or have stalled. Raises the error with which
@@ -339,6 +340,12 @@ class EnginesClient:
         for i in able:
             self._engines[i].submit(request, stream=stream)
         return stream
+
+
+def _remove(folder: str, pid: int) -> None:
+    """Remove the folder in which engines meet; in a child of fork, whose parent has it, do not."""
+    if folder and os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _files(control: Control, folders: Sequence[str | None]) -> list[Control]:
