@@ -134,6 +134,24 @@ def test_requests_of_an_engine_that_does_not_answer_are_given_up_once(plan: Plan
 
     asyncio.run(run())
     assert len(lost) == 2 and lost[1] >= LOST_AFTER
+    assert LOST_AFTER < 10, "beats of a second, and a hang is told within 10"
+
+
+def test_requests_of_a_late_step_are_given_up_when_a_beat_says_so() -> None:
+    lost = list[None]()
+
+    async def run() -> None:
+        pipe, pipe_of_process = os.pipe()
+        watchdog = Watchdog(pipe, timeout=0, beat=3600)
+        watchdog.on_lost, watchdog._still = lambda: lost.append(None), int(LATE_AFTER)
+        os.write(pipe_of_process, LATE)
+        while not watchdog.stalled:
+            await asyncio.sleep(0)
+        os.close(pipe_of_process)
+        watchdog.close()
+
+    asyncio.run(run())
+    assert lost == [None]
 
 
 def test_requests_are_kept_where_the_server_itself_was_stopped() -> None:

@@ -14,9 +14,9 @@ log = logging.getLogger("inferno.process")
 UNRESPONSIVE_AFTER = 9
 """Beats missed before the engine counts as unresponsive: a plugin's native code may hold the
 interpreter's lock for seconds."""
-LOST_AFTER = 12
+LOST_AFTER = 9
 """Beats after which the requests of an engine that is not responsive are given up: their clients
-learn it, and can ask elsewhere."""
+learn it within 10 s, and can ask elsewhere."""
 _ASK_EVERY = 3
 """Beats of a loop that moves and sends nothing, after which it is asked for a message."""
 ENGINE_TIMEOUT = 45.0
@@ -52,7 +52,7 @@ class Watchdog:
         self.ask: Callable[[], object] = lambda: None
         """Asks the engine for a message."""
         self._silent = self._still = self._unheard = 0
-        self._stopped = False
+        self._stopped = self._lost = False
         self._pipe = pipe
         os.set_blocking(self._pipe, False)
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
@@ -80,7 +80,7 @@ class Watchdog:
         """Watch a child process. Kill it when it has been silent for too long, and return. Without
         a timeout (0), never."""
         self._silent = self._still = self._unheard = 0
-        told, lost = "", False
+        told = ""
         while True:
             await asyncio.sleep(self.beat)
             self._silent += 1
@@ -89,12 +89,7 @@ class Watchdog:
             if (trouble := self._trouble()) != told:
                 told = trouble
                 self._tell(pid, trouble)
-            late = (
-                not self.responsive and max(self._silent, self._still, self._unheard) >= LOST_AFTER
-            )
-            if late and not lost:
-                self.on_lost()
-            lost = late
+            self._give_up()
             if self.timeout and self.silence >= self.timeout:
                 self.verdict = f"gave no sign of life for {self.silence:g} s"
             elif self.timeout and self._unheard * self.beat >= self.timeout:
@@ -113,6 +108,13 @@ class Watchdog:
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pipe)
         os.close(self._pipe)
+
+    def _give_up(self) -> None:
+        """Say that the requests are lost, once, if the engine has been in trouble for so long."""
+        quiet = max(self._silent, self._still, self._unheard)
+        lost, self._lost = self._lost, not self.responsive and quiet >= LOST_AFTER
+        if self._lost and not lost:
+            self.on_lost()
 
     def _trouble(self) -> str:
         """Why the engine takes no requests; nothing if it does."""
@@ -159,6 +161,8 @@ class Watchdog:
             self._unheard += 1  # not one for each: this process may have been stopped meanwhile
             if self._unheard % _ASK_EVERY == 0:
                 self.ask()
+        if self.stalled:  # at once: the next look is up to a second later
+            self._give_up()
 
 
 def _is_stopped(pid: int) -> bool:
