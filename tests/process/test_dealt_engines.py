@@ -215,6 +215,11 @@ def test_one_that_does_not_answer_loses_the_requests_of_all(
     async def body(client: EnginesClient) -> None:
         streams = submit(client, *(request(f"r{i}", LONGEST) for i in range(4)))
         assert {stream.placed.engine for stream in streams} == {0, 1}
+        watchdog = client._engines[1]._engine._watchdog
+        assert watchdog is not None and all(view.state == "ok" for view in client.engines)
+        watchdog._stopped = True
+        assert [view.state for view in client.engines] == ["waiting", "restarting"]
+        watchdog._stopped = False
         client._engines[1]._lost()
         for stream in streams:
             with pytest.raises(EngineDeadError, match="does not respond"):

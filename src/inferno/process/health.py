@@ -8,8 +8,9 @@ from attrs import frozen
 
 from inferno.request.requests import EngineStats
 
-EngineState = Literal["ok", "restarting", "stalled", "outdated"]
-"""`outdated`: it has other weights than the rest, and gets no requests."""
+EngineState = Literal["ok", "restarting", "stalled", "outdated", "waiting"]
+"""`outdated`: it has other weights than the rest, and gets no requests. `waiting`: nor does it, as
+another one that it computes together with takes none."""
 
 
 @frozen(kw_only=True)

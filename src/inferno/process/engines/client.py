@@ -153,13 +153,15 @@ class EnginesClient:
     @property
     def engines(self) -> tuple[EngineView, ...]:
         """How each of them is."""
-        able = self._able()
+        able, waits = self._able(), self._together and not self.alive
         return tuple(
             EngineView(
                 state="stalled"
                 if engine.stalled
                 else "restarting"
                 if not engine.alive
+                else "waiting"
+                if waits
                 else "ok"
                 if i in able
                 else "outdated",
