@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,8 +110,7 @@ def test_three_engines_give_the_tokens_of_one_whatever_the_others_compute(toy: P
 
 def test_an_engine_says_which_other_one_has_ended(toy: Path) -> None:
     engines = ThreadEngines.load(toy, without_kernels(load_catalog()))
-    for peer in engines.together[0]._peers.values():
-        peer.shutdown(socket.SHUT_RDWR)
+    engines.together[0].leave()
     with pytest.raises(EngineDeadError, match="engine 0, which has some of the experts"):
         assert engines.together[1].owes
     engines.close()

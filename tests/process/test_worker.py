@@ -131,6 +131,19 @@ def test_an_engine_that_computes_with_others_is_late_when_all_should_be_done() -
         assert worker._expected() == expected
 
 
+def test_an_engine_whose_step_fails_leaves_the_others_before_it_ends() -> None:
+    engine, left = Prefilling(), list[str]()
+    worker = worker_of(Socket(), engine)
+    engine.steps = 100
+    others = SimpleNamespace(
+        descriptor=None, owes=False, rounds=0, leave=lambda: left.append("now")
+    )
+    worker._together = cast(Any, others)
+    with pytest.raises(AssertionError, match="no end"):
+        worker._serve_all()
+    assert left == ["now"]
+
+
 def test_a_plan_is_opened_without_what_another_thread_imports_meanwhile(
     tmp_path: Path,
 ) -> None:

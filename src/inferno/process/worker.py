@@ -86,14 +86,23 @@ class Worker:
         gc.enable()
         measured = self._engine.plan
         self._send(protocol.READY, protocol.encode_plan(measured) if measured != given else b"")
-        while self._serve():
-            self._heart.moved()
+        self._serve_all()
         self._may_take_long = True
         if packed is not None and not self._patient:
             packed.stop()
         if self._together is not None:
             self._together.close()
         self._engine.close()  # stores and links say that they end, and temporary files go
+
+    def _serve_all(self) -> None:
+        try:
+            while self._serve():
+                self._heart.moved()
+        except BaseException:
+            # Now: the system closes a process's connections once all of its memory is given back.
+            if self._together is not None:
+                self._together.leave()
+            raise
 
     def _expected(self) -> float | None:
         """Return the seconds that what it does should take, None if nobody knows."""

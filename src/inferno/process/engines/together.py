@@ -264,10 +264,14 @@ class Together:
 
     def close(self) -> None:
         """Leave the others, who cannot go on, and are about to be closed too."""
-        self._closing.set()
         for peer in self._peers.values():
             with suppress(OSError):
                 peer.sendall(_ROUND.pack(_PEACE))
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the others know that this engine computes nothing more."""
+        self._closing.set()
         if self._communicator is not None:
             self._communicator.close()
         for peer in self._peers.values():
