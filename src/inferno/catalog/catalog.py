@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 from inferno import contracts
 from inferno.catalog.choice import choose, none_serves, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
-from inferno.catalog.schemed import SchemedView
 from inferno.catalog.unknown import no_model
 from inferno.errors import (
     InfernoError,
@@ -181,6 +180,8 @@ class Catalog:
                     if offer.item.adapt is not None:
                         seen = offer.item.adapt(seen)
                 if seen.config.get("quantization_config"):
+                    from inferno.catalog.schemed import SchemedView  # no list of commands needs it
+
                     seen = SchemedView(seen, lambda stored: self.scheme_of(stored).item)
             except InfernoError:
                 opened.close()
