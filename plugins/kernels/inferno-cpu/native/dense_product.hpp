@@ -148,6 +148,10 @@ struct TaskGrid {
     tiles = kResidentBytes / tile_bytes < kMinTiles ? kMinTiles : kResidentBytes / tile_bytes;
     down = (tile_count + tiles - 1) / tiles;
     if (down * across < target && tile_count > kMinTiles) down = (target + across - 1) / across;
+    if (down == 1) {
+      panels = even_chunk(count, panels, R);
+      across = (count + panels - 1) / panels;
+    }
     tiles = (tile_count + down - 1) / down;
     down = (tile_count + tiles - 1) / tiles;
   }

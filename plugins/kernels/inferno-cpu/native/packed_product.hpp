@@ -247,7 +247,8 @@ Problem problem_of(const uint8_t* panels, int64_t count, int64_t panel_bytes, in
   int64_t chunk = kChunkBytes / panel_bytes,
           max_chunk = count * all / (4 * inferno_threads * M);  // enough tasks to balance the load
   chunk = (chunk < max_chunk ? chunk : max_chunk) / step * step;
-  problem.chunk = chunk < step ? step : chunk;
+  chunk = chunk < step ? step : chunk;
+  problem.chunk = M == all ? even_chunk(count, chunk, step) : chunk;
   if (before) {
     problem.tile = before->tile + before->tiles;
     problem.task = before->task + before->task_count();
