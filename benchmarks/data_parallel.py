@@ -1,6 +1,6 @@
 """What several engines give: tokens per second of `--dp` engines with a thread each, beside one
-engine of as many threads in all, and beside one engine of one thread. With --ep, engines that have
-a mixture's experts among them, too.
+engine of as many threads in all, and beside one engine of one thread. With --ep, also of
+engines that share a mixture's experts.
 
     python benchmarks/data_parallel.py [MODEL] [--engines 2 [--ep]] [--rounds 5] [--requests 64]
         [--seqs 16] [--prompt 64] [--tokens 128] [--dtype bfloat16]
@@ -97,7 +97,7 @@ def main() -> None:
         f"{count} engines, one thread each": (count, 1),
     }
     if given.ep:
-        kinds[f"{count} engines with experts among them"] = (count, 1, True)
+        kinds[f"{count} engines that share experts"] = (count, 1, True)
     llms = [load(given, *kind) for kind in kinds.values()]
     rounds = [[run(llm, turn, *size) for llm in llms] for turn in range(given.rounds + 1)]
     del rounds[0]  # it captures steps

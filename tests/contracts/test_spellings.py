@@ -97,7 +97,7 @@ def test_a_view_is_viewed_as_it_is() -> None:
 
 @frozen
 class Quantized(Held):
-    """One whose scheme does not say how its tensors lie."""
+    """A checkpoint whose scheme does not say how its tensors lie."""
 
     def held(self, stored: StoredMatrix) -> HeldMatrix:
         return HeldMatrix(shape=(6, 2), nbytes=12)

@@ -1,4 +1,4 @@
-"""What a plan says of engines that have a mixture's experts among them (`--dp N --ep`)."""
+"""What a plan says of engines that share a mixture's experts (`--dp N --ep`)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_an_engine_s_own_plan_knows_of_no_others() -> None:
     assert plan_of_engine(each[0], 0) == each[0]
 
 
-def test_the_draft_model_of_an_engine_is_its_own_too() -> None:
+def test_each_engine_has_a_draft_model_of_its_own() -> None:
     draft = plan_of(dp=2, speculative="demo").speculation
     assert draft is not None and draft.draft is not None and draft.draft.engines is not None
     for i in range(2):
@@ -171,7 +171,7 @@ def test_engines_are_linked_one_to_one() -> None:
         plan_of(dp=2, decode_with="shm://a,nowhere")
 
 
-def test_engines_share_out_more_instances_than_they_are() -> None:
+def test_engines_share_out_more_instances_than_there_are_engines() -> None:
     pytest.importorskip("inferno_disaggregated")
     plan = plan_of(dp=2, decode_with="shm://a,shm://b,shm://c")
     assert plan.store is not None

@@ -1,5 +1,5 @@
-"""Two engines that have a mixture's experts among them (`--dp 2 --ep`): they compute together, in
-threads and in processes."""
+"""Engines that share a mixture's experts (`--dp 2 --ep`) compute together, in threads and in
+processes."""
 
 from __future__ import annotations
 
@@ -163,10 +163,10 @@ def test_tokens_are_those_of_one_engine(with_client: WithClient, wanted: list[li
 
 
 @pytest.mark.slow
-def test_a_killed_engine_ends_and_restarts_all(
+def test_a_killed_engine_fails_all_streams_and_all_restart(
     with_client: WithClient, wanted: list[list[int]]
 ) -> None:
-    """All streams are told, and no request is taken until all are there again."""
+    """All streams fail, and no request is taken until all engines are there again."""
 
     async def body(client: EnginesClient) -> None:
         streams = submit(client, *(request(f"r{i}", LONGEST) for i in range(4)))
@@ -177,7 +177,7 @@ def test_a_killed_engine_ends_and_restarts_all(
         os.kill(dead, signal.SIGKILL)
         await asyncio.wait(readers)
         for reader in readers:
-            with pytest.raises(EngineDeadError, match="SIGKILL|engine 1, which|not heard"):
+            with pytest.raises(EngineDeadError, match="SIGKILL|engine 1, which|does not answer"):
                 await reader
         assert not client.alive and not client._streams
         with pytest.raises(EngineDeadError):
@@ -205,10 +205,10 @@ def test_an_engine_that_is_killed_while_all_rest_restarts_all(
 
 
 @pytest.mark.slow
-def test_one_that_does_not_answer_loses_the_requests_of_all(
+def test_an_engine_that_does_not_answer_fails_the_requests_of_all(
     with_client: WithClient, wanted: list[list[int]]
 ) -> None:
-    """They wait for it."""
+    """The other engine waits for it."""
 
     async def body(client: EnginesClient) -> None:
         streams = submit(client, *(request(f"r{i}", LONGEST) for i in range(4)))
@@ -228,7 +228,7 @@ def test_one_that_does_not_answer_loses_the_requests_of_all(
 
 
 @pytest.mark.slow
-def test_controls_reach_both_while_the_other_computes(with_client: WithClient) -> None:
+def test_controls_reach_an_idle_engine_while_the_other_computes(with_client: WithClient) -> None:
     """One whose requests have ended takes part until those of the other have."""
 
     async def body(client: EnginesClient) -> None:

@@ -1,4 +1,4 @@
-"""How engines that have experts among them meet."""
+"""How engines that share experts meet."""
 
 from __future__ import annotations
 

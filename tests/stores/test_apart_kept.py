@@ -68,9 +68,10 @@ def whole(prompt: Sequence[int]) -> int:
 
 
 def places(first: EngineOutput) -> tuple[int, int, int]:
-    """Cached tokens: all, those that tiers had here, and those of another instance.
+    """Return how many tokens were cached: all, those from tiers here, and those of another
+    instance.
 
-    Of a disk tier alone some come from host memory: what has not been written when it is asked for.
+    Tiers are one number, because blocks that are not yet written to disk come from host memory.
     """
     return first.num_cached, first.num_host + first.num_disk, first.num_remote
 

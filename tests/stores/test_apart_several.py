@@ -1,4 +1,4 @@
-"""Several instances compute prompts for one: if one of them goes, another goes on."""
+"""Several instances compute prompts for one: if one ends, the others compute the rest."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(dense: Path, form: str, folder: Path) -> tuple[Path, Path]:
-    """The model in that format, and the same with InternLM2's names and fused matrices."""
+    """Return the model in a format, and the same with InternLM2's names and fused matrices."""
     twin, fused = folder / "twin", folder / "fused"
     convert(str(dense), form, twin)
     fused.mkdir()
@@ -115,6 +115,6 @@ def test_a_part_that_would_cut_a_block_is_refused(dense: Path, tmp_path: Path) -
     config = json.loads((fused / "config.json").read_text())
     smaller = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     (fused / "config.json").write_text(json.dumps({**config, **smaller}))
-    with pytest.raises(UnsupportedError, match="not in whole blocks of 128") as caught:
+    with pytest.raises(UnsupportedError, match="not begin and end with blocks of 128") as caught:
         load_toy(fused)
     assert "matrices are apart" in caught.value.remedy

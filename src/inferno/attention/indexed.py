@@ -23,8 +23,9 @@ are found. With fewer it is cheaper to compute all of them and to mask the other
 
 def narrowed(part: Part, need: AttentionNeed, indexed: Indexed, keys_BP1C: Tensor) -> Part:
     """Return the part with the positions that the index does not find left out, or masked. Where
-    it finds all, the part is returned as it is: if the need is batch-invariant, wherever a token
-    has no more, as it would be beside shorter sequences."""
+    it finds all, the part is returned as it is. If the need is batch-invariant, that is so too
+    where only the padding of longer sequences exceeds what the index finds: alone, the part would
+    be returned as it is."""
     assert need.index is not None, "the need has an index"
     S, Q, L = part.hidden_SQL.shape
     count, K = need.index.top_k, need.num_kv_heads

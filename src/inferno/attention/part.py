@@ -30,8 +30,8 @@ class Part:
     """True for padding rows, if there may be any."""
 
     def gather(self, cache: Mapping[str, Tensor], name: str) -> Tensor:
-        """Return `k` or `v` of the part's sequences, (S, K, L, C); in float32 if they have
-        scales."""
+        """Return the keys (`k`) or values (`v`) of the part's sequences, (S, K, L, C); in float32
+        if the cache has scales for them."""
         if (scales_BPK1 := cache.get(f"{name}_scales")) is None:
             return self._rows(cache[name])
         codes_SKLC = self._rows(as_bytes(cache[name])).view(cache[name].dtype)

@@ -61,8 +61,8 @@ class Stored:
         cache_BKPC[block_T, :, offset_T] = x_TKC
 
     def store_vectors(self, cache: Mapping[str, Tensor], name: str, x_TKC: Tensor) -> None:
-        """Store `k` or `v` into caches whose tokens are contiguous: in 8 bits, as codes and a scale
-        for each token and head, if there are `k_scales` or `v_scales`."""
+        """Store keys (`k`) or values (`v`) into a cache whose tokens are contiguous. If it has
+        `k_scales` or `v_scales`: in 8 bits, as codes and a scale for each token and head."""
         scales_BPK1 = cache.get(f"{name}_scales")
         if scales_BPK1 is None:
             return self.store(cache[name], x_TKC)
@@ -77,7 +77,7 @@ class Stored:
 
 
 def as_bytes(codes: Tensor) -> Tensor:
-    """Return 8-bit elements as integers: torch moves no floats of 8 bits."""
+    """Return 8-bit elements as integers, because torch does not copy rows of 8-bit floats."""
     return codes.view(torch.uint8)
 
 

@@ -18,7 +18,7 @@ def refuses(need: AttentionNeed) -> str | None:
     if need.latent_dim is not None and not 0 < need.latent_dim <= need.head_dim:
         return f"latent_dim {need.latent_dim} is not between 1 and head_dim {need.head_dim}"
     if need.waves:
-        return "it has caches of 8 bits for latents only, not for keys that leave waves out"
+        return "its 8-bit caches are for latents only, not for keys from which waves are left out"
     if need.cache_dtype not in ("auto", *CACHE_DTYPES):
         return f"it stores {', '.join(CACHE_DTYPES)} or the compute type, not {need.cache_dtype}"
     if need.bidirectional and (others := sorted(need.features & _CAUSAL)):
@@ -32,8 +32,9 @@ _CAUSAL = frozenset({"soft_cap", "latent_dim", "sinks", "batch_invariant", "inde
 
 def layout(need: AttentionNeed, block_size: int) -> Mapping[str, CacheTensor]:
     """Return a token-major layout: a token's heads are contiguous, so that storing and gathering
-    move whole rows, and a scale for each if they have 8 bits; the keys of an index are beside
-    them, in the compute type: they say what is found. Bidirectional attention keeps nothing."""
+    move whole rows. An 8-bit cache has a scale for each head of a token, and the keys of an index
+    in the compute type, because they decide what is found. Bidirectional attention keeps
+    nothing."""
     if need.bidirectional:
         return {}
     dims = {"k": (need.num_kv_heads, need.head_dim)}

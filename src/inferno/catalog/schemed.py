@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class SchemedView(CheckpointView):
-    """A checkpoint as it is, and the schemes that load its matrices."""
+    """A checkpoint as it is, with a function that finds the scheme that loads a matrix."""
 
     scheme_of: Callable[[StoredMatrix], QuantScheme]
 

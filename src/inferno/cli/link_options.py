@@ -26,8 +26,8 @@ LINK_OPTIONS = [
         multiple=True,
         callback=lambda context, option, urls: ",".join(urls) or None,  # not set: not ()
         help="Have long prompts computed by the instance that listens at this URL, and pull "
-        "the blocks of its cache; may be repeated, or a list with commas: each prompt goes to the "
-        "one that will be done with it first.",
+        "the blocks of its cache. Of several URLs, repeated or separated by commas, each prompt "
+        "goes to the one that will be done with it first.",
     ),
     _engine(
         "--pd-token-file",

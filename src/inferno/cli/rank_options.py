@@ -46,7 +46,8 @@ RANK_OPTIONS = [
         is_flag=True,
         default=None,
         help="Expert parallelism: of a mixture's experts each of the --tp processes has some, "
-        "whole, instead of a part of each; without --tp each of the --dp engines, instead of all.",
+        "whole, instead of a part of each; without --tp, each of the --dp engines has some, "
+        "instead of all.",
     ),
     _engine(
         "--experts-on-host",
@@ -72,7 +73,7 @@ RANK_OPTIONS = [
         type=int,
         metavar="ENGINES",
         help="Data parallelism: engines on this machine that share the requests, each with the "
-        "whole model. [default: 1]",
+        "whole model (with --ep, some of the experts). [default: 1]",
     ),
     _engine(
         "--nodes",

@@ -118,13 +118,13 @@ class CheckpointView:
 
 def held(checkpoint: Checkpoint, stored: StoredMatrix) -> HeldMatrix:
     """Return what a quantized matrix of the checkpoint will be in memory, as the installed scheme
-    that loads it says: for an `Architecture.adapt` that divides it. Raises UnsupportedError if none
-    does, or if the checkpoint has none to ask."""
+    that loads it says: for an `Architecture.adapt` that divides it. Raises UnsupportedError if no
+    installed scheme loads it, or if the checkpoint knows no schemes to ask."""
     ask: Callable[[StoredMatrix], HeldMatrix] | None = getattr(checkpoint, "held", None)
     if ask is None:
         raise UnsupportedError(
-            f"{stored.path} is quantized, and this checkpoint has no schemes to ask how",
-            "Use the original checkpoint.",
+            f"{stored.path} is quantized, and this checkpoint knows no scheme to ask how",
+            "Use a checkpoint that is not quantized.",
         )
     return ask(stored)
 

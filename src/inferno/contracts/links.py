@@ -26,8 +26,8 @@ class Link:
     url: str
     """Where the prefilling end listens."""
     others: tuple[str, ...] = ()
-    """Where further instances listen that compute prompts for a decoding end, which chooses one of
-    all for each prompt."""
+    """Where further prefilling ends listen, for a decoding end, which chooses one of all for each
+    prompt."""
     token_file: Path | None = None
     """File with the secret that both ends know; None: there is none."""
     min_tokens: int = 128

@@ -85,8 +85,8 @@ class Shard:
     experts: bool = False
     """Whether each rank has some of the routed experts, whole, instead of a part of each."""
     own_tokens: bool = False
-    """Whether these are engines, each with tokens of its own (`--dp N --ep`): routed experts are
-    dealt out to them, and each has all else whole."""
+    """Whether the ranks are engines, each with tokens of its own (`--dp N --ep`): routed experts
+    are dealt out to them, and each has all other matrices whole."""
 
     def divides(self, size: int, unit: int | None = None) -> bool:
         """Whether every rank gets a part of so many rows or columns. If not, each has them all."""

@@ -38,7 +38,8 @@ class RowRange:
     groups: int = 1
     """Number of equal parts of the stored rows; `rows` are those of each part."""
     axis: int = 0
-    """That of the stored tensor along which the rows lie: other than 0 in packed formats."""
+    """Axis of the stored tensor along which the rows lie, after `member` and `transposed`. Some
+    packed formats use another axis than the first."""
 
     def info(self, stored: TensorInfo) -> TensorInfo:
         """Return the header of these rows."""

@@ -52,8 +52,8 @@ class Spelling:
     fields: Mapping[str, str] = field(factory=dict)
     """Field of their `config.json` -> the family's, where it has another name."""
     fixed: Mapping[str, Any] = field(factory=dict)
-    """Field of their `config.json` -> the value that all published models have: another one is
-    refused."""
+    """Field of their `config.json` -> the value that all published models have. Another value is
+    refused; a field that is absent or null is taken to have this one."""
     config: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(
         default=None, converter=lazy.optional
     )
@@ -65,8 +65,8 @@ class Spelling:
     fused: Mapping[str, Fused] = field(factory=dict)
     """Module path in their checkpoints -> the model's modules that it holds."""
     drafts: bool = False
-    """Whether its layers that predict further tokens are the family's, too. Otherwise they are not
-    read."""
+    """Whether the layers of these checkpoints that predict further tokens are the family's, too.
+    Otherwise they are not read."""
     unused: tuple[str, ...] = ()
     """Regular expressions of the names of tensors that the model does not read."""
     checkpoints: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Spelling:
             if config.get(name) not in (None, value):
                 raise UnsupportedError(
                     f"{self.name} with {name} {config[name]} cannot run here",
-                    f"Published models have {value}.",
+                    f"Use a model with {value} there, as all published ones have.",
                 )
         fields = {self.fields.get(name, name): value for name, value in config.items()}
         fields = dict(self.config(fields)) if self.config is not None else fields
@@ -91,8 +91,8 @@ def spelled(
     architecture: Architecture, spelling: Spelling, dialects: Mapping[str, Dialect] | None = None
 ) -> Architecture:
     """Return the declaration of another class that the family's code computes: its config is read,
-    and its tensors are viewed, under the family's names. `dialects` are as in `Architecture`: what
-    files of other formats name differently, by the family's names."""
+    and its tensors are viewed, under the family's names. `dialects` are as in `Architecture`, for
+    files of this class in other formats: they map to the family's names."""
     return evolve(
         architecture,
         name=spelling.name,
@@ -107,7 +107,8 @@ def spelled(
 
 
 def _marked(dialect: Dialect, spelling: Spelling) -> Dialect:
-    """Return a dialect whose files have the family's config, as one that has been read."""
+    """Return the dialect, whose files give the family's config, with the mark that `read`
+    leaves."""
     return evolve(dialect, constants={**dialect.constants, _READ: spelling.name})
 
 
@@ -145,8 +146,8 @@ def _ranges(
         if any(pattern.fullmatch(name) for pattern in unused):
             continue
         path, _, part = name.rpartition(".")
-        held = ((match, parts) for pattern, parts in fused if (match := pattern.fullmatch(path)))
-        for match, parts in held:
+        holding = ((match, parts) for pattern, parts in fused if (match := pattern.fullmatch(path)))
+        for match, parts in holding:
             ranges |= _split(checkpoint, name, stored[path], parts, match.groupdict(), config)
             break
         else:
@@ -211,8 +212,8 @@ def _range(
     axis, values, stored = place
     if start % values or stop % values:
         raise UnsupportedError(
-            f"{name} holds several of the model's matrices, and the rows {start} to {stop} of one "
-            f"are not in whole blocks of {values}",
+            f"{name} holds several of the model's matrices, and one, in rows {start} to {stop}, "
+            f"does not begin and end with blocks of {values} rows",
             _APART,
         )
     span = slice(start // values * stored, stop // values * stored)
@@ -222,7 +223,8 @@ def _range(
 def _packed(
     checkpoint: Checkpoint, module: str, stored: Mapping[str, TensorInfo], part: str
 ) -> tuple[int, tuple[int, int, int] | None]:
-    """Return the rows of a quantized matrix, and how one of its tensors lies along them."""
+    """Return how many rows a quantized matrix has, and how its tensor `part` lies along them; None:
+    it is the same for all rows."""
     parts = {name: info for name, info in stored.items() if name != "bias"}
     given = checkpoint.config.get("quantization_config")
     matrix = StoredMatrix(

@@ -120,6 +120,6 @@ class LatentAttention(Layer):
 
 
 def _by_rows(x_HTC: Tensor, weight_HCO: Tensor) -> Tensor:
-    """Return x · weight, the same bits whatever rows x has."""
+    """Return x · weight; the bits of a row do not depend on the other rows of x."""
     y_HTO = row_products(x_HTC.float(), weight_HCO.float().transpose(1, 2))
     return y_HTO.to(x_HTC.dtype)

@@ -71,8 +71,8 @@ class Finalize:
     max_model_len: int | None = None
     """Longest context in tokens; None: the model's."""
     batch_invariant: bool = False
-    """Whether what a layer multiplies itself must be the same bits in every step, as kernels and
-    backends are chosen to be."""
+    """Whether what a layer multiplies itself, without a kernel, must have the same bits whatever
+    else is in the step (`ops.rows`)."""
 
 
 class Layer(nn.Module):

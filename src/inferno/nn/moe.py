@@ -113,8 +113,7 @@ class Expert(nn.Module):
 
 
 Exchange = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Returns each token's weighted sum over its experts, (T, D), from x_TD, experts_TK and
-weights_TK."""
+"""exchange(x_TD, experts_TK, weights_TK) -> each token's weighted sum over its experts, (T, D)."""
 
 
 class Experts(Layer):
@@ -150,8 +149,8 @@ class Experts(Layer):
         self.size, self.summed = intermediate_size, False
         """The inner width of an expert; and as `Linear.summed`."""
         self.exchange: Exchange | None = None
-        """What gives tokens of several engines to those that have their experts; None: all tokens
-        are this process's own."""
+        """What computes this process's tokens together with the other engines that share the
+        experts; None: no other engine has some of them."""
         self.own, self.hosted = range(num_experts), range(0)
         """The experts that this rank has, and those of them that the host's memory holds."""
         self.local_E: Tensor | None
@@ -225,7 +224,7 @@ class Experts(Layer):
         self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, *, fitted: bool
     ) -> Tensor:
         """Return each token's weighted sum over those of its experts that are here, (T, D). If
-        `fitted`, shapes may follow from the values, which must then be on the host."""
+        `fitted`, shapes may depend on values, which must then be on the host."""
         given = x_TD, experts_TK, weights_TK, fitted
         host = None if self.host is None else self.host.start(*given)
         y_TD = None if self.near is None else self.near(*given)

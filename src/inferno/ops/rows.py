@@ -1,4 +1,5 @@
-"""Products, by a library or so that their bits do not depend on how many rows there are.
+"""Matrix products: by a library, or row by row, whose bits do not depend on how many rows there
+are.
 
 Suffixes: T tokens, I inputs, O outputs, X matrices, Y and L rows of one, C their width.
 """
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 _MAX_PRODUCTS = 1 << 24
-"""Most products in memory at once."""
+"""Most products of two elements in memory at once."""
 
 
 def products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
@@ -26,6 +27,6 @@ def row_products(a_XYC: Tensor, b_XLC: Tensor) -> Tensor:
 
 
 def linear_by_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x · weight.T + bias so, in float32."""
+    """Return x · weight.T + bias in float32, with products as `row_products` computes them."""
     y_TO = row_products(x_TI.float()[None], weight_OI.float()[None])[0]
     return y_TO if bias_O is None else y_TO + bias_O

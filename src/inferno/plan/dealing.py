@@ -1,4 +1,4 @@
-"""Deals routed experts out to engines that have all else by themselves."""
+"""Deals routed experts out to engines, each of which has all other weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferno.plan.rank_experts import Dealt
 from inferno.plan.ranks import Division
 
 PAIR_BYTES = 12
-"""That say which expert a token is for, and with what weight."""
+"""Bytes that say which expert a token is for, and with what weight."""
 
 
 def check_dealing(options: Options, name: str, architecture: Architecture) -> None:
@@ -45,8 +45,9 @@ def check_dealing(options: Options, name: str, architecture: Architecture) -> No
 def divide_engines(
     held: Mapping[str, HeldMatrix], engines: int, further: Container[str] = ()
 ) -> Division:
-    """Deal the experts among these matrices out to engines, but those of `further` modules, layers
-    of multi-token prediction: engines propose drafts by themselves. Raises UnsupportedError."""
+    """Deal the experts among these matrices out to engines, except those of `further` modules:
+    layers of multi-token prediction are whole, because engines propose drafts independently. Raises
+    UnsupportedError if there are no experts, or fewer than engines."""
     shard = Shard(ranks=engines, attention=False, states=False, experts=True, own_tokens=True)
     dealt = Dealt.of(shard, {path: held[path] for path in held if path not in further})
     return Division(shard=shard, divides={}, spec=None, held=held, dealt=dealt)
@@ -55,8 +56,8 @@ def divide_engines(
 def dealt_use(
     division: Division, weights: tuple[int, ...], config: ModelConfig, dtype: str
 ) -> DealtUse | None:
-    """Return what the plan says of it; None if experts are not dealt out to engines. `weights` are
-    the bytes of each engine's."""
+    """Return what the plan says of dealt experts; None if they are not dealt out to engines.
+    `weights` are the bytes of each engine's weights."""
     if not division.shard.own_tokens:
         return None
     deal, ranks = division.dealt, division.shard.ranks

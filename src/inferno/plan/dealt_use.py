@@ -1,4 +1,4 @@
-"""What a plan says of engines that have routed experts among them."""
+"""What a plan says of engines that share routed experts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from inferno.plan.rank_use import ExpertUse
 
 @frozen(kw_only=True)
 class DealtUse:
-    """Data-parallel attention with expert parallelism: each engine has requests, a cache and all
-    weights of its own but those of routed experts, which are dealt out to the engines. These step
-    together: in each mixture they exchange tokens. Sizes in the plan are of the engine whose
-    experts take most memory."""
+    """Data-parallel attention with expert parallelism: each engine has requests and a cache of its
+    own, and all weights but those of routed experts, which are dealt out to the engines. The
+    engines step together: in each mixture they exchange tokens. Sizes in the plan are of the engine
+    whose experts take most memory."""
 
     shard: Shard
-    """Of one engine; in the plan of all, of the first one."""
+    """The share of one engine; in the plan of all engines, that of the first."""
     experts: tuple[ExpertUse, ...]
     weight_bytes: int
-    """Of all weights, once."""
+    """Bytes of all weights, with each expert once."""
     weights: tuple[int, ...]
     """Bytes of the weights of each engine."""
     mixtures: int
     """Layers in which tokens are exchanged."""
     wire_bytes: int
-    """Bytes that an engine receives from the others, in all layers, while each computes one token,
-    and for this."""
+    """Bytes that an engine receives from the others in all mixtures while each computes one token:
+    their tokens, and results for all tokens."""
     folder: str = ""
     """Where the engines' processes meet, on this machine; empty in the plan of all."""

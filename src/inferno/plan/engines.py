@@ -51,8 +51,8 @@ def choose_engines(
 
 
 def plan_of_engine(plan: Plan, index: int, folder: str = "") -> Plan:
-    """Return the plan of one engine by itself; the plan, if there is only one. Engines that have
-    experts among them meet in the `folder`."""
+    """Return the plan of one engine by itself; the plan, if there is only one. Engines that
+    share experts meet in the `folder`."""
     if plan.engines is None:
         return plan
     by_rank = plan.engines.cores[index] if plan.engines.cores else ()

@@ -93,7 +93,9 @@ def fixed_memory(
     activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
     others = (options.dp - 1) * tokens * (3 * hidden + picked * (3 * expert + 2 * hidden))
     others *= DTYPE_BYTES[dtype] if options.deals else 0
-    exchanged = MemoryItem("tokens of other engines", others, "all for the experts of this one")
+    exchanged = MemoryItem(
+        "tokens of other engines", others, "all of them, if all need the experts of this one"
+    )
     logits = rows * model.vocab_size * 4 * 3
     return (
         MemoryItem("weights", weights, f"{len(checkpoint.tensors)} tensors as {dtype}"),

@@ -109,7 +109,7 @@ class Options:
     each stage has `tp` processes. There are as many steps in flight."""
     ep: bool = False
     """Expert parallelism: the `tp` processes deal a mixture's experts out whole, instead of sharing
-    each; if there is one, the `dp` engines do, instead of each having all."""
+    each; with `tp` of 1 the `dp` engines do, instead of each having all."""
     experts_on_host: int = 0
     """How many of the routed experts that a process has of each layer stay in the host's memory,
     where the host computes them."""
@@ -118,8 +118,8 @@ class Options:
     and computes them. auto: measured at the start, if the host's memory has room for a second copy
     of them; never; 1: always, without a second copy."""
     dp: int = 1
-    """Data parallelism: how many engines answer requests, each with the whole model. `memory` is
-    that of all of them, `max_num_seqs` is that of each."""
+    """Data parallelism: how many engines answer requests, each with the whole model (with `ep`,
+    some of the experts). `memory` is that of all of them, `max_num_seqs` is that of each."""
     nodes: int = 1
     """Machines that these processes are on, as many on each. The others join this one: `inferno
     rank --join`."""
@@ -319,8 +319,8 @@ class Options:
         if self.ep and self.tp == self.dp == 1:
             raise OptionError(
                 "ep is set without tp or dp",
-                "Say how many processes to deal the experts out to: --tp 2 --ep shares all else "
-                "too, --dp 2 --ep is for latent attention and many requests.",
+                "Say how many processes to deal the experts out to: with --tp 2 --ep these also "
+                "share all other weights; --dp 2 --ep is for latent attention and many requests.",
             )
         if not 0 < self.rank_port < 1 << 16:
             raise OptionError(f"rank_port is {self.rank_port!r}", "It is from 1 to 65535.")

@@ -111,7 +111,7 @@ class Shared:
     ranks: tuple[int, ...] = ()
     """Bytes of the weights of each rank."""
     dealt: DealtUse | None = None
-    """What engines have among them, if they share experts."""
+    """The experts that engines share, if they do."""
 
     def held(self, whole: Mapping[str, HeldMatrix]) -> Mapping[str, HeldMatrix]:
         """Return what the largest rank has of each matrix, in all stages."""
@@ -140,9 +140,8 @@ def share_model(
     mtp: MTPUse,
 ) -> Shared:
     """Divide a model, whose matrices are `whole` once loaded, among the ranks that are asked for,
-    or its experts among engines.
-    `mtp` are its multi-token-prediction layers, if they are used. Raises UnsupportedError,
-    OptionError."""
+    or its experts among engines. `mtp` are its multi-token-prediction layers, if they are used.
+    Raises UnsupportedError, OptionError."""
     if options.ranks == 1 and not options.deals:
         return Shared(whole)
     held, division, matrices = stored.held(packed), None, whole

@@ -218,9 +218,10 @@ class Plan:
     ranks: RankUse | None = None
     """The processes that share each layer; None: one process computes all."""
     engines: EnginesUse | None = None
-    """Several engines, each with the whole model and this plan's sizes; None: there is one."""
+    """Several engines, each with the whole model, or what `dealt` says, and this plan's sizes;
+    None: there is one."""
     dealt: DealtUse | None = None
-    """The routed experts that engines have among them; None: each has its own."""
+    """The routed experts that are dealt out to engines; None: each engine has all."""
     cores: tuple[int, ...] = ()
     """Those that an engine without ranks is bound to; none: the system chooses."""
     kernels: tuple[KernelUse, ...]

@@ -102,7 +102,8 @@ class EngineClient:
         grammars is started once the engine is ready, instead of with the first grammar. `early`
         is an engine process that was launched before (`launch_early`). `name` is what the log calls
         it, if not as its model. Unless it `sees`, another client reads its requests' images.
-        `on_lost` is called when requests of a process that does not answer are given up."""
+        `on_lost` is called when the requests of a process that does not answer have been given
+        up."""
         self._stats = EngineStats()
         self._engine = Supervisor(
             plan,

@@ -41,7 +41,7 @@ class Worker:
         self._socket, self._parent, self._heart = socket, parent, heart
         self._num_steps = 0
         self._told = b""
-        """The stats that were sent last while there was nothing to do."""
+        """The stats that were sent last in a time without requests."""
         self._patient = False
         """Whether the client waits at the end for packed weights to be written."""
         self._held: list[tuple[bytes, bytes]] | None = None
@@ -162,12 +162,12 @@ class Worker:
 
     @property
     def _owes(self) -> bool:
-        """Whether other engines wait for this one."""
+        """Whether other engines wait for this one to take part in a round."""
         return self._together is not None and self._together.owes
 
     def _wait(self, *descriptors: int | None) -> bool:
-        """Wait a moment for a message, for a store, or for other engines. Returns whether there is
-        one."""
+        """Wait a moment for a message, a store or another engine. Returns whether one of them has
+        come."""
         if not (heard := [each for each in descriptors if each is not None]):
             return bool(self._socket.poll(_IDLE_MS))
         poller = zmq.Poller()

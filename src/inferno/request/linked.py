@@ -1,4 +1,4 @@
-"""What is known of other instances that compute an engine's prompts."""
+"""What an engine knows of other instances that compute prompts for it."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class LinkedInstance:
     prompts: int = 0
     """All that were sent there."""
     failures: dict[str, int] = field(factory=dict)
-    """By cause, prompts of which it did not send all: another instance was asked for the rest, or
-    they were computed here."""
+    """By cause, prompts of which it did not send all blocks: another instance was asked for the
+    rest, or they were computed here."""

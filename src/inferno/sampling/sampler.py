@@ -150,7 +150,7 @@ class Sampler:
         as generated. Does not change the logits.
         """
         states = [self._rows[row] for row in rows]
-        if not masks:  # nearly always, and then without detours
+        if not masks:  # the usual case: if all is greedy too, the rest is not needed
             for state in states:
                 if not state.is_argmax:
                     break

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _OF_LINKS = ("fallbacks", "instances")
-"""What tiers have nothing of."""
+"""Fields of StoreUsage that only links fill."""
 
 
 @define(eq=False)

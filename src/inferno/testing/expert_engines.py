@@ -72,8 +72,8 @@ class ExpertEngineTests(ExpertRankTests):
         prompts: list[list[int]],
         limits: dict[str, Any],
     ) -> None:
-        """With the native kernels, if a provider of them captures steps, of another shape in each
-        engine."""
+        """With an installed kernel provider that captures steps. Engines capture different
+        shapes."""
         if experts < ENGINES or self.uncaptured:
             pytest.skip("engines can share no experts, or steps cannot be captured")
         engines = ThreadEngines.load(checkpoint, catalog, ENGINES, **limits)

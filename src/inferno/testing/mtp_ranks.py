@@ -86,7 +86,7 @@ class MTPRankTests(Installed):
     def test_engines_that_share_experts_propose_and_draw_what_one_does(
         self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each with all experts of these layers."""
+        """Each engine has all experts of these layers."""
         if not self.config.get("num_experts_per_tok"):
             pytest.skip("the family has no routed experts")
         draft_always(monkeypatch)

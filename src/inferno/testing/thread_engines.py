@@ -1,5 +1,5 @@
-"""Engines in threads of this process that have a mixture's experts among them: what they run is
-what processes run."""
+"""Engines that share a mixture's experts, in threads of this process: they run what engines in
+processes run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ThreadEngines:
     engines: list[Engine]
     together: list[Together]
     threads: ThreadRanks
-    """What they exchange tensors by."""
+    """The communicators by which they exchange tensors."""
     begun: list[int] = field(factory=list)
-    """Of each engine, the requests of the latest call."""
+    """How many requests of the latest call each engine got."""
 
     @classmethod
     def load(
@@ -70,14 +70,14 @@ class ThreadEngines:
 
     @property
     def plan(self) -> Plan:
-        """That of the first engine."""
+        """The plan of the first engine."""
         return self.engines[0].plan
 
     def answers(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[EngineOutput]]:
-        """Return the outputs for each prompt, all at once, the first of the first engine and so on
-        in turn. Checks the schedulers after every step."""
+        """Return the outputs for each prompt. All run at once, and engines get them in turn. Checks
+        the schedulers after every step."""
         outputs: list[list[EngineOutput]] = [[] for _ in prompts]
         ended, count = threading.Event(), len(self.engines)
         self.begun = [len(prompts[i::count]) for i in range(count)]

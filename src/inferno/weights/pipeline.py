@@ -16,7 +16,7 @@ from inferno.weights.pairing import Stored
 
 
 def divided(model: nn.Module, opened: Opened) -> None:
-    """Divide a model that is on meta among ranks; or its experts among engines."""
+    """Divide a model that is on meta among ranks, or its experts among engines."""
     if (shard := opened.shard).own_tokens:
         for module in model.modules():
             if isinstance(module, Experts):

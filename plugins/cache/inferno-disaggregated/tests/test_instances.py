@@ -1,4 +1,4 @@
-"""Several instances compute prompts for one: which is asked, and what if it does not answer."""
+"""Several instances compute prompts for one: which is asked, and what follows if it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (2, 3)
 
 
 class StandIn:
-    """A client whose instance is not there."""
+    """Stands in for a client: notes what it is asked, and there is no instance."""
 
     def __init__(self, url: str) -> None:
         self.url, self.joined = url, True
@@ -37,7 +37,7 @@ class StandIn:
 
 
 class End:
-    """A decoding end with two of them."""
+    """A decoding end with two instances."""
 
     def __init__(self) -> None:
         link = Link(role="decode", url="shm://a", others=("shm://b",))
@@ -50,7 +50,7 @@ class End:
         self.index.register([[each] for each in self.cache])
 
     def ask(self, owner: str, keys: list[bytes]) -> StandIn:
-        """Ask for all of a prompt. Returns whom it is asked of."""
+        """Ask for all of a prompt. Returns the client that was asked."""
         before = len(self.a.asked)
         prompt = LinkedPrompt(id=owner, token_ids=(*range(10 * len(keys)),))
         assert self.index.ask(prompt, keys, [BOTH] * len(keys))
@@ -84,7 +84,7 @@ def test_the_one_with_the_least_to_compute_is_asked(end: End) -> None:
     assert [(i.prompts, i.waiting) for i in instances.values()] == [(2, 1), (2, 2)]
 
 
-def test_the_one_that_has_the_longest_prefix_is_asked(end: End) -> None:
+def test_the_one_that_was_asked_for_the_longest_prefix_is_asked(end: End) -> None:
     assert end.ask("0", KEYS[:4]) is end.a and end.ends(0) == ["0"]
     assert end.ask("1", KEYS[4:8]) is end.b and end.ends(1) == ["1"]
     for turn in range(2):
@@ -124,7 +124,7 @@ def test_a_prompt_that_nobody_takes_is_computed_here(end: End, cause: str) -> No
 
 
 @pytest.mark.parametrize("cause", ["late", "failed", "short"])
-def test_what_another_instance_could_not_help_is_not_asked_again(end: End, cause: str) -> None:
+def test_no_other_instance_is_asked_where_it_could_not_help(end: End, cause: str) -> None:
     end.ask("0", KEYS[:3])
     assert end.ends(0, cause) == ["0"] and not end.b.asked
     assert end.index.usage.fallbacks == {cause: 1}

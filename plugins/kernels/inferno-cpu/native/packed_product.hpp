@@ -198,7 +198,7 @@ void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, in
   }
 }
 
-// Let the first of a tile's outliers tell whether there is any: each panel asks.
+// Mark in a tile's first outlier whether any of its rows has one, because each panel asks.
 void mark_outliers(uint8_t* outliers, int T) {
   Outlier first = at_byte<Outlier>(outliers);
   if (first.value != 0.0f) return;

@@ -20,7 +20,7 @@ struct Activations {
 // little. Where groups have their own scales, a tile ends in its T outliers.
 struct Outlier {
   float value;      // 0: the row has none
-  uint32_t column;  // if the tile's first row has none: whether another has one
+  uint32_t column;  // of a first row without one: 1 if another row has one
 };
 
 // What to prefetch while weights from `from` on are multiplied: `rate` bytes from `to` on for every

@@ -23,8 +23,8 @@ void parallel_tasks(int64_t count, void (*task)(const void* context, int64_t i),
 // each (see ThreadTeam in parallel.cpp).
 void parallel_region(void (*work)(void* context), void* context);
 
-// The fewest elements that a thread is worth waking for, of a loop that does little with each:
-// inside parallel_region the other threads already look for work.
+// The fewest elements per thread of a loop that does little with each. Fewer are enough inside
+// parallel_region, where the other threads are awake and look for work.
 constexpr int64_t kAlone = 16384, kInRegion = 4096;
 int64_t light_grain();
 

@@ -1,1 +1,2 @@
-"""Several engines that share requests, each with the whole model (data parallelism)."""
+"""Several engines that share requests, each with the whole model, or with some of its experts
+(data parallelism)."""

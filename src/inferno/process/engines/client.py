@@ -82,7 +82,7 @@ class EnginesClient:
         assert plan.engines is not None, "a plan with several"
         self._use, count = plan.engines, plan.engines.count
         self._together = plan.dealt is not None
-        """Whether engines compute together: then all end when one does."""
+        """Whether engines share experts and compute together: then all fail when one does."""
         folder = tempfile.mkdtemp(prefix="inferno_engines_") if self._together else ""
         self._remove_folder = weakref.finalize(self, _remove, folder, os.getpid())
         self._engines = [
@@ -263,13 +263,13 @@ class EnginesClient:
 
     async def control(self, control: Control) -> None:
         """Have all engines do something, and wait until it is done. One that is being started does
-        without: it begins anew. Raises the error with which one failed, and UnsupportedError for
-        what engines that compute together cannot."""
+        without: it begins anew. Raises the error with which one failed, and UnsupportedError if
+        engines that compute together would read weights anew."""
         loads = control.action == "update_weights" or control.level > 1
         if self._together and loads:
             raise UnsupportedError(
-                "engines that have experts among them (--dp --ep) cannot read weights anew yet",
-                "Restart the server, or start it without --ep.",
+                "engines that share experts (--dp --ep) cannot read weights anew yet",
+                "Sleep with level 1; for other weights, restart the server.",
             )
         engines = [engine for engine in self._engines if engine.alive] or self._engines[:1]
         if control.action == "update_weights":

@@ -1,5 +1,5 @@
-"""How engines that have experts among them meet: each start of all is a group of its own, in a
-folder of its own."""
+"""How engines that share experts meet. Each start of all engines makes a new group, with a folder
+of its own, so that nothing of an earlier start is in the way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _GROUP = "group-"
 _LOOK = 0.05
 """Seconds between two looks for what is not there yet."""
 _WHO = struct.Struct("<I")
+"""An engine's number, which it sends first on each connection that it opens."""
 _GO = b"g"
+"""What the first engine sends once all have come."""
 
 
 def meet(
@@ -33,10 +35,13 @@ def meet(
     wanted: Callable[[], bool],
     begin: Callable[[Path], None],
 ) -> Mapping[int, socket.socket]:
-    """Wait until all engines have come, and return the connections to the others. The first engine
-    opens the group, and calls `begin` with its folder before others are told of it; they call it
-    once all have come. One that has ended meanwhile is waited for anew. Raises EngineDeadError if
-    this engine is no longer `wanted`, or if another one ends just now; SystemLimitError."""
+    """Wait until all engines have come, and return the connections to the others, by their numbers.
+    Engine 0 makes the group, and calls `begin` with the group's folder before the others can find
+    it; these call `begin` once all have come.
+
+    If an engine ends meanwhile, engine 0 raises EngineDeadError, and the others wait for the group
+    of the next engine 0. Also raises EngineDeadError if this engine is no longer `wanted`,
+    and SystemLimitError if the folder cannot be used."""
     while True:
         _check(wanted)
         with ExitStack() as undo:
@@ -47,7 +52,8 @@ def meet(
                     continue
                 if isinstance(error, EOFError | ConnectionError):
                     raise EngineDeadError(
-                        "another engine has ended while they met", "They are started anew."
+                        "another engine has ended while they met",
+                        "All of them are started anew: send the request again in a moment.",
                     ) from None
                 raise SystemLimitError(
                     f"engines cannot meet in {folder}: {error}",
@@ -129,7 +135,7 @@ def _accept(
     wanted: Callable[[], bool],
     undo: ExitStack,
 ) -> None:
-    """Take connections until there are so many peers. Raises EOFError if one of them ends."""
+    """Take connections until there are `count` peers. Raises EOFError if one of them ends."""
     with selectors.DefaultSelector() as heard:
         heard.register(listening, selectors.EVENT_READ)
         for peer in peers.values():
@@ -137,7 +143,7 @@ def _accept(
         while len(peers) < count:
             _check(wanted)
             for key, _ in heard.select(_LOOK):
-                if key.fileobj is not listening:  # it says nothing yet: it has ended
+                if key.fileobj is not listening:  # a peer that says nothing yet: it has ended
                     raise EOFError
                 peer = undo.enter_context(listening.accept()[0])
                 [who] = _WHO.unpack(_received(peer, _WHO.size, wanted))
@@ -146,7 +152,7 @@ def _accept(
 
 
 def _received(peer: socket.socket, size: int, wanted: Callable[[], bool]) -> bytes:
-    """Return so many bytes. Raises EOFError."""
+    """Return `size` bytes. Raises EOFError if the peer ends before it has sent them."""
     received = b""
     peer.settimeout(_LOOK)
     while len(received) < size:

@@ -1,9 +1,9 @@
-"""Engines that have a mixture's experts among them: each has requests, a cache and all other
-weights of its own, and in each mixture they exchange tokens.
+"""Engines that share a mixture's experts: each has some of the experts, and requests, a cache and
+all other weights of its own. In each mixture the engines exchange tokens.
 
-A *round* is the way of tokens through all mixtures. An engine that computes a step begins one, in
-the first mixture; all engines take part in each round, with the tokens of a step of their own or
-with none. When none had any they rest, until one that has a step says so to the others.
+In a *round*, tokens pass through all mixtures once. An engine that computes a step begins a round
+in the first mixture; all engines take part in each round, with the tokens of a step of their own or
+with none. After a round without tokens all rest, until one that has a step tells the others.
 
 Suffixes: T tokens of this engine, A tokens of all engines, D hidden, K experts of a token, B bytes.
 """
@@ -37,10 +37,11 @@ from inferno.weights.dtypes import dtype_of
 from inferno.weights.packing import PackedWeights
 
 _ROUND = struct.Struct("<Q")
-"""The number of a round that an engine begins while others may rest."""
+"""What an engine sends to the others, which may rest: the number of the round that it begins."""
 _PEACE = 0
-"""What an engine says instead when it is closed: others are, too."""
+"""What an engine sends instead when it is closed: that it ends then is no failure."""
 _CLOSED = getattr(select, "POLLRDHUP", 0)
+"""The event of a peer that has ended. Where a system has none, `poll` reports POLLHUP unasked."""
 
 
 class Together:
@@ -49,7 +50,7 @@ class Together:
     def __init__(self, build: Build | None = None) -> None:
         """`build` replaces the communicator that the plan has chosen."""
         self.rounds = 0
-        """How many all have computed."""
+        """How many all engines have begun together."""
         self.own: Callable[[], float | None] = lambda: 0.0
         """Returns the seconds that this engine's step should take, None if nobody knows."""
         self.expected: float | None = 0.0
@@ -66,12 +67,13 @@ class Together:
         self._announced = 0
         """The latest round that another engine has begun."""
         self._captures = False
+        """Whether the model runs to be captured: then nothing is exchanged."""
         self._next = 0
-        """The mixture that tokens come to next."""
+        """The number of the mixture that tokens reach next."""
         self._counts: list[int] = []
         """Tokens of each engine in this round."""
         self._picked = 0
-        """Experts of each of them."""
+        """Experts of each token."""
         self._dtype = torch.float32
         self._closing = threading.Event()
         name = f"inferno_engines_{secrets.token_hex(8)}"
@@ -82,8 +84,8 @@ class Together:
         self._operators: Any = getattr(torch.ops, name)
 
     def home_of(self, wanted: Callable[[], bool]) -> Callable[[Opened, PackedWeights | None], Home]:
-        """Return what loads an engine's model, and waits until all have loaded theirs, while the
-        engine is `wanted`."""
+        """Return a function that loads an engine's model, and waits until all engines have loaded
+        theirs. It raises EngineDeadError if the engine is no longer `wanted`."""
 
         def load(opened: Opened, packed: PackedWeights | None) -> Home:
             home = Home.load(opened, packed)
@@ -120,7 +122,7 @@ class Together:
         return self._communicator
 
     def _watch(self) -> None:
-        """Let this engine go on if it waits for one that has ended."""
+        """Wake this engine from an exchange that waits for an engine that has ended."""
         poller = select.poll()
         for peer in self._peers.values():
             poller.register(peer, _CLOSED)
@@ -134,8 +136,8 @@ class Together:
         self._mixtures = [each for each in model.modules() if isinstance(each, Experts)]
         for number, mixture in enumerate(self._mixtures):
             mixture.exchange = partial(self._exchanged, number)
-        # A captured step has the exchange as one operator. What is computed while it is captured is
-        # of no use, and no other engine takes part in it: capturing may be given up at any place.
+        # A captured step has the exchange as one operator. Results of the run that captures it are
+        # not used, and no other engine takes part in that run: it may end early at any place.
         model.register_forward_pre_hook(self._begins)
         model.register_forward_hook(self._ends, always_call=True)
 
@@ -149,7 +151,8 @@ class Together:
 
     @property
     def owes(self) -> bool:
-        """Whether others wait for this engine, or will. Raises EngineDeadError if one has ended."""
+        """Whether other engines wait for this one in a round, or will. Raises EngineDeadError if
+        one has ended."""
         if not self._going_on:
             self._hear()
         return self._going_on or self._announced > self.rounds
@@ -178,7 +181,7 @@ class Together:
 
     @torch.inference_mode()
     def attend(self) -> None:
-        """Compute a round for the others, without tokens of this engine."""
+        """Take part in a round of the others, without tokens of this engine."""
         with self._told():
             self._begin(0, 0)
             for number in range(len(self._mixtures)) if self._going_on else ():
@@ -197,7 +200,8 @@ class Together:
     def _mix(
         self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor, y_TD: Tensor, number: int
     ) -> None:
-        """Compute this engine's tokens in a mixture, and those of others for its experts."""
+        """Write what a mixture gives for this engine's tokens into `y_TD`. Meanwhile this engine
+        computes its experts for the tokens of all."""
         if self._captures:
             y_TD.zero_()
             return
@@ -210,8 +214,8 @@ class Together:
             self._next = (number + 1) % len(self._mixtures)
 
     def _begin(self, tokens: int, picked: int) -> None:
-        """Begin a round with all engines, and learn what each has in it."""
-        if not self._going_on:  # they may rest
+        """Begin a round with all engines, and learn how many tokens each has in it."""
+        if not self._going_on:  # others may rest
             for peer in self._peers.values():
                 with suppress(BlockingIOError):
                     peer.sendall(_ROUND.pack(self.rounds + 1))
@@ -228,8 +232,8 @@ class Together:
     def _compute(
         self, mixture: Experts, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
     ) -> Tensor:
-        """Return this engine's tokens, (T, D): all engines compute the pairs of all tokens with
-        their own experts, and their results are added up in the engines' order."""
+        """Return what a mixture gives for this engine's tokens, (T, D). Each engine computes its
+        own experts for the tokens of all, and the results are added up in the engines' order."""
         parts = (_bytes(x_TD), _bytes(weights_TK.float()), _bytes(experts_TK))
         mine_TB = torch.cat(parts, 1)
         widths = [count * mine_TB.shape[1] for count in self._counts]
@@ -246,13 +250,14 @@ class Together:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Context in which an error of a collective says which engine has ended."""
+        """Context in which a failed exchange raises EngineDeadError, with the number of the engine
+        that has ended if it is known."""
         try:
             yield
         except (ConnectionError, TimeoutError) as error:
-            self._hear()  # raises what is known of it
+            self._hear()  # raises, if it is known which one has ended
             raise EngineDeadError(
-                f"another engine that has some of the experts is not heard: {error}",
+                f"another engine that has some of the experts does not answer: {error}",
                 "All of them are started anew: send the request again in a moment.",
             ) from error
 
@@ -263,7 +268,7 @@ class Together:
         )
 
     def close(self) -> None:
-        """Leave the others, who cannot go on, and are about to be closed too."""
+        """Leave the other engines, which cannot go on without this one and are closed too."""
         for peer in self._peers.values():
             with suppress(OSError):
                 peer.sendall(_ROUND.pack(_PEACE))
@@ -275,7 +280,7 @@ class Together:
         if self._communicator is not None:
             self._communicator.close()
         for peer in self._peers.values():
-            with suppress(OSError):  # the thread that watches it would keep it open
+            with suppress(OSError):  # `_watch` would keep it open
                 peer.shutdown(socket.SHUT_RDWR)
             peer.close()
         self._heard.close()
@@ -297,5 +302,6 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """Return some columns as a matrix of their own, from the beginning of its memory."""
+    """Return a copy of some columns that begins its own memory, so that `view` may change its
+    type."""
     return x.clone(memory_format=torch.contiguous_format)

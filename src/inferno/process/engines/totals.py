@@ -45,7 +45,8 @@ def total_health(each: Sequence[Health]) -> Health:
 
 
 def _total_instances(each: Iterable[dict[str, LinkedInstance]]) -> dict[str, LinkedInstance]:
-    """Return what all engines know of each instance: it is connected if it is to all of them."""
+    """Return what all engines know of each instance: it is connected if all
+    engines that send it prompts are connected to it."""
     known = dict[str, list[LinkedInstance]]()
     for instances in each:
         for url, instance in instances.items():

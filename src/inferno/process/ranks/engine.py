@@ -23,7 +23,7 @@ def load_engine(
     together: Together | None = None,
 ) -> Engine:
     """Load the plan's model as `Engine.load` does, with its ranks if it has several, or `together`
-    with other engines: others are waited for as long as the engine is `wanted`. Raises what that
+    with other engines: these are waited for as long as the engine is `wanted`. Raises what that
     does, and EngineDeadError if a rank or another engine ends meanwhile."""
     if together is not None:
         bind(opened.plan, 0)

@@ -46,6 +46,7 @@ def checked_engine(number: int | None, count: int) -> int | None:
         raise RequestError(
             f"the request names engine {number}, and this model has {count} "
             f"{'engine' if count == 1 else 'engines'}",
-            f"Leave the rank out, or give one from 0 to {count - 1}.",
+            "Leave out the header x-data-parallel-rank or the field data_parallel_rank, or name an "
+            f"engine from 0 to {count - 1}.",
         )
     return number

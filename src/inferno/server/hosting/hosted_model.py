@@ -128,7 +128,8 @@ class HostedModel:
 
     @property
     def prefill(self) -> dict[str, str]:
-        """How the instances are that compute prompts for it, by number; empty if none do."""
+        """Whether each instance that computes prompts for the model is connected, by number; empty:
+        there are none."""
         llm = self.served.llm if self.served is not None else None
         return {} if llm is None else link_health(llm.plan, llm.stats)
 

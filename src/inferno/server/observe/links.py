@@ -16,7 +16,8 @@ _LABELS = ["model_name", "prefill", "engine"]
 
 
 def link_metrics(running: Sequence[tuple[list[str], EngineStats]]) -> Iterator[Metric]:
-    """Yield what each engine, by its labels, knows of the instances that it sends prompts to."""
+    """Yield what each engine knows of the instances that it sends prompts to. `running` are the
+    engines' labels and stats."""
     known = [
         ([model, url, *engine], instance)
         for (model, *engine), stats in running
@@ -46,8 +47,9 @@ def link_metrics(running: Sequence[tuple[list[str], EngineStats]]) -> Iterator[M
 
 
 def link_health(plan: Plan, stats: EngineStats) -> dict[str, str]:
-    """Return how the instances are, numbered as `--decode-with` has them: `connected` if all
-    engines that send them prompts are. Addresses are not everybody's."""
+    """Return the instances, numbered as `--decode-with` has them, each as `connected` if it is to
+    all engines that send it prompts, else as `disconnected`. Numbers, because /health needs no key,
+    and addresses are not for everybody."""
     link = plan.store.link if plan.store is not None else None
     if link is None or link.role == "prefill":
         return {}

@@ -59,7 +59,7 @@ class Ended:
 
 @define(eq=False)
 class Client:
-    """Keeps one connection in a thread. `news` are what comes; several may put theirs in one."""
+    """Keeps one connection in a thread. `news` receives what comes; clients may share one."""
 
     address: Address
     url: str

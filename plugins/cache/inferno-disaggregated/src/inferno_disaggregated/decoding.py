@@ -1,4 +1,4 @@
-"""The decoding end: parts of prompts that other instances compute come near."""
+"""The decoding end: has other instances compute prompts, and receives the parts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from inferno_disaggregated.mailbox import Mailbox
 from inferno_disaggregated.pieces import Bytes, GroupCopies
 
 MOST_PROMPTS = 32
-"""Prompts on their way from an instance: further ones are computed here."""
+"""Most prompts on their way, for each instance that there is: further ones are computed here."""
 AGAIN = ("lost", "full", "refused")
-"""Causes for which another instance is asked for the rest of a prompt. One that is late has taken
-its time, and one whose numbers fail fails anywhere."""
+"""Causes for which another instance is asked for the rest of a prompt. After `late` no time is
+left, and a prompt that `failed`, for instance with NaN, would most likely fail in any instance."""
 Place = tuple[Bytes, int]
 """A row of parts."""
 
@@ -55,7 +55,7 @@ class Decoding:
     link: Link
     instances: Sequence[Instance]
     news: Mailbox[Came | Ended]
-    """Of all of them."""
+    """What all instances send."""
     _usage: StoreUsage = field(factory=StoreUsage)
     _near: dict[bytes, dict[int, dict[int, Place]]] = field(factory=dict)
     """By key, group and prompt."""
@@ -87,7 +87,7 @@ class Decoding:
         deadline = time.monotonic() + self.link.timeout
         coming = Coming(prompt, next(self._numbers), keys, nbytes, [*wanted], deadline)
         if not self._send(coming):
-            self._fall_back("not connected")  # since
+            self._fall_back("not connected")  # lost since the check above
             return False
         self._hold(prompt.id, coming)
         self._coming[prompt.id] = self._by_number[coming.number] = coming
@@ -95,7 +95,8 @@ class Decoding:
         return True
 
     def _send(self, coming: Coming) -> bool:
-        """Ask the best instance that was not asked yet. Returns whether there is one."""
+        """Ask the best instance that was not asked for this prompt yet. Returns whether there was
+        one."""
         prompt, count = coming.prompt, len(coming.prompt.token_ids)
         instance = best(self.instances, coming.asked, coming.keys, count)
         if instance is None:
@@ -181,7 +182,7 @@ class Decoding:
                 del self._by_number[coming.number]
                 self._discard(coming)
                 coming.asked[-1].ended(coming.number, coming.keys, "")
-                for instance in coming.asked:  # also of those that were lost: they may be back
+                for instance in coming.asked:  # one that was lost may be back, and still hold it
                     instance.client.release(coming.number)
 
     # --- Mover ------------------------------------------------------------------------------------
@@ -220,8 +221,8 @@ class Decoding:
         return ended
 
     def _no_more(self, coming: Coming, cause: str) -> None:
-        """Note that no more of a prompt comes from an instance: from another one, if that can be
-        helped."""
+        """Note that no more of a prompt comes from the instance asked last, and ask another one for
+        the rest if the cause allows."""
         coming.asked[-1].ended(coming.number, coming.keys, cause)
         if cause in AGAIN and any(coming.wanted) and self._send(coming):
             return

@@ -1,4 +1,5 @@
-"""The instances that compute prompts for a decoding end, and which of them is asked for one."""
+"""The instances that compute prompts for a decoding end, and which of them computes which
+prompt."""
 
 from __future__ import annotations
 
@@ -10,21 +11,22 @@ from inferno.contracts import LinkedInstance
 from inferno_disaggregated.client import Asked, Client
 
 MOST_KNOWN = 1 << 16
-"""Blocks of which it is remembered that an instance has computed them: those asked for last."""
+"""Most blocks of an instance that are remembered as computed there: those asked for last."""
 
 
 @define(eq=False)
 class Instance:
-    """One of them, as far as this end knows: others may have prompts computed there too."""
+    """What this end knows of one of them, which may compute prompts for other ends too."""
 
     client: Client
     usage: LinkedInstance = field(factory=LinkedInstance)
     _waiting: dict[int, float] = field(factory=dict)
-    """By prompt, the tokens that it had to compute when it was asked."""
+    """By a prompt's number, the tokens of it that were to be computed when it was sent."""
     _known: dict[bytes, None] = field(factory=dict)
-    """Keys of blocks that its prefix cache may have, asked for longest ago first."""
+    """Keys of blocks that its prefix cache may have; first the one asked for longest ago."""
 
     def ask(self, asked: Asked, keys: Sequence[bytes], num_tokens: int) -> None:
+        """Send it a prompt of `num_tokens` tokens, whose blocks have these keys."""
         number = asked.message.transfer
         self._waiting[number] = self._to_compute(keys, num_tokens)
         for key in reversed(keys):  # the end of a prompt is forgotten before its beginning
@@ -36,18 +38,19 @@ class Instance:
         self.client.ask(asked)
 
     def ended(self, number: int, keys: Sequence[bytes], cause: str) -> None:
-        """Note that no more comes of a prompt, and why not all has."""
+        """Note that no more of a prompt comes from here. `cause` says why not all has come; empty:
+        all has, or is not needed any more."""
         self._waiting.pop(number, None)
         if cause:
             self.usage.failures[cause] = self.usage.failures.get(cause, 0) + 1
-        if cause == "lost":  # it may have been started anew
+        if cause == "lost":  # the instance may start anew, with an empty cache
             self._known.clear()
         elif cause not in ("", "short"):
             for key in keys:
                 self._known.pop(key, None)
 
     def work(self, keys: Sequence[bytes], num_tokens: int) -> float:
-        """Return the tokens that it has to compute until it is done with a prompt."""
+        """Return how many tokens it would compute until it is done with this prompt too."""
         return sum(self._waiting.values()) + self._to_compute(keys, num_tokens)
 
     def _to_compute(self, keys: Sequence[bytes], num_tokens: int) -> float:
@@ -55,7 +58,7 @@ class Instance:
         return num_tokens * (1 - num_known / max(1, len(keys)))
 
     def tell(self) -> None:
-        """Write how it is now."""
+        """Bring `usage` up to date."""
         self.usage.connected, self.usage.waiting = self.client.joined, len(self._waiting)
 
 
@@ -65,8 +68,8 @@ def best(
     keys: Sequence[bytes],
     num_tokens: int,
 ) -> Instance | None:
-    """Return the connected instance that will be done with a prompt first, of those that were not
-    tried: of equal ones that which got fewer prompts. None if there is none."""
+    """Return the connected instance that will be done with a prompt first, except those that were
+    `tried`; of equal ones, the one that was sent fewer prompts. None: there is none."""
     able = [each for each in instances if each.client.joined and each not in tried]
     return min(
         able, key=lambda each: (each.work(keys, num_tokens), each.usage.prompts), default=None

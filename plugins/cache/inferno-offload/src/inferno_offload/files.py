@@ -66,7 +66,7 @@ class Files:
     queued: int = 0
     """Bytes that wait to be written."""
     pace: Pace = field(factory=Pace)
-    """Of all its threads."""
+    """The pace of all threads here."""
     _work: deque[Write | Part] = field(factory=deque, init=False)
     """Parts to write, and those that were removed."""
     _readers: ThreadPoolExecutor = field(init=False)
@@ -80,7 +80,7 @@ class Files:
     descriptor: int = field(init=False)
     _signal: int = field(init=False)
     _signalled: bool = False
-    """Whether the descriptor is readable. Asking the system each step would let go of the GIL."""
+    """Whether the descriptor is readable. To ask the system in each step would release the GIL."""
 
     def __attrs_post_init__(self) -> None:
         self._readers = ThreadPoolExecutor(READERS, "inferno-offload-read", give_way)
@@ -90,7 +90,8 @@ class Files:
         os.set_blocking(self._signal, False)
 
     def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Take the cache: where it says that steps need all cores, the threads keep a pace."""
+        """Take the cache's tensors: if they are on the CPU, and no cores are left for the threads
+        here besides those of a step, the threads keep a pace."""
         self.pace.enabled = any(
             piece.device.type == "cpu" for pieces in groups for piece in pieces
         ) and not has_spare(READERS + 1)
@@ -117,7 +118,7 @@ class Files:
         self._writer.submit(work)
 
     def trim(self, slots: Slots) -> None:
-        """Let a thread give memory back to the system."""
+        """Have a thread give the memory of returned buffers back to the system."""
         self._writer.submit(slots.trim, self.pace.rest)
 
     def _write(self) -> None:
@@ -175,7 +176,8 @@ class Files:
                 self.signal()
 
     def signal(self) -> None:
-        """Make the descriptor readable. A thread that does not call `take` needs the lock."""
+        """Make the descriptor readable. Only the thread that calls `take` may call this without the
+        lock."""
         self._signalled = True
         try:
             os.write(self._signal, b"\0")

@@ -102,9 +102,9 @@ class Slots:
         return True
 
     def trim(self, rest: Callable[[], object] = lambda: None) -> None:
-        """Let the system have the memory of buffers beyond those that are kept. A gigabyte takes it
-        25 ms, in which nothing else runs Python but while it rests, after each buffer. Another
-        thread may do it, while this one takes and gives."""
+        """Give the memory of returned buffers beyond those that are kept back to the system. That
+        takes 25 ms for a gigabyte, with the GIL held except in `rest`, which is called after each
+        buffer. Another thread may call this while the usual one takes and gives buffers."""
         while (slot := _popped(self._returned.pop)) is not None:  # `take` cannot return it now
             begin = -(-(slot * self.size) // PAGESIZE) * PAGESIZE
             end = (slot + 1) * self.size // PAGESIZE * PAGESIZE

@@ -239,4 +239,5 @@ LING = attrs.evolve(
     constants={"model_type": "deepseek", "scoring_func": "softmax"},
     fields={**DEEPSEEK_MOE.fields, "norm_topk_prob": "expert_weights_norm"},
 )
-"""llama.cpp's converter has normalized the head."""
+"""Of Ling and Ring before 2.0. The head in files is normalized already, by llama.cpp's
+converter."""

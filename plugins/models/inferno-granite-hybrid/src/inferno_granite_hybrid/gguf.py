@@ -48,8 +48,8 @@ GRANITE = Dialect(
 
 
 def _minicpm(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Files before April 2025 lack the factors: they are those of MiniCPM-2B. Scores are scaled as
-    usual."""
+    """Add what files lack: those from before April 2025 lack the factors, and have those of
+    MiniCPM-2B. Scores are scaled as usual."""
     width, layers = fields["hidden_size"], fields["num_hidden_layers"]
     factors = {
         "embedding_multiplier": 12.0,

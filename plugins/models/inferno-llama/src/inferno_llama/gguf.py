@@ -23,7 +23,8 @@ def _llama(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _baichuan(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp knows the 13B models, whose positions are a bias on the scores, by their layers."""
+    """Refuse the 13B models, whose positions are a bias on the scores. Files do not say so:
+    llama.cpp knows these models by their number of layers."""
     if fields["num_hidden_layers"] == _ALIBI_LAYERS:
         raise UnsupportedError(
             "Baichuan of 13B cannot run here: its positions are a bias on the scores (ALiBi)",
@@ -59,5 +60,5 @@ INTERNLM2 = attrs.evolve(_IN_PAIRS, architecture="internlm2")
 BAICHUAN = attrs.evolve(_IN_PAIRS, architecture="baichuan", config=_baichuan)
 EXAONE = attrs.evolve(_PLAIN, architecture="exaone")
 PANGU = attrs.evolve(_PLAIN, architecture="pangu-embedded")
-"""llama.cpp has a name for each of these classes, whose files are Llama's but for the order of
-rotary pairs."""
+"""llama.cpp has a name for each of these classes. Their files are Llama's, some with another order
+of rotary pairs."""

@@ -28,7 +28,8 @@ QWEN2 = attrs.evolve(
 
 
 def _qwen(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The width of the MLP is that of gate and up together, as in `config.json`."""
+    """Halve the MLP's width: files have that of gate and up together, as the first Qwen's
+    `config.json` does."""
     return {**fields, "intermediate_size": fields["intermediate_size"] // 2}
 
 

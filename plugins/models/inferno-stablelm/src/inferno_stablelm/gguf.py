@@ -19,7 +19,7 @@ def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _orion(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole heads are rotated, which files leave out."""
+    """Add what files leave out: whole heads are rotated."""
     return {"use_qkv_bias": False, **fields, "partial_rotary_factor": 1.0}
 
 
