@@ -139,3 +139,11 @@ def test_one_that_is_not_connected_is_not_asked(end: End) -> None:
     assert not end.index.ask(prompt, KEYS[:1], [BOTH])
     assert end.index.usage.fallbacks == {"not connected": 1}
     assert end.ends(0, "lost") == ["0"]
+
+
+def test_an_instance_that_was_away_has_no_cached_blocks(end: End) -> None:
+    assert end.ask("0", KEYS[:4]) is end.a and end.ends(0) == ["0"]
+    end.a.joined = False
+    end.index.poll()
+    end.a.joined = True
+    assert end.ask("1", KEYS[:4]) is end.b, "it may have started anew"

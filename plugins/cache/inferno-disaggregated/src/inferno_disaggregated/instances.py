@@ -58,7 +58,9 @@ class Instance:
         return num_tokens * (1 - num_known / max(1, len(keys)))
 
     def tell(self) -> None:
-        """Bring `usage` up to date."""
+        """Bring `usage` up to date, and forget what an instance that is away may have lost."""
+        if not self.client.joined:
+            self._known.clear()
         self.usage.connected, self.usage.waiting = self.client.joined, len(self._waiting)
 
 
