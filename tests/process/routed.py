@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
+
+from inferno import host
 from inferno.plan import Plan
 from inferno.process.engines.client import EnginesClient, RoutedStream
 from inferno.process.engines.router import Placed, Router
@@ -15,6 +18,19 @@ from inferno.request.sampling_params import SamplingParams
 SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
 PROMPTS = [tuple(5 + (7 * i + j) % 90 for j in range(4 + 9 * i)) for i in range(6)]
+EACH = [
+    (prompt, params)
+    for prompt in PROMPTS
+    for params in (SHORT, SamplingParams(max_tokens=8, seed=3, ignore_eos=True))
+]
+"""All of them, greedy and seeded."""
+
+
+def four_cores() -> Iterator[None]:
+    """Let plans see four cores, meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "usable_cores", lambda: 4)
+        yield
 
 
 def request(

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 from tests.process.routed import (
+    EACH,
     LONG,
-    PROMPTS,
-    SHORT,
     WithClient,
     both,
     collect,
+    four_cores,
     ids,
     request,
     running,
@@ -27,7 +27,7 @@ from tests.process.routed import (
 )
 from tests.process.toy_mixture import write_mixture
 
-from inferno import LLM, host
+from inferno import LLM
 from inferno.catalog import Catalog, load_catalog
 from inferno.errors import EngineDeadError, UnsupportedError
 from inferno.plan import Options, Plan, resolve
@@ -35,18 +35,12 @@ from inferno.process.engines.client import EnginesClient
 from inferno.process.engines.together import Together
 from inferno.process.protocol import Control
 from inferno.request.requests import FinishReason
-from inferno.request.sampling_params import SamplingParams
 from inferno.testing.thread_engines import ThreadEngines
 from inferno.testing.thread_ranks import GREEDY, SEEDED, answers, load_shared, tokens_of
 from inferno.testing.tiny import without_kernels
 
 pytest.importorskip("inferno_demo")
 
-EACH = [
-    (prompt, params)
-    for prompt in PROMPTS
-    for params in (SHORT, SamplingParams(max_tokens=8, seed=3, ignore_eos=True))
-]
 LIMITS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "threads": 1}
 STOPS = [
     (Control(action="pause", mode="wait"), Control(action="resume")),
@@ -57,9 +51,7 @@ LONGEST = evolve(LONG, max_tokens=240)
 
 @pytest.fixture(scope="module", autouse=True)
 def cores() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "usable_cores", lambda: 4)
-        yield
+    yield from four_cores()
 
 
 @pytest.fixture(scope="module")

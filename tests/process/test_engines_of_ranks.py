@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.process.routed import (
+    EACH,
     LONG,
-    PROMPTS,
-    SHORT,
     WithClient,
     both,
     collect,
+    four_cores,
     ids,
     request,
     running,
@@ -25,12 +25,11 @@ from tests.process.routed import (
     until,
 )
 
-from inferno import LLM, host
+from inferno import LLM
 from inferno.errors import EngineDeadError
 from inferno.plan import Options, Plan, resolve
 from inferno.process.engines.client import EnginesClient
 from inferno.process.protocol import Control
-from inferno.request.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
 
@@ -43,21 +42,12 @@ def plan_of(**options: Any) -> Plan:
 
 @pytest.fixture(scope="module", autouse=True)
 def cores() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "usable_cores", lambda: 4)
-        yield
+    yield from four_cores()
 
 
 @pytest.fixture(scope="module")
 def with_client() -> Iterator[WithClient]:
     yield from running(plan_of(tp=2))
-
-
-EACH = [
-    (prompt, params)
-    for prompt in PROMPTS
-    for params in (SHORT, SamplingParams(max_tokens=8, seed=3, ignore_eos=True))
-]
 
 
 @pytest.fixture(scope="module")
