@@ -107,7 +107,8 @@ class PackedWeights:
         }
         if (shard := opened.shard).ranks > 1:  # others have other parts of the same matrices
             key["shard"] = [shard.rank, shard.ranks, shard.unit, shard.attention, shard.experts]
-            key["shard"] += [shard.own_tokens] * shard.own_tokens
+            if shard.own_tokens:  # all but the experts is whole
+                key["shard"].append(True)
         if plan.host_experts is not None:  # they are stacked apart
             key["on host"] = plan.host_experts.count
         if (span := opened.span) is not None:

@@ -19,6 +19,8 @@ from inferno.process.ranks.wire import listener
 
 CURRENT = "current"
 """The file in the engines' folder that names the folder of the latest group."""
+STARTED_ANEW = "All of them are started anew: send the request again in a moment."
+"""What to do about an error of one of them."""
 _GROUP = "group-"
 _LOOK = 0.05
 """Seconds between two looks for what is not there yet."""
@@ -53,7 +55,7 @@ def meet(
                 if isinstance(error, EOFError | ConnectionError):
                     raise EngineDeadError(
                         "another engine has ended while they met",
-                        "All of them are started anew: send the request again in a moment.",
+                        STARTED_ANEW,
                     ) from None
                 raise SystemLimitError(
                     f"engines cannot meet in {folder}: {error}",

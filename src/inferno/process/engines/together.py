@@ -31,7 +31,7 @@ from inferno.errors import EngineDeadError
 from inferno.nn import Experts
 from inferno.nn.batch import Batch
 from inferno.plan import Opened
-from inferno.process.engines.meeting import meet
+from inferno.process.engines.meeting import STARTED_ANEW, meet
 from inferno.process.ranks.exchange import Build, Gloo
 from inferno.weights.dtypes import dtype_of
 from inferno.weights.packing import PackedWeights
@@ -258,13 +258,13 @@ class Together:
             self._hear()  # raises, if it is known which one has ended
             raise EngineDeadError(
                 f"another engine that has some of the experts does not answer: {error}",
-                "All of them are started anew: send the request again in a moment.",
+                STARTED_ANEW,
             ) from error
 
     def _gone(self, engine: int) -> EngineDeadError:
         return EngineDeadError(
             f"engine {engine}, which has some of the experts, has ended",
-            "All of them are started anew: send the request again in a moment.",
+            STARTED_ANEW,
         )
 
     def close(self) -> None:
