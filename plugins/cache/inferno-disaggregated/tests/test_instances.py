@@ -20,7 +20,7 @@ SIZES = (2, 3)
 
 
 class StandIn:
-    """Stands in for a client: notes what it is asked, and there is no instance."""
+    """Stands in for a client: records the prompts that it is to send. No instance is connected."""
 
     def __init__(self, url: str) -> None:
         self.url, self.joined = url, True
