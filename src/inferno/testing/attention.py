@@ -151,7 +151,8 @@ class AttentionBackendTests(Installed):
     def test_8_bit_caches_lose_little(self, item: AttentionBackend, catalog: Catalog) -> None:
         """Of plain, of latent and of indexed attention, of waves, with a window and a soft cap too:
         whichever is not refused."""
-        plain, (indexed, latent) = next(self.grid()), list(self.grid())[-2:]
+        plain = next(self.grid())
+        indexed, latent = (attrs.evolve(plain, scale=0.2, **special) for special in SPECIAL[-2:])
         waves = attrs.evolve(plain, waves=True)
         windowed = attrs.evolve(waves, sliding_window=16, soft_cap=20.0)
         needs = plain, latent, waves, windowed, indexed
