@@ -163,6 +163,16 @@ class Request:
         """The seed of its draws."""
         return self.unseeded if self.params.seed is None else self.params.seed
 
+    def limit(self, max_model_len: int) -> int:
+        """Return the most tokens that it may have, prompt and output."""
+        most = self.params.max_tokens
+        return max_model_len if most is None else min(max_model_len, len(self.token_ids) + most)
+
+    def stop_id(self, token_id: int, finish: FinishReason) -> int | None:
+        """Return the entry of `stop_token_ids` that ended it; None for the model's own end."""
+        by_model = finish is not FinishReason.STOP or token_id in self.eos_token_ids
+        return None if by_model else token_id
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"

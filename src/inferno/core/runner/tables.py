@@ -107,11 +107,6 @@ class Tables:
             of_group = groups == group
             block_ids[rows[of_group], indices[of_group]] = blocks[of_group]
 
-    def known(self, row: int, stop: int) -> Array:
-        """Return the first `stop` tokens of a row."""
-        known: Array = self.token_ids[row, :stop]
-        return known
-
     def lay_out(
         self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None, shift: int = 0
     ) -> StepArrays:
@@ -224,12 +219,6 @@ class Tables:
         rows = np.array(arrays.sampling_rows)
         same = self.owners[rows] == owners
         self.token_ids[rows[same], arrays.next_positions[same]] = np.array(token_ids)[same]
-
-    def learn_verified(self, arrays: StepArrays, owners: Array, token_ids: list[list[int]]) -> None:
-        """The same for several tokens per slice, as `append_verified` appends them."""
-        same = self.owners[arrays.sampling_rows] == owners
-        own_ids = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]
-        self.append_verified(arrays, own_ids)
 
     def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
         """Append several tokens per slice. They replace its drafts."""

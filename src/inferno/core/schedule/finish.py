@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from inferno.core.types import Sampled, Sequence
-from inferno.request.requests import EngineOutput, FinishReason, Request
-
-
-def limit_of(request: Request, max_model_len: int) -> int:
-    """Return the most tokens that a request may have, prompt and output."""
-    most = request.params.max_tokens
-    return max_model_len if most is None else min(max_model_len, len(request.token_ids) + most)
+from inferno.request.requests import EngineOutput, FinishReason
 
 
 def outputs_of(
@@ -37,7 +31,7 @@ def output_of(sequence: Sequence, position: int, sampled: Sampled, index: int) -
         request.id,
         token_id,
         finish,
-        None if finish is None else _stop_id(request, token_id, finish),
+        None if finish is None else request.stop_id(token_id, finish),
         sampled.logprobs.get(index) if sampled.logprobs else None,
     )
     if generated == 1:
@@ -63,9 +57,3 @@ def _finish_of(sequence: Sequence, position: int) -> FinishReason | None:
     if is_long_enough and sequence.token_ids[position] in sequence.end_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if length >= sequence.limit else None
-
-
-def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:
-    """Return the entry of `stop_token_ids` that ended a request; None for the model's own end."""
-    by_model = finish is not FinishReason.STOP or token_id in request.eos_token_ids
-    return None if by_model else token_id

@@ -20,7 +20,7 @@ from inferno.builtin.first_come import FirstCome
 from inferno.contracts import QueueBuild, QueueNeed
 from inferno.core.kvcache import CacheGroups
 from inferno.core.schedule.admission import Admission
-from inferno.core.schedule.finish import embedding_of, limit_of, outputs_of
+from inferno.core.schedule.finish import embedding_of, outputs_of
 from inferno.core.schedule.preemption import Preemption
 from inferno.core.schedule.rows import Rows
 from inferno.core.schedule.speculation import Speculation
@@ -81,8 +81,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
-        limit = limit_of(request, self._max_model_len)
-        sequence = Sequence(request, list(request.token_ids), self._arrivals, limit)
+        limit, prompt = request.limit(self._max_model_len), list(request.token_ids)
+        sequence = Sequence(request, prompt, self._arrivals, limit)
         self._by_id[request.id] = sequence
         self._arrivals += 1
         self._admission.queue.push(sequence)

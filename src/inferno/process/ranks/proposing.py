@@ -44,6 +44,16 @@ def is_late(opened: Opened) -> bool:
     return is_shared(opened) and (opened.span is None or opened.span.ends)
 
 
+def learn_verified(
+    tables: Tables, arrays: StepArrays, owners: Array, token_ids: list[list[int]]
+) -> None:
+    """Append what `Tables.append_verified` does, in rows that have the same owner as they had when
+    the step was launched."""
+    same = tables.owners[arrays.sampling_rows] == owners
+    own_ids = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]
+    tables.append_verified(arrays, own_ids)
+
+
 @define(eq=False)
 class Proposing(StepPart):
     """What proposes drafts, with the tokens and blocks of running sequences as of the step that was
@@ -85,7 +95,7 @@ class Proposing(StepPart):
         step, owners = self._in_flight.popleft()
         if (arrays := launched.arrays) is not None and drawn:
             drawing = [piece.samples for piece in step.slices]
-            self.tables.learn_verified(arrays, owners[drawing], drawn)
+            learn_verified(self.tables, arrays, owners[drawing], drawn)
 
     def refuses_replay(self, arrays: StepArrays) -> bool:
         return self.drafting.refuses_replay(arrays)

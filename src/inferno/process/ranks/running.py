@@ -13,7 +13,7 @@ from inferno.core.types import Step
 from inferno.process.ranks import messages
 from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.passing import Neighbours
-from inferno.process.ranks.proposing import Proposing
+from inferno.process.ranks.proposing import Proposing, learn_verified
 
 
 class NoDrafts:
@@ -80,7 +80,7 @@ class FollowingRunner(ModelRunner):
         if arrays.drafts is None:
             self._tables.learn(arrays, owners, [token_id for [token_id] in drawn])
         else:
-            self._tables.learn_verified(arrays, owners, drawn)
+            learn_verified(self._tables, arrays, owners, drawn)
 
 
 class LateRunner(FollowingRunner):

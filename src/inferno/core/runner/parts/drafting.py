@@ -72,9 +72,9 @@ class Drafting(StepPart):
         drafts: dict[int, list[int]] = {}
         if not wanted or self.drafter is None:
             return drafts
-        known = self.tables.known
+        ids = self.tables.token_ids
         requests = [
-            DraftRequest(s.row, known(s.row, s.start + s.num_tokens), s.num_drafts) for s in wanted
+            DraftRequest(s.row, ids[s.row, : s.start + s.num_tokens], s.num_drafts) for s in wanted
         ]
         with self._trusting():
             proposed = self.drafter.propose(requests, self)
