@@ -16,6 +16,7 @@ from inferno.contracts import Span
 from inferno.core.types import Step
 
 Array = np.ndarray[Any, Any]
+_FIRST = np.broadcast_to(0, 1)  # read-only
 
 
 @define(eq=False)
@@ -117,7 +118,7 @@ class Tables:
         same arithmetic for it as in a step of that token alone."""
         drawing = [s.num_tokens for s in step.slices if s.samples]
         if not drafts and drawing.count(1) == len(step.slices):
-            return self._one_token_each(step, shift)
+            return (self._one_token if len(drawing) == 1 else self._one_token_each)(step, shift)
         columns = [(s.row, s.start, s.num_tokens, s.samples) for s in step.slices]
         # Kernels read dense arrays.
         rows, starts, counts, samples = np.array(columns, np.int64).T.copy()
@@ -161,6 +162,26 @@ class Tables:
             drafts=given,
             state_slots=state_slots,
             follows=follows,
+        )
+
+    def _one_token(self, step: Step, shift: int) -> StepArrays:
+        """The same for a single stream, without arithmetic on arrays of one element. Its blocks are
+        a view of the tables: `Inputs.write` copies them before these change."""
+        size, row, start = self.block_size, step.slices[0].row, step.slices[0].start
+        stop, (index, offset) = start + 1, divmod(start, size)
+        tables = [block_ids[row : row + 1, : index + 1] for block_ids in self.block_ids]
+        return StepArrays(
+            token_ids=self.token_ids[row, start + shift : stop + shift].copy(),
+            groups=[(np.array([int(ids[0, index]) * size + offset]), ids) for ids in tables],
+            positions=np.array([start]),
+            query_starts=[0, 1],
+            context_lens=[stop],
+            rows=np.array([row]),
+            width=index + 1,
+            last=_FIRST,
+            sampling_rows=[row],
+            next_positions=np.array([stop]),
+            slice_starts=_FIRST,
         )
 
     def _one_token_each(self, step: Step, shift: int) -> StepArrays:
