@@ -209,17 +209,17 @@ class Engine:
             self._store.serve(partial(self.submit, wait=False), self.abort)
         late, self._late = self._late, []
         outputs = [*late, *self._add_compiled()] if late or self._compiling else []
-        self._planned = step = self._plan()
-        if not step.is_empty:
+        self._planned = step = self._plan() if self._constraints.held else self._scheduler.plan()
+        if not (is_empty := step.is_empty):
             if self._constraints.held:
                 outputs += self._launch_constrained(step)
             else:
                 launched, ticket = self.clock(), self._runner.launch(step)
                 ticket.draw(NO_MASKS)
                 self._in_flight.add(step, ticket, launched)
-        if len(self._in_flight) > (0 if step.is_empty else self._lag):
+        if len(self._in_flight) > (0 if is_empty else self._lag):
             outputs += self._commit()
-        elif step.is_empty and self.waits_for is not None:
+        elif is_empty and self.waits_for is not None:
             if self._home is not None:
                 self._home.settle()  # a fetch may wait for steps that were dropped
             self._store.sleep()
@@ -227,8 +227,6 @@ class Engine:
 
     def _plan(self) -> Step:
         """Plan a step, in which some requests with slow grammars rest while there are others."""
-        if not self._constraints.held:
-            return self._scheduler.plan()
         resting = self._constraints.resting(self.clock(), len(self._scheduler.ids))
         step = self._scheduler.plan(resting)
         if resting and step.is_empty and not self._in_flight:

@@ -316,9 +316,8 @@ class LLM:
         builders = [b for parent in parents for b in parent.builders]
         try:
             self._submit(builders)
-            waiting = builders
-            while waiting := [b for b in waiting if not b.done]:
-                self._step(waiting)
+            while self._step(builders):
+                pass
             _raise_first(builders)
         finally:
             self._forget(builders)
@@ -358,22 +357,25 @@ class LLM:
                     raise refused_grammar(spec, error) from error
                 self._live[builder.request.id] = builder
 
-    def _step(self, wanted: Sequence[OutputBuilder]) -> None:
+    def _step(self, wanted: Sequence[OutputBuilder]) -> bool:
         """Compute a step for all threads, unless those of others have completed all that is
-        wanted. While it sleeps, other threads than the one that sent it to sleep wait."""
+        wanted: then it returns False. While it sleeps, other threads than the one that sent it to
+        sleep wait."""
         while True:
-            if not self._awake.is_set() and get_ident() != self._sleeper:
-                self._awake.wait()
             with self._turns:
                 if all(builder.done for builder in wanted):
-                    return
+                    return False
                 if self._awake.is_set() or get_ident() == self._sleeper:
-                    return self._advance()
+                    runs = self._advance() or self._engine.busy or self.is_sleeping
+                    assert runs, "requests are pending, but none runs"
+                    return True
+            self._awake.wait()
 
-    def _advance(self) -> None:
-        assert self._engine.busy or self.is_sleeping, "requests are pending, but none runs"
-        for token in self._engine.step():
+    def _advance(self) -> bool:
+        """Compute a step. Returns whether there were tokens."""
+        for token in (tokens := self._engine.step()):
             self._take(token)
+        return bool(tokens)
 
     def _take(self, token: EngineOutput) -> None:
         if (builder := self._live.get(token.request_id)) is not None:

@@ -36,7 +36,8 @@ class Turns:
             )
 
     def __enter__(self) -> None:
-        self.check()
+        if self.forked:
+            self.check()
         with self._next:
             self._lock.acquire()
 

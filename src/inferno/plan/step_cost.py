@@ -55,8 +55,9 @@ class StepCost:
         """Learn that a step took so long."""
         if not 0 < seconds < math.inf:
             return
-        once, token, pair = (seconds * scale for scale in _SCALES)
-        x, y, z = 1 / once, work.tokens / token, work.pairs / pair
+        _, for_tokens, for_pairs = _SCALES
+        x, y = 1 / seconds, work.tokens / (seconds * for_tokens)
+        z = work.pairs / (seconds * for_pairs)
         xx, xy, xz, yy, yz, zz, sum_x, sum_y, sum_z = self._sums
         # Written out, as every step does this: a loop over pairs took 2.3 us instead of 0.9.
         self._sums = [

@@ -159,7 +159,8 @@ class ModelRunner:
         if self.mover is not None and (step.saves or step.loads):
             self.mover.save(step.saves)
             self.mover.load(step.loads)
-        self.cache.move(step.moves)
+        if step.moves:
+            self.cache.move(step.moves)
         if step.copies_before:
             self.cache.copy(step.copies_before)
         launched = LaunchedStep(step, self.plan, self.draw)

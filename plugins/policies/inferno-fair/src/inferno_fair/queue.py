@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
     where the first flow only has streams, and in those where it has a prompt."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values())) if self._waiting else 0
 
     def push(self, each: T) -> None:
         heap = self._waiting.setdefault(flow := flow_of(each), [])
