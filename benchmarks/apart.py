@@ -4,9 +4,11 @@ for the other.
     python benchmarks/apart.py MODEL [--prompt 8000] [--streams 4] [--rounds 3]
 
 In each round the ways take turns: streams run, a prompt comes, and the gaps between the streams'
-tokens are taken from then until its first token, and as many seconds before it came. Both ways have
-the same cores: one engine has two threads, the two have one each. The answers to the prompt must be
-equal. On a machine that has other work, look at the ratio to the gaps before.
+tokens are taken from then until its first token. Then the same streams run without the prompt, and
+the gaps before the same tokens are taken: a step takes longer the longer its sequences are, which
+for a small model is as much as what a prompt beside it costs. Both ways have the same cores: one
+engine has two threads, the two have one each. The answers to the prompt must be equal. On a machine
+that has other work, look at the ratio to the gaps without the prompt.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from bisect import bisect
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,8 +40,8 @@ WARM_TOKENS = 16
 class Seen:
     """One way's figures of all rounds."""
 
-    before: list[float] = field(factory=list)
-    """Gaps between tokens before the prompt came, in seconds."""
+    without: list[float] = field(factory=list)
+    """Gaps before the same tokens without the prompt, in seconds."""
     during: list[float] = field(factory=list)
     first: list[float] = field(factory=list)
     """Seconds to the prompt's first token."""
@@ -50,39 +54,48 @@ async def stream(llm: AsyncLLM, prompt: Sequence[int], times: list[float]) -> No
         times += [perf_counter()] * sum(len(delta.token_ids) for delta in deltas)
 
 
-async def measure(llm: AsyncLLM, prompt: Sequence[int], streams: int, seen: Seen) -> None:
+@asynccontextmanager
+async def running(llm: AsyncLLM, streams: int) -> AsyncIterator[list[list[float]]]:
+    """Run streams, and give the times of each one's tokens: they all have some by then."""
     times: list[list[float]] = [[] for _ in range(streams)]
     starts = [[random.Random(i).randrange(1000) for _ in range(20)] for i in range(streams)]
     tasks = [
         asyncio.create_task(stream(llm, start, into))
         for start, into in zip(starts, times, strict=True)
     ]
-    while min(map(len, times)) < WARM_TOKENS:
-        await asyncio.sleep(0.01)
-    quiet = perf_counter()
-    await asyncio.sleep(5)
-    came, first, answer = perf_counter(), 0.0, list[int]()
-    async for deltas in llm.stream({"prompt_token_ids": list(prompt)}, ANSWER):
-        first = first or perf_counter()
-        answer += [token for delta in deltas for token in delta.token_ids]
-        seen.cached = max([seen.cached, *(delta.num_remote for delta in deltas)])
+    await until(times, [WARM_TOKENS] * streams)
+    yield times
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    seen.before += gaps(times, quiet, came)
-    seen.during += gaps(times, came, first)
+
+
+async def until(times: Sequence[Sequence[float]], counts: Sequence[int]) -> None:
+    """Wait until each stream has so many tokens."""
+    while any(len(each) < count for each, count in zip(times, counts, strict=True)):
+        await asyncio.sleep(0.01)
+
+
+async def measure(llm: AsyncLLM, prompt: Sequence[int], streams: int, seen: Seen) -> None:
+    async with running(llm, streams) as times:
+        await asyncio.sleep(2)
+        came, first, answer = perf_counter(), 0.0, list[int]()
+        async for deltas in llm.stream({"prompt_token_ids": list(prompt)}, ANSWER):
+            first = first or perf_counter()
+            answer += [token for delta in deltas for token in delta.token_ids]
+            seen.cached = max([seen.cached, *(delta.num_remote for delta in deltas)])
+    spans = [(bisect(each, came), bisect(each, first)) for each in times]
+    async with running(llm, streams) as without:
+        await until(without, [stop for _, stop in spans])
+    for (start, stop), with_it, without_it in zip(spans, times, without, strict=True):
+        seen.during += gaps(with_it[start - 1 : stop])
+        seen.without += gaps(without_it[start - 1 : stop])
     seen.first.append(first - came)
     seen.answer += tuple(answer)
 
 
-def gaps(times: Sequence[Sequence[float]], start: float, stop: float) -> list[float]:
-    """The gaps that end between two times, each stream's."""
-    return [
-        later - earlier
-        for each in times
-        for earlier, later in zip(each, each[1:], strict=False)
-        if start <= later <= stop
-    ]
+def gaps(times: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -129,12 +142,12 @@ def yield_to_others(pid: int, niceness: int) -> None:
 
 def report(args: argparse.Namespace, seen: dict[str, Seen]) -> None:
     print(f"{args.streams} streams, a prompt of {args.prompt} tokens, {args.rounds} rounds")
-    gap = "median gap before, ms | p95 | during | p95 | p95 during / before"
+    gap = "median gap without it, ms | p95 | during | p95 | p95 during / without"
     print(f"| | {gap} | first token, s | remote tokens |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, each in seen.items():
-        before, during = (np.array(g) * 1000 for g in (each.before, each.during))
-        quantiles = [np.percentile(g, q) for g in (before, during) for q in (50, 95)]
+        without, during = (np.array(g) * 1000 for g in (each.without, each.during))
+        quantiles = [np.percentile(g, q) for g in (without, during) for q in (50, 95)]
         figures = " | ".join(f"{value:.1f}" for value in quantiles)
         ratio, first = quantiles[3] / quantiles[1], np.median(each.first)
         print(f"| {name} | {figures} | {ratio:.2f} | {first:.2f} | {each.cached} |")
