@@ -89,7 +89,8 @@ class LateStore(SharedStore):
 
 def late(own: BlockStore) -> BlockStore:
     def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
-        shared = LateStore(NoOthers(), *LateBlocks.of(own.build(need))[1])
+        blocks = LateBlocks.of(own.build(need))
+        shared = LateStore(NoOthers(), blocks, blocks)
         return shared, shared
 
     return evolve(own, build=build)

@@ -41,17 +41,24 @@ def shared_by_threads(own: BlockStore, *, late: bool = False) -> BlockStore:
         url = address_of(need.link.url, 0, RANKS, rank)
         built = own.build(evolve(need, link=evolve(need.link, url=url)))
         here, there = socket.socketpair()
-        kept = KeptLink.of(LateBlocks.of(built)[1] if late else built)
+        kept = KeptLink.of(halves_of(built, late=late))
         return Follower(rank, kept, Wire(there)), Wire(here)
 
     def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
         built = own.build(need)
         pairs = [follower(rank, need) for rank in range(1, RANKS)]
         threads = Threads([each for each, _ in pairs], [wire for _, wire in pairs])
-        shared = SteppingLink(threads, *(LateBlocks.of(built)[1] if late else built))
+        shared = SteppingLink(threads, *halves_of(built, late=late))
         return shared, shared
 
     return evolve(own, build=build)
+
+
+def halves_of(built: tuple[StoreIndex, Mover], *, late: bool) -> tuple[StoreIndex, Mover]:
+    if not late:
+        return built
+    store = LateBlocks.of(built)
+    return store, store
 
 
 class TestSharedLink(LinkTests):

@@ -124,11 +124,13 @@ class Threads:
         self.is_over = True
 
 
-class Stepping(SharedStore):
+class Stepped:
     """Sends the others what steps save and load, and compares what they have loaded."""
 
+    others: Any
+
     def register(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        super().register(groups)
+        super().register(groups)  # type: ignore[misc]  # of the store that it is mixed into
         self.cache = groups
         for follower in self.threads.followers:
             follower.cache = [[each.clone() for each in pieces] for pieces in groups]
@@ -143,11 +145,11 @@ class Stepping(SharedStore):
         for follower, piece, mirror, place in self._places(saves):
             mirror[place] = other_bytes(piece[place], follower.rank)
         self._step(Step(slices=(), saves=tuple(saves)))
-        super().save(saves)
+        super().save(saves)  # type: ignore[misc]
 
     def load(self, loads: Sequence[Placed]) -> None:
         self._step(Step(slices=(), loads=tuple(loads)))
-        super().load(loads)
+        super().load(loads)  # type: ignore[misc]
         for follower, piece, mirror, place in self._places(loads):
             assert mirror[place].equal(other_bytes(piece[place], follower.rank))
 
@@ -163,6 +165,10 @@ class Stepping(SharedStore):
     def _step(self, step: Step) -> None:
         self.others.send(STEP, messages.encode_step(step, []))
         self.threads.wait(STEPPED)
+
+
+class Stepping(Stepped, SharedStore):
+    """The first rank's store."""
 
 
 def end(store: Any) -> None:

@@ -32,6 +32,8 @@ class PretendedLink:
     draw: random.Random = field(factory=lambda: random.Random(0))
     usage: StoreUsage = field(factory=StoreUsage)
     wanted: dict[bytes, int] = field(factory=dict)
+    noted: dict[bytes, int] = field(factory=dict)
+    """Parts that are wanted, and that the next step saves."""
     sent: int = 0
     _coming: dict[str, list[tuple[bytes, int]]] = field(factory=dict)
     _near: dict[tuple[bytes, int], set[str]] = field(factory=dict)
@@ -87,10 +89,13 @@ class PretendedLink:
         return sum(1 << group for group in range(self.num_groups) if (key, group) in self._near)
 
     def note(self, placed: Placed) -> None:
-        self.wanted[placed.key] &= ~placed.groups
+        if taken := self.wanted.get(placed.key, 0) & placed.groups:
+            self.wanted[placed.key] ^= taken
+            self.noted[placed.key] = self.noted.get(placed.key, 0) | taken
 
     def drop(self, key: bytes) -> None:
-        return None
+        if noted := self.noted.pop(key, 0):
+            self.wanted[key] |= noted
 
     def touch(self, keys: Sequence[bytes]) -> None:
         return None
@@ -121,7 +126,9 @@ class PretendedLink:
     def save(self, saves: Sequence[Placed]) -> None:
         for placed in saves:
             self.record(placed)
-            self.sent += placed.groups.bit_count()
+            noted = self.noted.get(placed.key, 0)
+            self.noted[placed.key] = noted & ~placed.groups
+            self.sent += (noted & placed.groups).bit_count()
 
     def record(self, placed: Placed) -> None:
         for group, place in enumerate(placed.places):

@@ -223,8 +223,6 @@ def test_another_token_is_refused(
         ({"decode_with": "tcp://host"}, "no address"),
         ({"prefill_for": "shm://a/b"}, "no address"),
         ({"prefill_for": "shm://a", "decode_with": "shm://a"}, "exclude each other"),
-        ({"prefill_for": "shm://a", "kv_store": "x", "tp": 2}, "excludes kv_store"),
-        ({"decode_with": "shm://a", "cpu_mem_fold": 1.0, "pp": 2}, "excludes kv_store"),
         ({"prefill_for": "shm://a", "cache_policy": "none"}, "cache policy is none"),
         ({"pd_token_file": "x"}, "without a link"),
         ({"decode_with": "shm://a", "pd_timeout": 0.0}, "pd_timeout"),

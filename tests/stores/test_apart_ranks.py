@@ -86,8 +86,7 @@ class Prefiller:
 
     @property
     def link(self) -> Any:
-        store: Any = self.engine._store
-        return store.index
+        return link_of(self.engine)
 
     def close(self) -> None:
         self._ends = True
@@ -95,14 +94,27 @@ class Prefiller:
         self.engine.close()
 
 
+def link_of(engine: Engine) -> Any:
+    """The first rank's end of a link."""
+    store: Any = engine._store
+    return store.index if store.stacked is None else store.stacked.link_index
+
+
 @contextmanager
 def apart(
-    links: list[KeptLink], ref: str, url: str, **options: Any
+    links: list[KeptLink],
+    ref: str,
+    url: str,
+    *,
+    here: dict[str, Any] | None = None,
+    there: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Prefiller, Engine]]:
-    """A prefilling and a decoding engine of as many ranks, which know each other."""
+    """A prefilling and a decoding engine of as many ranks, which know each other. `here` and
+    `there` are options of the decoding and the prefilling one alone."""
     both = {k: v for k, v in options.items() if k in BOTH or k[:3] != "pd_"}
-    prefiller = Prefiller(ref, url, **both)
-    engine = load(ref, decode_with=url, **(SHORT | options))
+    prefiller = Prefiller(ref, url, **(both | (there or {})))
+    engine = load(ref, decode_with=url, **(SHORT | options | (here or {})))
     try:
         wait_for(lambda: all(client.joined for client in clients(engine, links)))
         yield prefiller, engine
@@ -122,8 +134,7 @@ def plugin_of(end: Any) -> Any:
 
 def clients(engine: Engine, links: list[KeptLink]) -> list[Any]:
     """The clients of all ranks of the decoding engine."""
-    store: Any = engine._store
-    ends = [plugin_of(each) for each in (store.index, *links)]
+    ends = [plugin_of(each) for each in (link_of(engine), *links)]
     return [end.client for end in ends if hasattr(end, "client")]
 
 

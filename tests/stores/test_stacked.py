@@ -45,7 +45,8 @@ def stacked_store(tiers: BlockStore) -> BlockStore:
     def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
         link = nothing_comes()
         link.num_groups = len(need.sizes)
-        return Stacked.of(tiers.build(need), (link, link), sends=False)
+        stacked = Stacked.of(tiers.build(need), (link, link), sends=False)
+        return stacked, stacked
 
     return evolve(tiers, build=build)
 
@@ -82,7 +83,8 @@ class TestDecodingEnd(LinkTests):
             if need.link.role == "prefill":
                 return built
             kept = tiers.build(evolve(need, link=None, host_limit=1 << 20))
-            return Stacked.of(kept, built, sends=False)
+            stacked = Stacked.of(kept, built, sends=False)
+            return stacked, stacked
 
         return evolve(link, build=build)
 
@@ -141,8 +143,8 @@ def test_a_prefilling_end_saves_for_each_what_it_lacks() -> None:
     tiers = installed().named(BlockStore, "offload").item
     link = nothing_comes()
     need = StoreNeed(layout="{}", sizes=SIZES, host_limit=1 << 20)
-    filled = Filled(Stacked.of(tiers.build(need), (link, link), sends=True))
-    store: Any = filled.index
+    store = Stacked.of(tiers.build(need), (link, link), sends=True)
+    filled = Filled((store, store))
     filled.save(KEYS[0], 3, 4)
     assert link.sent == 0 and store.needless(KEYS[0]) == 0b11
     store.begin("a", KEYS[:2])
@@ -156,6 +158,7 @@ def test_a_prefilling_end_saves_for_each_what_it_lacks() -> None:
     filled.save(KEYS[1], None, 6)
     store.begin("b", KEYS[:1])
     filled.fetch(KEYS[0])
+    store.note(Placed(KEYS[0], (7, None)))
     filled.mover.load([Placed(KEYS[0], (7, None))])
     assert link.sent == 5 and store.needless(KEYS[0]) == 0b01, "what is loaded is sent"
     filled.mover.close()

@@ -85,7 +85,8 @@ class StoreIndex(Protocol):
         ...
 
     def note(self, placed: Placed) -> None:
-        """Note that the next step saves these parts."""
+        """Note that the next step saves these parts. It may have some of them, which are then as
+        they were."""
         ...
 
     def drop(self, key: bytes) -> None:

@@ -104,12 +104,6 @@ def _link(options: Options) -> Link | None:
             "prefill_for and decode_with exclude each other",
             "An instance either computes prompts for others or has others compute its own.",
         )
-    keeps = options.kv_store is not None or options.cpu_mem_fold is not None
-    if keeps and options.ranks > 1:
-        raise UnsupportedError(
-            "with several ranks, a link to other instances excludes kv_store and cpu_mem_fold",
-            "Leave out --kv-store and --cpu-mem-fold, or the link, or --tp and --pp.",
-        )
     _check_urls(urls_of(url), options)
     file = options.pd_token_file
     return Link(

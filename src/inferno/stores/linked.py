@@ -50,6 +50,16 @@ class Linked(Storing):
             if placed.key not in loading:
                 yield placed
 
+    def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+        saves, loads = super().take_news()
+        for placed in loads if self.stacked is not None else ():
+            self.index.note(placed)  # tiers save what came, and a link what is kept
+        return saves, loads
+
+    def drop_news(self) -> bool:
+        self.loads = []  # so that they are not noted
+        return super().drop_news()
+
     def gauge(self, stats: EngineStats) -> None:
         super().gauge(stats)
         usage = self.index.usage

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from inferno.contracts import Mover, PrefixCache, Sessions, StoreIndex
+from inferno.contracts import PrefixCache, Sessions
 from inferno.plan import Opened, Plan
 from inferno.stores.layouts import file_hashes, layout_of
 from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.no_store import NO_STORE, NoStore
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.sessions import KeptSessions
-from inferno.stores.stacked import Stacked
+from inferno.stores.stacked import Half, Stacked
 from inferno.stores.storing import Storing
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def open_prefix(opened: Opened, plan: Plan) -> tuple[PrefixCache | None, Session
     return sessions.cache, sessions
 
 
-Share = Callable[[tuple[StoreIndex, Mover]], tuple[StoreIndex, Mover]]
-"""Wraps a store, of whose blocks other ranks have parts."""
+Share = Callable[[Sequence[Half]], Sequence[Half]]
+"""Wraps stores, of whose blocks other ranks have parts."""
 
 
 def open_store(
@@ -41,7 +41,7 @@ def open_store(
     groups: CacheGroups,
     places: Sequence[Places],
     sessions: Sessions | None = None,
-    share: Share = lambda built: built,
+    share: Share = lambda halves: halves,
 ) -> NoStore:
     """Return the plan's store, with its mover at these places, and with the sessions whose blocks
     it keeps. Raises OptionError if its folder cannot be used."""
@@ -57,8 +57,8 @@ def _open_store(
 ) -> NoStore:
     if plan.store is None:
         return NO_STORE
-    built, link = share(build_store(opened, plan, places)), plan.store.link
-    index, mover = built
+    here, link = build_stores(opened, plan, places), plan.store.link
+    index, mover = one_of(plan, share(here), here)
     sizes = tuple(group.unit_bytes for group in plan.groups)
     if link is None:
         return Storing(groups, index, mover, sizes)
@@ -69,17 +69,17 @@ def _open_store(
     return Prefilling(groups, index, mover, sizes, adapters=refs)
 
 
-def build_store(
+def build_stores(
     opened: Opened, plan: Plan, places: Sequence[Places], hashes: Sequence[str] | None = None
-) -> tuple[StoreIndex, Mover]:
-    """Return both halves of the plan's store, of tiers and a link if there are both, with the mover
-    at these places. `hashes` are those of the model's files, where another rank has computed them.
-    Raises OptionError."""
+) -> list[Half]:
+    """Return the plan's stores, tiers before a link if there are both, with their movers at these
+    places. `hashes` are those of the model's files, where another rank has computed them. Raises
+    OptionError."""
     tiers, link, use = opened.parts.block_store, opened.parts.link_store, plan.store
     assert use is not None, "a plan with a store"
     rank = opened.rank if plan.ranks is not None else None
     layout = layout_of(opened, plan, hashes or file_hashes(opened, plan))
-    halves = list[tuple[StoreIndex, Mover]]()
+    halves = list[Half]()
     try:
         if tiers is not None:
             halves.append(tiers.build(evolve(use.need(plan.groups, rank), layout=layout)))
@@ -89,9 +89,20 @@ def build_store(
         for _, mover in halves:
             mover.close()
         raise
-    index, mover = halves[0] if len(halves) == 1 else Stacked.of(*halves, sends=use.is_asked)
-    mover.register([each.pieces for each in places])
-    return index, mover
+    for _, mover in halves:
+        mover.register([each.pieces for each in places])
+    return halves
+
+
+def one_of(plan: Plan, halves: Sequence[Half], here: Sequence[Half] = ()) -> Half:
+    """Return one store of a plan's tiers and link, or the only one that it has. `here` are those of
+    this rank alone."""
+    if len(halves) == 1:
+        return halves[0]
+    assert plan.store is not None, "a plan with two stores"
+    tiers, link = halves
+    stacked = Stacked.of(tiers, link, sends=plan.store.is_asked, here=here)
+    return stacked, stacked
 
 
 def open_presence(opened: Opened, plan: Plan, groups: CacheGroups, store: NoStore) -> NoPresence:

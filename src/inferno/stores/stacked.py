@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from operator import and_
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, cast
 
@@ -29,33 +27,8 @@ _OF_LINKS = ("fallbacks", "instances")
 """Fields of StoreUsage that only links fill."""
 
 
-@define(eq=False)
-class Saving:
-    """The saves of one of the two stores."""
-
-    index: StoreIndex
-    mover: Mover
-    _noted: dict[bytes, int] = field(factory=dict, init=False)
-    """By key, the groups whose parts it is to save in the next step: sets of bits."""
-
-    def note(self, placed: Placed) -> None:
-        if lacking := placed.groups & ~self.index.groups_of(placed.key):
-            self._noted[placed.key] = self._noted.get(placed.key, 0) | lacking
-            self.index.note(only(placed, lacking))
-
-    def drop(self, key: bytes) -> None:
-        self._noted.pop(key, None)
-
-    def save(self, saves: Sequence[Placed]) -> None:
-        own = list[Placed]()
-        for placed in saves:
-            noted = self._noted.pop(placed.key, 0)
-            if left := noted & ~placed.groups:
-                self._noted[placed.key] = left
-            if taken := noted & placed.groups:
-                own.append(only(placed, taken))
-        if own:
-            self.mover.save(own)
+Half = tuple[StoreIndex, Mover]
+"""A store: its index and its mover."""
 
 
 @define(eq=False)
@@ -65,7 +38,11 @@ class Stacked:
     A part is stored if the tiers have it: they are told of all parts that are saved, looked for or
     pinned. It is near if the tiers or the link have it near, and comes from the link only if it is
     not near in the tiers. In the end that computes prompts, saves go to the link too, which takes
-    the parts that were asked for. What one of the two loads, the other saves if it lacks it.
+    the parts that were asked for. What one of the two loads, the other saves if it lacks it: both
+    are told of all parts that a step saves or loads, and leave those that they have.
+
+    Of several ranks each has one. That of the first rank asks and tells all of them, and copies
+    here.
     """
 
     tiers_index: StoreIndex
@@ -74,24 +51,26 @@ class Stacked:
     link_mover: Mover
     sends: bool
     """Whether the link is the end that computes prompts."""
-    _saving: list[Saving] = field(init=False)
+    here: tuple[StoreIndex, StoreIndex] = field()
+    """The indexes of tiers and link of this rank alone, as of the step that is computed."""
     _awaited: dict[str, set[str]] = field(factory=dict, init=False)
     """By owner, which of the two `poll` still waits for."""
     _waits: DefaultSelector = field(factory=DefaultSelector, init=False)
 
+    @here.default
+    def _own(self) -> tuple[StoreIndex, StoreIndex]:
+        return self.tiers_index, self.link_index
+
     @classmethod
-    def of(
-        cls, tiers: tuple[StoreIndex, Mover], link: tuple[StoreIndex, Mover], *, sends: bool
-    ) -> tuple[StoreIndex, Mover]:
-        """Return one store of two."""
+    def of(cls, tiers: Half, link: Half, *, sends: bool, here: Sequence[Half] = ()) -> Stacked:
+        """Return one store of two. `here` are those of this rank alone, if there are others."""
         kind = StackedTiers if isinstance(tiers[0], TieredIndex) else cls
-        stacked = kind(*tiers, *link, sends)
-        return stacked, stacked
+        if not here:
+            return kind(*tiers, *link, sends)
+        (own_tiers, _), (own_link, _) = here
+        return kind(*tiers, *link, sends, (own_tiers, own_link))
 
     def __attrs_post_init__(self) -> None:
-        self._saving = [Saving(self.tiers_index, self.tiers_mover)]
-        if self.sends:
-            self._saving.append(Saving(self.link_index, self.link_mover))
         for mover in (self.tiers_mover, self.link_mover):
             if (handle := mover.fileno()) is not None:
                 self._waits.register(handle, EVENT_READ)
@@ -138,16 +117,17 @@ class Stacked:
         return self.tiers_index.near(key) | self.link_index.near(key)
 
     def note(self, placed: Placed) -> None:
-        for each in self._saving:
-            each.note(placed)
+        """Note that the next step saves these parts, or that it loads them."""
+        self.tiers_index.note(placed)
+        if self.sends:
+            self.link_index.note(placed)
 
     def needless(self, key: bytes) -> int:
         """Return the groups whose parts of a block need not be saved."""
-        return reduce(and_, (each.index.groups_of(key) for each in self._saving))
+        kept = self.tiers_index.groups_of(key)
+        return kept & self.link_index.groups_of(key) if self.sends else kept
 
     def drop(self, key: bytes) -> None:
-        for each in self._saving:
-            each.drop(key)
         self.tiers_index.drop(key)
         self.link_index.drop(key)
 
@@ -156,7 +136,8 @@ class Stacked:
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         """Hold parts that only the link has near, and fetch the others from the tiers."""
-        come = [(key, groups & self._come(key)) for key, groups in wanted]
+        both = self.tiers_index, self.link_index
+        come = [(key, groups & come_only(key, *both)) for key, groups in wanted]
         held = [(key, groups) for key, groups in come if groups]
         pairs = zip(wanted, come, strict=True)
         others = [(key, rest) for (key, groups), (_, own) in pairs if (rest := groups & ~own)]
@@ -169,13 +150,9 @@ class Stacked:
             self.tiers_index.fetch(others, owner)
 
     def hold(self, near: Sequence[tuple[bytes, int]], owner: str) -> None:
-        """Keep parts near that the tiers have near, until `release`. `poll` does not tell of it."""
+        """Keep parts near that the tiers have near, until `release`."""
+        self._awaited.setdefault(owner, set()).add("tiers")
         self.tiers_index.fetch(near, owner)
-
-    def _come(self, key: bytes) -> int:
-        """Return the groups whose parts of a block only the link has near."""
-        come = self.link_index.near(key)
-        return come & ~self.tiers_index.near(key) if come else 0
 
     def pin(self, keys: Sequence[bytes], owner: str, until: float) -> int:
         return self.tiers_index.pin(keys, owner, until)
@@ -192,20 +169,20 @@ class Stacked:
         self.link_mover.register(groups)
 
     def save(self, saves: Sequence[Placed]) -> None:
-        for each in self._saving:
-            each.save(saves)
+        self._save(saves)
+
+    def _save(self, saves: Sequence[Placed]) -> None:
+        self.tiers_mover.save(saves)
+        if self.sends:
+            self.link_mover.save(saves)
 
     def load(self, loads: Sequence[Placed]) -> None:
-        come = [(placed, placed.groups & self._come(placed.key)) for placed in loads]
+        come = [(placed, placed.groups & come_only(placed.key, *self.here)) for placed in loads]
         if kept := [only(each, rest) for each, own in come if (rest := each.groups & ~own)]:
             self.tiers_mover.load(kept)
         if own := [only(each, groups) for each, groups in come if groups]:
             self.link_mover.load(own)
-        # At once: a state that a sequence goes on from is nowhere else after the step.
-        for each in self._saving:
-            for placed in loads:
-                each.note(placed)
-            each.save(loads)
+        self._save(loads)  # at once: a state that a sequence goes on from is nowhere else later
 
     def poll(self) -> Sequence[str]:
         ended = list[str]()
@@ -240,6 +217,12 @@ class StackedTiers(Stacked):
 
     def watch(self, changed: Callable[[bytes], object]) -> None:
         self._tiered.watch(changed)
+
+
+def come_only(key: bytes, tiers: StoreIndex, link: StoreIndex) -> int:
+    """Return the groups whose parts of a block only the link has near."""
+    come = link.near(key)
+    return come & ~tiers.near(key) if come else 0
 
 
 def only(placed: Placed, groups: int) -> Placed:

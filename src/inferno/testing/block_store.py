@@ -131,6 +131,19 @@ class StoreTests(Installed):
         assert filled.index.groups_of(KEYS[0]) == 0
         filled.mover.close()
 
+    def test_what_it_has_may_be_among_what_is_saved(
+        self, item: BlockStore, need: StoreNeed
+    ) -> None:
+        """A store beside it may lack that."""
+        filled = Filled(item.build(need))
+        filled.save(KEYS[0], 3, None)
+        filled.save(KEYS[0], 3, 5)
+        filled.fetch(KEYS[0])
+        first, second = filled.bytes_at(0, 3), filled.bytes_at(1, 5)
+        filled.mover.load([Placed(KEYS[0], (1, 2))])
+        assert (filled.bytes_at(0, 1), filled.bytes_at(1, 2)) == (first, second)
+        filled.mover.close()
+
     def test_a_fetch_of_what_is_not_there_ends(self, item: BlockStore, need: StoreNeed) -> None:
         filled = Filled(item.build(need))
         filled.index.fetch([(KEYS[4], 0b01)], "owner")

@@ -131,6 +131,15 @@ class LinkTests(Installed):
         ends.save(KEYS[0], 1)
         assert ends.there.index.groups_of(KEYS[0]) == BOTH
 
+    def test_what_nobody_wants_may_be_among_what_is_saved(self, ends: Ends) -> None:
+        """A store beside it may lack that."""
+        ends.ask(KEYS[:1], [0b01])
+        ends.there.save(KEYS[0], 3, 4)
+        ends.there.save(KEYS[1], 5, 6)
+        ends.serving.end(ends.named)
+        ends.here.wait("a")
+        assert ends.near(*KEYS[:2]) == [0b01, 0]
+
     def test_a_prompt_that_fails_leaves_nothing_near(self, ends: Ends) -> None:
         ends.ask(KEYS[:2], [BOTH, BOTH])
         ends.save(KEYS[0], 3)

@@ -1,5 +1,5 @@
 """A follower's end of a link: it pulls its share of what rank 0 asks for, or sends its share of
-what rank 0 computes."""
+what rank 0 computes. It may have tiers beside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import cast
 
 from attrs import define, field
 
-from inferno.contracts import LinkedPrompt, LinkIndex, Mover, StoreIndex
+from inferno.contracts import LinkedPrompt, LinkIndex
+from inferno.core.types import Step
 from inferno.process.ranks.keeping_blocks import KeptBlocks
 from inferno.process.ranks.messages import Fetched, StoreCall
+from inferno.stores.stacked import Half
 
 
 @define(eq=False)
@@ -21,7 +23,7 @@ class KeptLink(KeptBlocks):
     """Asks that came to nothing at once."""
 
     @classmethod
-    def of(cls, built: tuple[StoreIndex, Mover]) -> KeptBlocks:
+    def of(cls, built: Half) -> KeptBlocks:
         """Return a follower's store, which may link instances."""
         return (cls if isinstance(built[0], LinkIndex) else KeptBlocks)(*built)
 
@@ -68,3 +70,36 @@ class KeptLink(KeptBlocks):
     @property
     def waits_for(self) -> int | None:
         return self.mover.fileno()
+
+
+@define(eq=False)
+class KeptBoth(KeptBlocks):
+    """Tiers and an end of a link, which rank 0 tells apart. Steps save to both and load from both,
+    as one store (`stores.stacked`)."""
+
+    tiers: KeptBlocks
+    link: KeptBlocks
+
+    @classmethod
+    def of(cls, one: Half, tiers: Half, link: Half) -> KeptBoth:
+        """Return a follower's store of two, which are `one` for steps."""
+        return cls(*one, KeptBlocks(*tiers), KeptLink.of(link))
+
+    def take(self, call: StoreCall) -> None:
+        (self.link if call.linked else self.tiers).take(call)
+
+    def note(self, step: Step) -> None:
+        super().note(step)
+        for placed in step.loads:  # what one of the two loads, the other may save
+            self.index.note(placed)
+
+    def answers(self) -> Iterator[Fetched]:
+        yield from self.tiers.answers()
+        yield from self.link.answers()
+
+    def asked(self) -> tuple[list[str], list[str]]:
+        return self.link.asked()
+
+    @property
+    def waits_for(self) -> int | None:
+        return self.mover.fileno() if self.tiers.waits_for is not None else self.link.waits_for

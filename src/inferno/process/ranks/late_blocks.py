@@ -52,15 +52,14 @@ class LateBlocks:
     """By owner, how many fetches have not begun."""
 
     @classmethod
-    def of(cls, built: tuple[StoreIndex, Mover]) -> tuple[LateBlocks, tuple[StoreIndex, Mover]]:
-        """Return what is told of steps, and the two halves, for a store that was built here."""
+    def of(cls, built: tuple[StoreIndex, Mover]) -> LateBlocks:
+        """Return that of a store that was built here."""
         index, kind = built[0], cls
         if isinstance(index, TieredIndex):
             kind = LateTiers
         elif isinstance(index, LinkIndex):
             kind = LateLink
-        late = kind(*built)
-        return late, (late, late)
+        return kind(*built)
 
     def __attrs_post_init__(self) -> None:
         self.usage = self.index.usage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve
 
 from inferno.constraints import NO_MASKS, Drafts, Masks
-from inferno.contracts import LinkIndex, Mover, Sessions, StoreIndex
+from inferno.contracts import LinkIndex, Sessions
 from inferno.core.home import Home
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
@@ -32,6 +32,7 @@ from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.process.ranks.sharing_links import SharedLink
 from inferno.stores import NoStore, open_store
 from inferno.stores.layouts import file_hashes
+from inferno.stores.stacked import Half
 from inferno.weights.packing import PackedWeights
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ class LastStage(LeadingRunner):
         """Results of steps that were computed before the engine asked for them."""
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
-        self.late: LateBlocks | None = None
-        """This rank's parts of stored blocks, if there are any."""
+        self.late: Sequence[LateBlocks] = ()
+        """This rank's stores of blocks."""
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         with self._group.together():
@@ -154,8 +155,8 @@ class LastStage(LeadingRunner):
                 self._group.send(messages.DRAFTS, messages.encode_drafts(drafts))
             ticket = LaunchedStep(step, self.plan, self._later)
             self._pending.append(Pending(ticket, drafts))
-            if self.late is not None:
-                self.late.launched()
+            for each in self.late:
+                each.launched()
             return ticket
 
     def _before_pixels(self) -> None:
@@ -195,8 +196,8 @@ class LastStage(LeadingRunner):
                 self._untold.append(drawn := _drawn_by(computed))
                 if self._shares:
                     self._group.send(messages.DREW, messages.encode(drawn))
-            if self.late is not None:
-                self.late.computed()
+            for each in self.late:
+                each.computed()
             if self._proposing is not None:
                 self._proposing.computed(computed, drawn)
             if pending.ticket is ticket:
@@ -296,12 +297,18 @@ class LeadingHome(Home):
         with self.group.changing(change):
             return open_store(opened, plan, groups, places, sessions, self._shared)
 
-    def _shared(self, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
-        """Return the store of all ranks, from this one's."""
+    def _shared(self, halves: Sequence[Half]) -> Sequence[Half]:
+        """Return the stores of all ranks, from this one's."""
         if self.last is not None:
-            self.last.late, built = LateBlocks.of(built)
-        kind = SharedLink if isinstance(built[0], LinkIndex) else SharedStore
-        return kind.of(self.group, built)
+            self.last.late = [LateBlocks.of(each) for each in halves]
+            halves = [(late, late) for late in self.last.late]
+        stores = [
+            (SharedLink if isinstance(each[0], LinkIndex) else SharedStore).of(self.group, each)
+            for each in halves
+        ]
+        if len(stores) > 1:
+            stores[0].join(stores[1])
+        return [(store, store) for store in stores]
 
     def settle(self) -> None:
         if self.last is not None:

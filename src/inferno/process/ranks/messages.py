@@ -96,6 +96,8 @@ class StoreCall:
     """Under which all ranks ask for a prompt."""
     error: str = ""
     """Why a prompt could not be computed."""
+    linked: bool = False
+    """Of two stores, whether it is for the link and not for the tiers."""
 
 
 @frozen

@@ -95,15 +95,15 @@ class LateRunner(FollowingRunner):
         self._pending = deque[tuple[Step, Drafts]]()
         self._computed = deque[LaunchedStep]()
         """Those whose tokens are not known."""
-        self.late: LateBlocks | None = None
-        """This rank's parts of stored blocks, if there are any."""
+        self.late: Sequence[LateBlocks] = ()
+        """This rank's stores of blocks."""
 
     def begin(self, step: Step, told: Callable[[Drafts], Drafts] | None) -> None:
         """Propose a step's drafts with the other ranks, and take those that are `told`."""
         drafts = self._proposing.launched(step)
         self._pending.append((step, drafts if told is None else told(drafts)))
-        if self.late is not None:
-            self.late.launched()
+        for each in self.late:
+            each.launched()
 
     def proposed(self, step: Step) -> Drafts:
         """Return none: `begin` has asked the proposer."""
@@ -114,8 +114,8 @@ class LateRunner(FollowingRunner):
         step, drafts = self._pending.popleft()
         self.read_adapters(step)
         self._computed.append(self.launch(step, lambda proposed: drafts))
-        if self.late is not None:
-            self.late.computed()
+        for each in self.late:
+            each.computed()
 
     def learn(self, drawn: messages.Drawn) -> None:
         super().learn(drawn)

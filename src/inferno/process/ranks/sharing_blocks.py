@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from socket import socket, socketpair
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.contracts import Mover, Placed, StoreIndex, StoreUsage, TieredIndex
 from inferno.contracts.cache_events import Tier
@@ -70,6 +71,8 @@ class Fetch:
 class SharedStore:
     """Both halves of rank 0's store (`StoreIndex`, `Mover`), together with those of the others."""
 
+    is_link: ClassVar[bool] = False
+    """Whether it links instances, rather than keeping blocks."""
     others: Others
     index: StoreIndex
     mover: Mover
@@ -84,19 +87,29 @@ class SharedStore:
     """By key, the groups whose parts another rank has lost: a set of bits."""
     _waits: selectors.DefaultSelector = field(factory=selectors.DefaultSelector, init=False)
     _changed: Callable[[bytes], object] = field(default=lambda key: None, init=False)
+    _beside: SharedStore | None = field(default=None, init=False)
+    """The other one of tiers and a link, for which the same others say things too."""
+    _bell: tuple[socket, socket] = field(factory=socketpair, init=False)
+    """The second one is readable when something was heard outside of `poll` that this tells."""
 
     @classmethod
-    def of(cls, others: Others, built: tuple[StoreIndex, Mover]) -> tuple[StoreIndex, Mover]:
+    def of(cls, others: Others, built: tuple[StoreIndex, Mover]) -> SharedStore:
         """Return the store of all ranks, from the first one's, which was built here."""
-        kind = SharedTiers if isinstance(built[0], TieredIndex) else cls
-        shared = kind(others, *built)
-        return shared, shared
+        return (SharedTiers if isinstance(built[0], TieredIndex) else cls)(others, *built)
 
     def __attrs_post_init__(self) -> None:
         self.usage = self.index.usage
+        for end in self._bell:
+            end.setblocking(False)
+        self._waits.register(self._bell[1], selectors.EVENT_READ)
         self._waits.register(self.others.descriptor, selectors.EVENT_READ)
         if (handle := self.mover.fileno()) is not None:
             self._waits.register(handle, selectors.EVENT_READ)
+
+    def join(self, other: SharedStore) -> None:
+        """Be one of two stores of the same ranks, with one series of numbers: whichever hears the
+        others tells both."""
+        self._beside, other._beside, other._numbers = other, self, self._numbers
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
@@ -168,7 +181,9 @@ class SharedStore:
 
     def poll(self) -> Sequence[str]:
         here = {*self.mover.poll()}
-        self._hear()
+        with suppress(BlockingIOError):
+            self._bell[1].recv(1 << 10)
+        self._hear(polled=self)
         ended = dict[str, None]()
         for number, fetch in [*self._fetches.items()]:
             fetch.ended |= fetch.owner in here
@@ -193,28 +208,41 @@ class SharedStore:
         if not closing:
             self.mover.close()
         self._waits.close()
+        for end in self._bell:
+            end.close()
 
     # --- the others -------------------------------------------------------------------------------
 
     def _tell(self, call: StoreCall) -> None:
         if not self.others.is_over:
+            call = evolve(call, linked=self.is_link)
             with suppress(EOFError):  # the next step says why
                 self.others.send(messages.STORE, messages.encode(call))
 
-    def _hear(self) -> None:
-        """Take what the others have said. Raises what has ended one of them."""
+    def _hear(self, polled: SharedStore | None = None) -> None:
+        """Take what the others have said, here and in the store beside this one. The one that is
+        `polled` tells it now. Raises what has ended one of the others."""
         for told in self.others.take_told():
-            if isinstance(told, Asked):
-                self._take_asked(told)
-            elif (fetch := self._fetches.get(told.number)) is not None:  # else it was released
-                fetch.left -= 1
-                for first, length, groups in told.lost:
-                    for key, wanted in fetch.wanted[first : first + length]:
-                        fetch.lost.update(parts_of(key, groups & wanted))
+            for store in (self, self._beside):
+                if store is not None and store._take(told) and store is not polled:
+                    with suppress(BlockingIOError):  # then it rings already
+                        store._bell[0].send(b"\0")
+
+    def _take(self, told: Fetched | Asked) -> bool:
+        """Take what was said, and return whether it answers a fetch of this store."""
+        if isinstance(told, Asked):
+            self._take_asked(told)
+            return False
+        if (fetch := self._fetches.get(told.number)) is None:  # it was released, or is the other's
+            return False
+        fetch.left -= 1
+        for first, length, groups in told.lost:
+            for key, wanted in fetch.wanted[first : first + length]:
+                fetch.lost.update(parts_of(key, groups & wanted))
+        return True
 
     def _take_asked(self, told: Asked) -> None:
-        """Take note of what another instance has asked a rank for."""
-        raise AssertionError("of stores that link instances")
+        """Take note of what another instance has asked a rank for, if this is a link."""
 
     def _is_vain(self, fetch: Fetch) -> bool:
         """Whether a fetch need not be waited for."""

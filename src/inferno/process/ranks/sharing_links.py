@@ -38,6 +38,7 @@ class _Ask(Fetch):
 class SharedLink(SharedStore):
     """Both halves of rank 0's end (`LinkIndex`, `Mover`), together with those of the others."""
 
+    is_link = True
     _asked: dict[str, LinkedPrompt] = field(factory=dict, init=False)
     """Prompts of the other end that wait until all ranks were asked for them."""
     _ranks: defaultdict[str, set[int]] = field(factory=lambda: defaultdict(set), init=False)
