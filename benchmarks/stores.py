@@ -1,11 +1,13 @@
 """How fast a store moves blocks, beside plain copies of as many bytes, and what steps notice.
 
     python benchmarks/stores.py [MODEL] [--folder DIR] [--mib 256] [--turn 1500] [--prompts 1]
+        [--only copies|files|host|disk]
 
 Save and load are compared with one copy of memory, files with `dd` of the same sizes, in turns. The
 page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
 prompt, or several, is loaded from host memory and from disk while another sequence generates. Steps
-that compute prompts' last tokens are told apart: they would, wherever the others came from.
+that compute prompts' last tokens are told apart: they would, wherever the others came from. As many
+steps follow without a load, which says what the machine itself adds to the longest ones.
 
 On a busy machine only ratios mean something. Copies are of processor time; files of both: what the
 store takes includes the copy out of the cache, and checksums. Both write their files again and
@@ -51,16 +53,22 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--turn", type=int, default=1500, help="tokens of a loaded prompt")
     parser.add_argument("--prompts", type=int, default=1, help="how many are loaded at once")
+    parser.add_argument("--only", choices=("copies", "files", "host", "disk"))
     args = parser.parse_args()
+    parts = ("copies", "files", "host", "disk") if args.only is None else (args.only,)
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         sleep_at_barriers()  # as an engine process does: read when torch is imported, so anew
         os.execv(sys.executable, [sys.executable, *sys.argv])
     count = (args.mib << 20) // (PIECES * PIECE)
-    for name, places in (("in order", range(count)), ("scattered", _scattered(count))):
-        copies(name, list(places))
+    if "copies" in parts:
+        for name, places in (("in order", range(count)), ("scattered", _scattered(count))):
+            copies(name, list(places))
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        files(list(range(count)), Path(folder))
-        steps(args.model, Path(folder), args.turn, args.prompts)
+        if "files" in parts:
+            files(list(range(count)), Path(folder))
+        for tier in ("host", "disk"):
+            if tier in parts:
+                steps(args.model, Path(folder), args.turn, args.prompts, tier)
 
 
 def _scattered(count: int) -> list[int]:
@@ -210,8 +218,8 @@ def report(title: str, nbytes: int, took: dict[str, list[float]], base: str) -> 
         print(f"  {name:10} {nbytes / median / 1e9:6.2f} GB/s   {reference / median:5.2f} x")
 
 
-def steps(model: str, folder: Path, turn: int, count: int) -> None:
-    """Print the steps of one sequence while others' prompts are loaded."""
+def steps(model: str, folder: Path, turn: int, count: int, tier: str) -> None:
+    """Print the steps of one sequence while others' prompts are loaded from a tier."""
     options: dict[str, Any] = {
         "device": "cpu",
         "max_num_seqs": count + 3,
@@ -219,36 +227,35 @@ def steps(model: str, folder: Path, turn: int, count: int) -> None:
         "max_model_len": turn + 600,
     }
     kv = str(folder / "kv")
+    options |= {"cpu_mem_fold": 1.0} if tier == "host" else {"kv_store": kv}
     draw = torch.Generator().manual_seed(0)
     prompts = torch.randint(1000, 40_000, (count, turn), generator=draw).tolist()
-    for where, tier in (("host memory", {"cpu_mem_fold": 1.0}), ("disk", {"kv_store": kv})):
-        options |= tier
+    with open_model(model, Options(**options)) as opened:
+        engine = Engine.load(opened)
+    for prompt in prompts:
+        ask(engine, "prompt", prompt, 2)
+        drain(engine)
+    if tier == "disk":
+        engine.close()
+        forget(list(Path(kv).rglob("parts")))
         with open_model(model, Options(**options)) as opened:
             engine = Engine.load(opened)
-        for prompt in prompts:
-            ask(engine, "prompt", prompt, 2)
-            drain(engine)
-        if where == "disk":
-            engine.close()
-            forget(list(Path(kv).rglob("parts")))
-            with open_model(model, Options(**options)) as opened:
-                engine = Engine.load(opened)
-        options.pop("cpu_mem_fold", None)
-        gc.collect()
-        gc.freeze()  # as an engine process does: else a step waits 0.2 s for the collector
-        for _ in range(3):  # the last time is told: shapes of steps are captured before
-            engine._scheduler._groups.reset()
-            before = engine.stats().store_loaded_bytes
-            told = while_loading(engine, prompts)
-        alone, loading, computing, waited, cpu = told
-        moved = engine.stats().store_loaded_bytes - before
-        engine.close()
-        print(
-            f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}, in ms:\n"
-            f"  before     {told_of(alone)}\n  meanwhile  {told_of(loading)}\n"
-            f"  with last tokens of prompts {1e3 * max(computing):.1f}, of {len(computing)}\n"
-            f"  all have begun after {waited:.2f} s; waiting alone takes {cpu:.1%} of a core"
-        )
+    gc.collect()
+    gc.freeze()  # as an engine process does: else a step waits 0.2 s for the collector
+    for _ in range(3):  # the last time is told: shapes of steps are captured before
+        engine._scheduler._groups.reset()
+        before = engine.stats().store_loaded_bytes
+        told = while_loading(engine, prompts)
+    alone, loading, after, computing, waited, cpu = told
+    moved = engine.stats().store_loaded_bytes - before
+    engine.close()
+    print(
+        f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {tier}, in ms:\n"
+        f"  before     {told_of(alone)}\n  meanwhile  {told_of(loading)}\n"
+        f"  after      {told_of(after)}\n"
+        f"  with last tokens of prompts {1e3 * max(computing):.1f}, of {len(computing)}\n"
+        f"  all have begun after {waited:.2f} s; waiting alone takes {cpu:.1%} of a core"
+    )
 
 
 def told_of(seconds: list[float]) -> str:
@@ -264,10 +271,10 @@ def told_of(seconds: list[float]) -> str:
 
 def while_loading(
     engine: Engine, prompts: list[list[int]]
-) -> tuple[list[float], list[float], list[float], float, float]:
-    """Return the steps alone, those while prompts are loaded, those of them that compute
-    tokens of prompts apart, the seconds to the last prompt's first token, and the processor time of
-    a wait without anything to run."""
+) -> tuple[list[float], list[float], list[float], list[float], float, float]:
+    """Return the steps alone, those while prompts are loaded, as many alone after them, those
+    meanwhile that compute tokens of prompts, the seconds to the last prompt's first token, and the
+    processor time of a wait without anything to run."""
     ask(engine, "running", [5, 6, 7], len(prompts[0]) + 500)
     alone = [timed(engine.step, time.perf_counter) for _ in range(300)]
     for i, prompt in enumerate(prompts):
@@ -281,6 +288,7 @@ def while_loading(
         (loading if engine.stats().step_tokens - before < 2 else computing).append(took)
         waiting -= sum(output.request_id.startswith("late") for output in outputs)
     waited = time.perf_counter() - start
+    after = [timed(engine.step, time.perf_counter) for _ in loading]
     engine.abort("running")
     drain(engine)
     engine._scheduler._groups.reset()
@@ -294,7 +302,7 @@ def while_loading(
         cpu = (time.thread_time() - used) / waited_for if waited_for > 1e-3 else 0.0
         engine.step()  # the last one computes
     drain(engine)
-    return alone, loading, computing, waited, cpu
+    return alone, loading, after, computing, waited, cpu
 
 
 def drain(engine: Engine) -> None:
