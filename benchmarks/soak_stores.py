@@ -1,7 +1,9 @@
 """Conversations with a store of blocks on disk, while its engine process is killed again and again.
 
     python benchmarks/soak_stores.py [MODEL] [--seconds 180] [--kill-every 10] [--clients 3]
+        [--apart]
 
+With `--apart`, another server computes its prompts, and their engine processes are killed by turns.
 Each answer must be the one of a server without a store. In the end the folder must be within its
 limit, and have nothing of the other layout that was there at the start, no half of a file and no
 damaged one; the server's memory and descriptors must not have grown, nor those of its engine
@@ -16,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import signal
 import sys
 import tempfile
@@ -23,6 +26,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -70,6 +74,8 @@ class Run:
     server: int
     folder: Path
     seconds: float
+    prefilling: int | None = None
+    """The server that computes prompts for it."""
     started: float = field(factory=perf_counter)
     counts: Counter[str] = field(factory=Counter)
     wrong: list[str] = field(factory=list)
@@ -122,14 +128,17 @@ class Run:
             await asyncio.sleep(0.5)
 
     async def _kill(self, every: float) -> None:
-        """Kill each engine so long after its first answer, at whatever it does then."""
+        """Kill each engine so long after its first answer, at whatever it does then: those of both
+        servers by turns."""
+        turns = cycle([self.server, *([] if self.prefilling is None else [self.prefilling])])
         while not self.over:
             answers = self.counts["answers"]
             while self.counts["answers"] == answers and not self.over:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(every)
-            for pid in engines(self.server):
-                self.ended.append(sample(pid))
+            for pid in engines(server := next(turns)):
+                if server == self.server:
+                    self.ended.append(sample(pid))
                 os.kill(pid, signal.SIGKILL)
                 self.counts["kills"] += 1
 
@@ -249,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--kill-every", type=float, default=10, help="after its first answer")
     parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="Another server computes prompts.")
     options = parser.parse_args(arguments)
     server, url, _ = serve(options.model, *SIZES)
     try:
@@ -259,24 +269,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(folder)
-        stored = ("--kv-store", name, "--kv-store-size", str(LIMIT))
+        stored = ["--kv-store", name, "--kv-store-size", str(LIMIT)]
+        link, servers = f"shm://soak-{secrets.token_hex(4)}", []
+        if options.apart:
+            servers.append(serve(options.model, *SIZES, "--prefill-for", link)[0])
+            stored += ["--decode-with", link, "--pd-min-uncached", "64"]
         server, url, _ = serve(options.model, *SIZES, *stored)
-        run = Run(url, server.pid, folder, options.seconds)
+        prefilling = servers[0].pid if servers else None
+        run = Run(url, server.pid, folder, options.seconds, prefilling)
+        servers.append(server)
         try:
             asyncio.run(run.go(conversations, options.clients, options.kill_every))
         finally:
-            server.terminate()
-            server.wait(60)
+            for each in servers:
+                each.terminate()
+                each.wait(60)
         counts = run.counts
         print(
             f"{counts['answers']} answers, {len(run.wrong)} of them wrong, {counts['kills']} kills,"
         )
         print(f"{counts['kills']} kills; {counts['failed']} requests ended, or found no engine")
-        print(f"tokens found: {counts['memory']} in memory, {counts['disk']} on disk")
+        found = ", ".join(f"{counts[tier]} {tier}" for tier in ("memory", "disk", "remote"))
+        print(f"tokens found: {found}")
         print(f"largest folder: {run.largest / 2**20:.1f} MiB")
         problems = faults(run)
     problems += ["nothing came from disk"] if not counts["disk"] else []
     problems += ["the engine was never killed"] if not counts["kills"] else []
+    problems += ["no prompt came"] if options.apart and not counts["remote"] else []
     sys.exit("\n".join(problems) or None)
 
 

@@ -49,6 +49,7 @@ def test_every_kind_of_cache_is_kept_by_all_ranks_of_both_ends(
     prompts = [*PROMPTS, PROMPTS[0][:70] + PROMPTS[1][:40]]
     pairs = [(prompt, params) for prompt in prompts for params in (GREEDY, SEEDED)]
     right = [ask(one, prompt, params)[0] for prompt, params in pairs]
+    one.close()
     options |= {"ranks": 3 - pp, "pp": pp}
     here, there = ({"kv_store": str(tmp_path / end)} for end in ("here", "there"))
     for start in range(2):

@@ -156,6 +156,7 @@ def test_every_kind_of_cache_gives_the_tokens_of_one_process(
     prompts = [*PROMPTS, PROMPTS[0][:70] + PROMPTS[1][:40]]
     pairs = [(prompt, params) for prompt in prompts for params in (GREEDY, SEEDED)]
     right = [ask(one, prompt, params)[0] for prompt, params in pairs]
+    one.close()
     with apart(links, ref, url, **options) as (prefiller, engine):
         assert isinstance(prefiller.link, SharedLink)
         for (prompt, params), tokens in zip(pairs, right, strict=True):
