@@ -104,6 +104,12 @@ def test_the_tiers_that_tokens_came_from_are_named() -> None:
     assert body["reason"].endswith(
         "Of the cached tokens, 3 from host memory and 2 from disk were loaded."
     )
+    request.num_host, request.num_remote = 1, 3
+    body = explain(history(seen("1", "abcdefgh"), request), request)
+    assert body["cached_tokens_details"] == {"memory": 0, "host": 1, "disk": 2, "remote": 3}
+    assert body["reason"].endswith(
+        "1 from host memory, 2 from disk and 3 from another instance were loaded."
+    )
 
 
 def test_the_output_of_the_earlier_request_is_part_of_it() -> None:

@@ -43,7 +43,9 @@ class Seen:
     num_host: int = 0
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0
-    """And from disk."""
+    """From disk."""
+    num_remote: int = 0
+    """And from another instance."""
     at: float = field(factory=time.time)
 
     @property
@@ -132,16 +134,24 @@ def explain(
 
 def _tiers(seen: Seen) -> dict[str, dict[str, int]]:
     """Return where cached tokens came from, if a store had some, as `usage` does."""
-    if not (seen.num_host or seen.num_disk):
+    stored = seen.num_host + seen.num_disk + seen.num_remote
+    if not stored:
         return {}
-    memory = (seen.num_cached or 0) - seen.num_host - seen.num_disk
+    memory = (seen.num_cached or 0) - stored
     tiers = {"memory": memory, "host": seen.num_host, "disk": seen.num_disk}
+    if seen.num_remote:
+        tiers["remote"] = seen.num_remote
     return {"cached_tokens_details": tiers}
 
 
 def _came_from(seen: Seen) -> str:
-    named = [(seen.num_host, "host memory"), (seen.num_disk, "disk")]
-    came = " and ".join(f"{count} from {tier}" for count, tier in named if count)
+    named = [
+        (seen.num_host, "host memory"),
+        (seen.num_disk, "disk"),
+        (seen.num_remote, "another instance"),
+    ]
+    *others, last = [f"{count} from {tier}" for count, tier in named if count] or [""]
+    came = f"{', '.join(others)} and {last}" if others else last
     return f" Of the cached tokens, {came} were loaded." if came else ""
 
 

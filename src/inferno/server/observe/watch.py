@@ -35,7 +35,7 @@ class _Watch:
         self._owner = record.owner if record is not None else ""
         self._outputs: dict[int, list[int]] = {}
         self._cached: dict[int, int] = {}
-        self._stored = 0, 0
+        self._stored = 0, 0, 0
         self._ended = False
         prompt = prepared.prompts[0]
         self._seen = Seen(
@@ -58,13 +58,14 @@ class _Watch:
             if output == 0:
                 self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
                 if prompt == 0:
-                    self._stored = max(self._stored, (delta.num_host, delta.num_disk))
+                    stored = delta.num_host, delta.num_disk, delta.num_remote
+                    self._stored = max(self._stored, stored)
             if delta.token_ids:
                 self._outputs.setdefault(delta.index, []).extend(delta.token_ids)
             if delta.finish_reason in ("stop", "length", "tool_calls"):
                 self._note_turn(delta.index)
         self._seen.num_cached = self._cached.get(0)
-        self._seen.num_host, self._seen.num_disk = self._stored
+        self._seen.num_host, self._seen.num_disk, self._seen.num_remote = self._stored
 
     def end(self) -> None:
         """The generation has ended, or its client is gone. Later calls do nothing."""
