@@ -123,7 +123,24 @@ def test_a_prompt_that_nobody_takes_is_computed_here(end: End, cause: str) -> No
     assert end.near(*KEYS[:2]) == [BOTH, 0] and end.index.usage.fallbacks == {cause: 1}
 
 
-@pytest.mark.parametrize("cause", ["late", "failed", "short"])
+def test_a_prompt_that_fails_comes_whole_from_another_instance(end: End) -> None:
+    """Some of what has come may be wrong, and the instance may fail with every prompt."""
+    assert end.ask("0", KEYS[:2]) is end.a
+    end.comes(0, [0])
+    assert end.ends(0, "failed") == [] and end.near(KEYS[0]) == [0]
+    [again] = end.b.asked
+    assert again.message.wanted == [BOTH, BOTH]
+    end.comes(0, [0, 1])
+    assert end.ends(0) == ["0"] and end.near(*KEYS[:2]) == [BOTH, BOTH]
+    assert end.index.usage.fallbacks == {}
+    end.index.release("0")
+    assert end.ask("1", KEYS[:2]) is end.b
+    end.comes(1, [0])
+    assert end.ends(1, "failed") == [] and end.ends(1, "failed") == ["1"]
+    assert end.near(KEYS[0]) == [0] and end.index.usage.fallbacks == {"failed": 1}
+
+
+@pytest.mark.parametrize("cause", ["late", "short"])
 def test_no_other_instance_is_asked_where_it_could_not_help(end: End, cause: str) -> None:
     end.ask("0", KEYS[:3])
     assert end.ends(0, cause) == ["0"] and not end.b.asked

@@ -20,8 +20,8 @@ from inferno_disaggregated.pieces import Bytes, GroupCopies
 MOST_PROMPTS = 32
 """Most prompts on their way, for each instance that there is: further ones are computed here."""
 AGAIN = ("lost", "full", "refused")
-"""Causes for which another instance is asked for the rest of a prompt. After `late` no time is
-left, and a prompt that `failed`, for instance with NaN, would most likely fail in any instance."""
+"""Causes for which another instance is asked for the rest of a prompt, and after `failed` for all
+of it. After `late` no time is left."""
 Place = tuple[Bytes, int]
 """A row of parts."""
 
@@ -35,8 +35,10 @@ class Coming:
     keys: Sequence[bytes]
     nbytes: int
     """Of all that was asked for."""
+    lacking: Sequence[int]
+    """Of each block, the groups that were asked for."""
     wanted: list[int]
-    """Of each block, the groups that have not come."""
+    """Those of them that have not come."""
     deadline: float
     asked: list[Instance] = field(factory=list)
     """The instances that were asked, one after another."""
@@ -85,7 +87,8 @@ class Decoding:
             self._fall_back("busy")
             return False
         deadline = time.monotonic() + self.link.timeout
-        coming = Coming(prompt, next(self._numbers), keys, nbytes, [*wanted], deadline)
+        number = next(self._numbers)
+        coming = Coming(prompt, number, keys, nbytes, [*wanted], [*wanted], deadline)
         if not self._send(coming):
             self._fall_back("not connected")  # lost since the check above
             return False
@@ -224,14 +227,16 @@ class Decoding:
         """Note that no more of a prompt comes from the instance asked last, and ask another one for
         the rest if the cause allows."""
         coming.asked[-1].ended(coming.number, coming.keys, cause)
-        if cause in AGAIN and any(coming.wanted) and self._send(coming):
+        fails = cause == "failed" and coming.holders == {coming.prompt.id}
+        if fails:  # what has come may be as wrong
+            self._discard(coming)
+            coming.wanted = [*coming.lacking]
+        if (fails or cause in AGAIN) and any(coming.wanted) and self._send(coming):
             return
         coming.ended = True
         self._ended.append(coming.prompt.id)
         if cause:
             self._fall_back(cause)
-        if cause == "failed" and coming.holders == {coming.prompt.id}:
-            self._discard(coming)
 
     def _came(self, coming: Coming, came: Came) -> None:
         if came.parts is None:
