@@ -1,10 +1,11 @@
 """How fast a store moves blocks, beside plain copies of as many bytes, and what steps notice.
 
     python benchmarks/stores.py [MODEL] [--folder DIR] [--mib 256] [--turn 1500] [--prompts 1]
-        [--only copies|files|host|disk]
+        [--only copies|files|turns|host|disk]
 
 Save and load are compared with one copy of memory, files with `dd` of the same sizes, in turns. The
-page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then a long
+page cache is dropped for the files read (`posix_fadvise`) where the system does so. Then the second
+turn of a conversation that memory has lost is computed, or begins from a tier. Then a long
 prompt, or several, is loaded from host memory and from disk while another sequence generates. Steps
 that compute prompts' last tokens are told apart: they would, wherever the others came from. As many
 steps follow without a load, which says what the machine itself adds to the longest ones.
@@ -44,6 +45,8 @@ from inferno_offload.store import Store, build
 PIECES, PIECE = 56, 32 << 10
 """A block of Qwen3-0.6B in bfloat16: keys and values of 28 layers."""
 ROUNDS = 5
+LENGTH = 4000
+"""Tokens of a conversation."""
 
 
 def main() -> None:
@@ -53,9 +56,10 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--turn", type=int, default=1500, help="tokens of a loaded prompt")
     parser.add_argument("--prompts", type=int, default=1, help="how many are loaded at once")
-    parser.add_argument("--only", choices=("copies", "files", "host", "disk"))
+    every = ("copies", "files", "turns", "host", "disk")
+    parser.add_argument("--only", choices=every)
     args = parser.parse_args()
-    parts = ("copies", "files", "host", "disk") if args.only is None else (args.only,)
+    parts = every if args.only is None else (args.only,)
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         sleep_at_barriers()  # as an engine process does: read when torch is imported, so anew
         os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -66,6 +70,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         if "files" in parts:
             files(list(range(count)), Path(folder))
+        if "turns" in parts:
+            turns(args.model, Path(folder))
         for tier in ("host", "disk"):
             if tier in parts:
                 steps(args.model, Path(folder), args.turn, args.prompts, tier)
@@ -216,6 +222,42 @@ def report(title: str, nbytes: int, took: dict[str, list[float]], base: str) -> 
     for name, seconds in took.items():
         median = statistics.median(seconds[-ROUNDS:])
         print(f"  {name:10} {nbytes / median / 1e9:6.2f} GB/s   {reference / median:5.2f} x")
+
+
+def turns(model: str, folder: Path) -> None:
+    """Print how soon a second turn begins that memory has lost: computed, and from each tier."""
+    kv = str(folder / "turns")
+    options: dict[str, Any] = {"device": "cpu", "memory": "2GiB", "max_model_len": LENGTH + 100}
+    tiers: dict[str, dict[str, Any]] = {
+        "computed": {},
+        "from host memory": {"cpu_mem_fold": 1.0},
+        "from disk": {"kv_store": kv},
+    }
+    draw = torch.Generator().manual_seed(0)
+    first, *rest = torch.randint(1000, 40_000, (ROUNDS + 1, LENGTH), generator=draw).tolist()
+    print(f"\na second turn after {LENGTH} tokens, medians of {ROUNDS}")
+    reference = 0.0
+    for name, tier in tiers.items():
+        with open_model(model, Options(**options, **tier)) as opened:
+            engine = Engine.load(opened)
+        ask(engine, "first", first, 2)
+        drain(engine)
+        took = list[float]()
+        for turn, said in enumerate(rest):
+            if name == "from disk":
+                engine.close()
+                forget(list(Path(kv).rglob("parts")))
+                with open_model(model, Options(**options, **tier)) as opened:
+                    engine = Engine.load(opened)
+            ask(engine, f"short {turn}", said[40:90], 2)  # shapes of steps are captured before
+            drain(engine)
+            engine._scheduler._groups.reset()
+            ask(engine, f"second {turn}", first + said[:40], 1)
+            took.append(timed(partial(drain, engine), time.perf_counter))
+        engine.close()
+        median = statistics.median(took)
+        reference = reference or median
+        print(f"  {name:16} begins after {median:6.3f} s   {reference / median:5.1f} x")
 
 
 def steps(model: str, folder: Path, turn: int, count: int, tier: str) -> None:
