@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, evolve
+from tests.process import test_late_store
 from tests.process.test_shared_link import RANKS, plugin_of, shared_by_threads
 from tests.process.test_shared_store import Follower, Stepped, Threads
 from tests.stores import test_stacked
@@ -22,6 +24,7 @@ from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.process.ranks.sharing_links import SharedLink
 from inferno.process.ranks.wire import Wire
 from inferno.stores.stacked import Half, Stacked, StackedTiers
+from inferno.testing import alike
 from inferno.testing.block_store import KEYS
 from inferno.testing.link_store import Ends, until
 
@@ -145,6 +148,51 @@ class TestDecodingRanks(test_stacked.TestDecodingEnd):
 
 class TestLateDecodingRanks(TestDecodingRanks):
     late = True
+
+
+class Lates(list[LateBlocks]):
+    """Both stores of a rank (`StagedMachine.shared`)."""
+
+    @property
+    def late(self) -> Lates:
+        return self
+
+    def launched(self) -> None:
+        for each in self:
+            each.launched()
+
+    def computed(self) -> None:
+        for each in self:
+            each.computed()
+
+
+class StagedLinkedMachine(test_late_store.StagedMachine, test_stacked.LinkedMachine):
+    """Histories of the last stage's first rank, with a link beside its tiers."""
+
+    shared: Any = None
+
+    def stacked(self, tiers: Half, link: Half) -> test_stacked.Recorded:
+        self.shared = Lates(map(LateBlocks.of, (tiers, link)))
+        kept, linked = self.shared
+        none = test_late_store.NoOthers()
+        one, other = SharedStore.of(none, (kept, kept)), SharedLink.of(none, (linked, linked))
+        one.join(other)
+        here = tiers[0], link[0]
+        return test_stacked.Recorded(one, one, other, other, self.sends, here)
+
+
+class StagedSendingMachine(StagedLinkedMachine, test_stacked.SendingMachine):
+    """The same of one that computes prompts for others."""
+
+
+@alike
+@pytest.mark.parametrize("groups", test_late_store.GROUPS)
+@pytest.mark.parametrize("machine", [StagedLinkedMachine, StagedSendingMachine])
+def test_right_content_with_steps_in_flight(
+    machine: type[StagedLinkedMachine], groups: str, tmp_path: Path
+) -> None:
+    made = test_late_store.GROUPS[groups]
+    assert test_stacked.run_histories(machine, made, tmp_path) > 0, "nothing came or was sent"
 
 
 def link_ends(ends: Ends) -> list[Any]:

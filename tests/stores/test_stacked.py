@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +23,11 @@ from inferno.contracts import (
     StoreIndex,
     StoreNeed,
 )
+from inferno.core.kvcache import CacheGroup
 from inferno.stores import NoStore
 from inferno.stores.keys import extend_keys
 from inferno.stores.linked import Decoding, Prefilling
-from inferno.stores.stacked import Stacked, StackedTiers
+from inferno.stores.stacked import Half, Stacked, StackedTiers
 from inferno.testing import LinkTests, StoreTests, alike
 from inferno.testing.block_store import KEYS, SIZES, Filled
 from inferno.testing.cache_policy import BLOCK_SIZE, GROUPS, VOCAB_SIZE
@@ -172,7 +173,7 @@ class Recorded(StackedTiers):
 
     def save(self, saves: Sequence[Placed]) -> None:
         for placed in saves:
-            self.link_index.record(placed)  # type: ignore[attr-defined]  # a pretended link
+            self.here[1].record(placed)  # type: ignore[attr-defined]  # a pretended link
         super().save(saves)
 
 
@@ -189,7 +190,7 @@ class LinkedMachine(StoreMachine):
 
         def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
             link = PretendedLink(len(need.sizes), state)
-            built = Recorded(*tiers.build(need), link, link, self.sends)
+            built = self.stacked(tiers.build(need), (link, link))
             self.link = link
             return built, built
 
@@ -205,6 +206,9 @@ class LinkedMachine(StoreMachine):
             store = Decoding(*given, terms=terms)
         store.speeds = _Fickle(self.built[0].usage)
         return store
+
+    def stacked(self, tiers: Half, link: Half) -> Recorded:
+        return Recorded(*tiers, *link, self.sends)
 
     def teardown(self) -> Any:
         super().teardown()
@@ -227,21 +231,23 @@ class SendingMachine(LinkedMachine):
 @alike
 @pytest.mark.parametrize("groups", GROUPS)
 def test_right_content_whatever_comes(groups: str, tmp_path: Path) -> None:
-    assert run_histories(LinkedMachine, groups, tmp_path) > 0, "nothing came"
+    assert run_histories(LinkedMachine, GROUPS[groups], tmp_path) > 0, "nothing came"
 
 
 @alike
 @pytest.mark.parametrize("groups", GROUPS)
 def test_right_content_whatever_is_asked_for(groups: str, tmp_path: Path) -> None:
-    assert run_histories(SendingMachine, groups, tmp_path) > 0, "nothing was sent"
+    assert run_histories(SendingMachine, GROUPS[groups], tmp_path) > 0, "nothing was sent"
 
 
-def run_histories(machine: type[LinkedMachine], groups: str, folder: Path) -> int:
+def run_histories(
+    machine: type[LinkedMachine], groups: Callable[[], list[CacheGroup]], folder: Path
+) -> int:
     item = installed().named(BlockStore, "offload").item
     machine.moved.clear()
     folders = (folder / str(i) for i in range(1 << 30))
     run_state_machine_as_test(
-        lambda: machine(item, GROUPS[groups], next(folders), TestTiers, []),  # type: ignore[arg-type]  # whatever makes one will do
+        lambda: machine(item, groups, next(folders), TestTiers, []),  # type: ignore[arg-type]  # whatever makes one will do
         settings=settings(
             max_examples=15,
             stateful_step_count=30,
