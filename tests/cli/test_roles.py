@@ -25,18 +25,18 @@ from inferno.errors import OptionError
         ({"decode_with": "shm://a"}, {"decode_with": "shm://a"}),
     ],
 )
-def test_they_are_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_they_mean_prefill_for_and_decode_with(given: dict[str, Any], ours: dict[str, Any]) -> None:
     fold_roles(given)
     assert given == ours
 
 
-def test_a_url_alone_is_neither() -> None:
+def test_a_url_without_a_role_is_refused() -> None:
     with pytest.raises(OptionError, match="neither --pd-server nor --pd-client"):
         fold_roles({"pd_url": "shm://a"})
 
 
 @pytest.mark.slow
-def test_one_that_only_computes_prompts_has_no_port_and_ends_by_a_signal() -> None:
+def test_a_pd_server_has_no_port_and_ends_by_a_signal() -> None:
     pytest.importorskip("inferno_disaggregated")
     url = f"shm://test-{secrets.token_hex(6)}"
     command = [sys.executable, "-m", "inferno", "serve", "demo", "--pd-server", "--pd-url", url]

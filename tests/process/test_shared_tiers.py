@@ -23,7 +23,7 @@ from inferno.process.ranks.late_blocks import LateBlocks
 from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.process.ranks.sharing_links import SharedLink
 from inferno.process.ranks.wire import Wire
-from inferno.stores.stacked import Half, Stacked, StackedTiers
+from inferno.stores.stacked import Stacked, StackedTiers, StoreHalves
 from inferno.testing import alike
 from inferno.testing.block_store import KEYS
 from inferno.testing.link_store import Ends, until
@@ -45,13 +45,15 @@ class SteppingBoth(Stepped, StackedTiers):
 def of_ranks(tiers: BlockStore, link: BlockStore, *, late: bool) -> BlockStore:
     """Return a link whose decoding end has tiers on each rank."""
 
-    def halves(need: StoreNeed, rank: int) -> tuple[Sequence[Half], Sequence[Half]]:
+    def halves(need: StoreNeed, rank: int) -> tuple[Sequence[StoreHalves], Sequence[StoreHalves]]:
         """A rank's stores as they are told of steps, and as they are."""
         assert need.link is not None
         at = evolve(need.link, url=address_of(need.link.url, 0, RANKS, rank))
         kept = evolve(need, link=None, host_limit=1 << 20)
         here = [tiers.build(kept), link.build(evolve(need, link=at))]
-        told: list[Half] = [(store, store) for store in map(LateBlocks.of, here)] if late else here
+        told: list[StoreHalves] = (
+            [(store, store) for store in map(LateBlocks.of, here)] if late else here
+        )
         return told, here
 
     def follower(rank: int, need: StoreNeed) -> tuple[Follower, Wire]:
@@ -171,7 +173,7 @@ class StagedLinkedMachine(test_late_store.StagedMachine, test_stacked.LinkedMach
 
     shared: Any = None
 
-    def stacked(self, tiers: Half, link: Half) -> test_stacked.Recorded:
+    def stacked(self, tiers: StoreHalves, link: StoreHalves) -> test_stacked.Recorded:
         self.shared = Lates(map(LateBlocks.of, (tiers, link)))
         kept, linked = self.shared
         none = test_late_store.NoOthers()

@@ -22,11 +22,6 @@ from inferno.testing import alike
 __all__ = ["links", "right", "url"]
 
 
-def of_both(tmp_path: Path, **options: Any) -> dict[str, Any]:
-    """Options of both ends, of which each has a separate folder."""
-    return {"dtype": "float32", "kv_store": str(tmp_path), **options}
-
-
 @alike
 @pytest.mark.parametrize(
     ("name", "pp"),

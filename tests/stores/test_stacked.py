@@ -27,7 +27,7 @@ from inferno.core.kvcache import CacheGroup
 from inferno.stores import NoStore
 from inferno.stores.keys import extend_keys
 from inferno.stores.linked import Decoding, Prefilling
-from inferno.stores.stacked import Half, Stacked, StackedTiers
+from inferno.stores.stacked import Stacked, StackedTiers, StoreHalves
 from inferno.testing import LinkTests, StoreTests, alike
 from inferno.testing.block_store import KEYS, SIZES, Filled
 from inferno.testing.cache_policy import BLOCK_SIZE, GROUPS, VOCAB_SIZE
@@ -207,7 +207,7 @@ class LinkedMachine(StoreMachine):
         store.speeds = _Fickle(self.built[0].usage)
         return store
 
-    def stacked(self, tiers: Half, link: Half) -> Recorded:
+    def stacked(self, tiers: StoreHalves, link: StoreHalves) -> Recorded:
         return Recorded(*tiers, *link, self.sends)
 
     def teardown(self) -> Any:

@@ -85,8 +85,8 @@ class StoreIndex(Protocol):
         ...
 
     def note(self, placed: Placed) -> None:
-        """Note that the next step saves these parts. It may have some of them, which are then as
-        they were."""
+        """Note that the next step saves these parts. Those that the store already has stay as they
+        are."""
         ...
 
     def drop(self, key: bytes) -> None:

@@ -358,9 +358,8 @@ class LLM:
                 self._live[builder.request.id] = builder
 
     def _step(self, wanted: Sequence[OutputBuilder]) -> bool:
-        """Compute a step for all threads, unless those of others have completed all that is
-        wanted: then it returns False. While it sleeps, other threads than the one that sent it to
-        sleep wait."""
+        """Compute a step for all threads, and return True; False if all that is wanted is complete.
+        While the model sleeps, other threads than the one that sent it to sleep wait."""
         while True:
             with self._turns:
                 if all(builder.done for builder in wanted):

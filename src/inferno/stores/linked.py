@@ -52,12 +52,13 @@ class Linked(Storing):
 
     def take_news(self) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
         saves, loads = super().take_news()
-        for placed in loads if self.stacked is not None else ():
-            self.index.note(placed)  # tiers save what came, and a link what is kept
+        if self.stacked is not None:
+            for placed in loads:  # tiers save what came, and a link what is kept
+                self.stacked.note(placed)
         return saves, loads
 
     def drop_news(self) -> bool:
-        self.loads = []  # so that they are not noted
+        self.loads = []  # no step loads them, so `take_news` must not note them
         return super().drop_news()
 
     def gauge(self, stats: EngineStats) -> None:

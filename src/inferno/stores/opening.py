@@ -14,7 +14,7 @@ from inferno.stores.linked import Decoding, Prefilling
 from inferno.stores.no_store import NO_STORE, NoStore
 from inferno.stores.presence import NO_PRESENCE, NoPresence, Presence
 from inferno.stores.sessions import KeptSessions
-from inferno.stores.stacked import Half, Stacked
+from inferno.stores.stacked import Stacked, StoreHalves
 from inferno.stores.storing import Storing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def open_prefix(opened: Opened, plan: Plan) -> tuple[PrefixCache | None, Session
     return sessions.cache, sessions
 
 
-Share = Callable[[Sequence[Half]], Sequence[Half]]
+Share = Callable[[Sequence[StoreHalves]], Sequence[StoreHalves]]
 """Wraps stores, of whose blocks other ranks have parts."""
 
 
@@ -41,7 +41,7 @@ def open_store(
     groups: CacheGroups,
     places: Sequence[Places],
     sessions: Sessions | None = None,
-    share: Share = lambda halves: halves,
+    share: Share = lambda stores: stores,
 ) -> NoStore:
     """Return the plan's store, with its mover at these places, and with the sessions whose blocks
     it keeps. Raises OptionError if its folder cannot be used."""
@@ -58,7 +58,7 @@ def _open_store(
     if plan.store is None:
         return NO_STORE
     here, link = build_stores(opened, plan, places), plan.store.link
-    index, mover = one_of(plan, share(here), here)
+    index, mover = as_one(plan, share(here), here)
     sizes = tuple(group.unit_bytes for group in plan.groups)
     if link is None:
         return Storing(groups, index, mover, sizes)
@@ -71,7 +71,7 @@ def _open_store(
 
 def build_stores(
     opened: Opened, plan: Plan, places: Sequence[Places], hashes: Sequence[str] | None = None
-) -> list[Half]:
+) -> list[StoreHalves]:
     """Return the plan's stores, tiers before a link if there are both, with their movers at these
     places. `hashes` are those of the model's files, where another rank has computed them. Raises
     OptionError."""
@@ -79,28 +79,30 @@ def build_stores(
     assert use is not None, "a plan with a store"
     rank = opened.rank if plan.ranks is not None else None
     layout = layout_of(opened, plan, hashes or file_hashes(opened, plan))
-    halves = list[Half]()
+    stores = list[StoreHalves]()
     try:
         if tiers is not None:
-            halves.append(tiers.build(evolve(use.need(plan.groups, rank), layout=layout)))
+            stores.append(tiers.build(evolve(use.need(plan.groups, rank), layout=layout)))
         if link is not None:
-            halves.append(link.build(evolve(use.need_to_link(plan.groups, rank), layout=layout)))
+            stores.append(link.build(evolve(use.need_to_link(plan.groups, rank), layout=layout)))
     except BaseException:
-        for _, mover in halves:
+        for _, mover in stores:
             mover.close()
         raise
-    for _, mover in halves:
+    for _, mover in stores:
         mover.register([each.pieces for each in places])
-    return halves
+    return stores
 
 
-def one_of(plan: Plan, halves: Sequence[Half], here: Sequence[Half] = ()) -> Half:
-    """Return one store of a plan's tiers and link, or the only one that it has. `here` are those of
-    this rank alone."""
-    if len(halves) == 1:
-        return halves[0]
+def as_one(
+    plan: Plan, stores: Sequence[StoreHalves], here: Sequence[StoreHalves] = ()
+) -> StoreHalves:
+    """Return the plan's tiers and link as one store, or the only store that it has. `here` are
+    those of this rank alone, if there are others."""
+    if len(stores) == 1:
+        return stores[0]
     assert plan.store is not None, "a plan with two stores"
-    tiers, link = halves
+    tiers, link = stores
     stacked = Stacked.of(tiers, link, sends=plan.store.is_asked, here=here)
     return stacked, stacked
 

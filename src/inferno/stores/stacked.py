@@ -27,8 +27,8 @@ _OF_LINKS = ("fallbacks", "instances")
 """Fields of StoreUsage that only links fill."""
 
 
-Half = tuple[StoreIndex, Mover]
-"""A store: its index and its mover."""
+StoreHalves = tuple[StoreIndex, Mover]
+"""Both halves of a store: its index and its mover."""
 
 
 @define(eq=False)
@@ -41,8 +41,8 @@ class Stacked:
     the parts that were asked for. What one of the two loads, the other saves if it lacks it: both
     are told of all parts that a step saves or loads, and leave those that they have.
 
-    Of several ranks each has one. That of the first rank asks and tells all of them, and copies
-    here.
+    Each of several ranks has one. That of rank 0 asks and tells all ranks; each copies its own
+    parts.
     """
 
     tiers_index: StoreIndex
@@ -52,7 +52,7 @@ class Stacked:
     sends: bool
     """Whether the link is the end that computes prompts."""
     here: tuple[StoreIndex, StoreIndex] = field()
-    """The indexes of tiers and link of this rank alone, as of the step that is computed."""
+    """The indexes of tiers and link of this rank alone, as they are when a step is computed."""
     _awaited: dict[str, set[str]] = field(factory=dict, init=False)
     """By owner, which of the two `poll` still waits for."""
     _waits: DefaultSelector = field(factory=DefaultSelector, init=False)
@@ -62,8 +62,10 @@ class Stacked:
         return self.tiers_index, self.link_index
 
     @classmethod
-    def of(cls, tiers: Half, link: Half, *, sends: bool, here: Sequence[Half] = ()) -> Stacked:
-        """Return one store of two. `here` are those of this rank alone, if there are others."""
+    def of(
+        cls, tiers: StoreHalves, link: StoreHalves, *, sends: bool, here: Sequence[StoreHalves] = ()
+    ) -> Stacked:
+        """Return one store of two. `here` are the two of this rank alone, if there are others."""
         kind = StackedTiers if isinstance(tiers[0], TieredIndex) else cls
         if not here:
             return kind(*tiers, *link, sends)
@@ -137,7 +139,7 @@ class Stacked:
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         """Hold parts that only the link has near, and fetch the others from the tiers."""
         both = self.tiers_index, self.link_index
-        come = [(key, groups & come_only(key, *both)) for key, groups in wanted]
+        come = [(key, groups & only_linked(key, *both)) for key, groups in wanted]
         held = [(key, groups) for key, groups in come if groups]
         pairs = zip(wanted, come, strict=True)
         others = [(key, rest) for (key, groups), (_, own) in pairs if (rest := groups & ~own)]
@@ -177,7 +179,7 @@ class Stacked:
             self.link_mover.save(saves)
 
     def load(self, loads: Sequence[Placed]) -> None:
-        come = [(placed, placed.groups & come_only(placed.key, *self.here)) for placed in loads]
+        come = [(placed, placed.groups & only_linked(placed.key, *self.here)) for placed in loads]
         if kept := [only(each, rest) for each, own in come if (rest := each.groups & ~own)]:
             self.tiers_mover.load(kept)
         if own := [only(each, groups) for each, groups in come if groups]:
@@ -219,7 +221,7 @@ class StackedTiers(Stacked):
         self._tiered.watch(changed)
 
 
-def come_only(key: bytes, tiers: StoreIndex, link: StoreIndex) -> int:
+def only_linked(key: bytes, tiers: StoreIndex, link: StoreIndex) -> int:
     """Return the groups whose parts of a block only the link has near."""
     come = link.near(key)
     return come & ~tiers.near(key) if come else 0

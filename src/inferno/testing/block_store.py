@@ -131,10 +131,8 @@ class StoreTests(Installed):
         assert filled.index.groups_of(KEYS[0]) == 0
         filled.mover.close()
 
-    def test_what_it_has_may_be_among_what_is_saved(
-        self, item: BlockStore, need: StoreNeed
-    ) -> None:
-        """A store beside it may lack that."""
+    def test_saving_what_it_has_changes_nothing(self, item: BlockStore, need: StoreNeed) -> None:
+        """Another store that is told of the same saves may lack it."""
         filled = Filled(item.build(need))
         filled.save(KEYS[0], 3, None)
         filled.save(KEYS[0], 3, 5)

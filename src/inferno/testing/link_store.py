@@ -131,8 +131,8 @@ class LinkTests(Installed):
         ends.save(KEYS[0], 1)
         assert ends.there.index.groups_of(KEYS[0]) == BOTH
 
-    def test_what_nobody_wants_may_be_among_what_is_saved(self, ends: Ends) -> None:
-        """A store beside it may lack that."""
+    def test_saving_what_nobody_wants_sends_nothing(self, ends: Ends) -> None:
+        """Tiers that are told of the same saves may lack it."""
         ends.ask(KEYS[:1], [0b01])
         ends.there.save(KEYS[0], 3, 4)
         ends.there.save(KEYS[1], 5, 6)

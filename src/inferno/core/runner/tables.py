@@ -16,7 +16,7 @@ from inferno.contracts import Span
 from inferno.core.types import Step
 
 Array = np.ndarray[Any, Any]
-_FIRST = np.broadcast_to(0, 1)  # read-only
+_FIRST = np.broadcast_to(0, 1)  # the index of the only slice, read-only
 
 
 @define(eq=False)
@@ -165,8 +165,8 @@ class Tables:
         )
 
     def _one_token(self, step: Step, shift: int) -> StepArrays:
-        """The same for a single stream, without arithmetic on arrays of one element. Its blocks are
-        a view of the tables: `Inputs.write` copies them before these change."""
+        """Pack one token as `_one_token_each` does, without arithmetic on arrays. Its blocks are a
+        view of the tables: `Inputs.write` copies them before these change."""
         size, row, start = self.block_size, step.slices[0].row, step.slices[0].start
         stop, (index, offset) = start + 1, divmod(start, size)
         tables = [block_ids[row : row + 1, : index + 1] for block_ids in self.block_ids]

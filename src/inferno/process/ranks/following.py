@@ -31,7 +31,7 @@ from inferno.process.ranks.passing import Neighbours, build_of, meeting_by
 from inferno.process.ranks.proposing import is_late, is_shared
 from inferno.process.ranks.running import FollowingRunner, LateRunner, NoDrafts
 from inferno.process.ranks.sending_pixels import SentPixels
-from inferno.stores.opening import build_stores, one_of
+from inferno.stores.opening import as_one, build_stores
 from inferno.weights.adapters import Adapters
 from inferno.weights.kernels import ops_of
 from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model
@@ -140,12 +140,12 @@ class Follower:
         """Open the store of this rank's parts of blocks. Raises OptionError."""
         assert self.runner is not None, "its cache is there"
         opened, places = self.resident.opened, self.runner.cache.places
-        halves = here = build_stores(opened, opened.plan, places, hashes)
+        stores = here = build_stores(opened, opened.plan, places, hashes)
         if isinstance(self.runner, LateRunner):
             self.runner.late = [LateBlocks.of(each) for each in here]
-            halves = [(late, late) for late in self.runner.late]
-        one = one_of(opened.plan, halves, here)
-        self.kept = KeptLink.of(one) if len(halves) == 1 else KeptBoth.of(one, *halves)
+            stores = [(late, late) for late in self.runner.late]
+        one = as_one(opened.plan, stores, here)
+        self.kept = KeptLink.of(one) if len(stores) == 1 else KeptBoth.of(one, *stores)
         self.runner.mover = self.kept.mover
 
     def close_store(self) -> None:

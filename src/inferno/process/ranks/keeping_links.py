@@ -12,7 +12,7 @@ from inferno.contracts import LinkedPrompt, LinkIndex
 from inferno.core.types import Step
 from inferno.process.ranks.keeping_blocks import KeptBlocks
 from inferno.process.ranks.messages import Fetched, StoreCall
-from inferno.stores.stacked import Half
+from inferno.stores.stacked import StoreHalves
 
 
 @define(eq=False)
@@ -23,7 +23,7 @@ class KeptLink(KeptBlocks):
     """Asks that came to nothing at once."""
 
     @classmethod
-    def of(cls, built: Half) -> KeptBlocks:
+    def of(cls, built: StoreHalves) -> KeptBlocks:
         """Return a follower's store, which may link instances."""
         return (cls if isinstance(built[0], LinkIndex) else KeptBlocks)(*built)
 
@@ -74,15 +74,15 @@ class KeptLink(KeptBlocks):
 
 @define(eq=False)
 class KeptBoth(KeptBlocks):
-    """Tiers and an end of a link, which rank 0 tells apart. Steps save to both and load from both,
-    as one store (`stores.stacked`)."""
+    """Tiers and an end of a link. Rank 0 says for which of them a call is; steps save to both and
+    load from both, as one store (`stores.stacked`)."""
 
     tiers: KeptBlocks
     link: KeptBlocks
 
     @classmethod
-    def of(cls, one: Half, tiers: Half, link: Half) -> KeptBoth:
-        """Return a follower's store of two, which are `one` for steps."""
+    def of(cls, one: StoreHalves, tiers: StoreHalves, link: StoreHalves) -> KeptBoth:
+        """Return a follower's store of tiers and a link. `one` is both, for steps."""
         return cls(*one, KeptBlocks(*tiers), KeptLink.of(link))
 
     def take(self, call: StoreCall) -> None:

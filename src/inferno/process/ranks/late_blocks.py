@@ -53,7 +53,7 @@ class LateBlocks:
 
     @classmethod
     def of(cls, built: tuple[StoreIndex, Mover]) -> LateBlocks:
-        """Return that of a store that was built here."""
+        """Return a late store, from one that was built here."""
         index, kind = built[0], cls
         if isinstance(index, TieredIndex):
             kind = LateTiers

@@ -32,7 +32,7 @@ from inferno.process.ranks.sharing_blocks import SharedStore
 from inferno.process.ranks.sharing_links import SharedLink
 from inferno.stores import NoStore, open_store
 from inferno.stores.layouts import file_hashes
-from inferno.stores.stacked import Half
+from inferno.stores.stacked import StoreHalves
 from inferno.weights.packing import PackedWeights
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class LastStage(LeadingRunner):
         self._untold = list[messages.Drawn]()
         """What steps drew that the others have not been told."""
         self.late: Sequence[LateBlocks] = ()
-        """This rank's stores of blocks."""
+        """This rank's stores of blocks, if there are any."""
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         with self._group.together():
@@ -297,14 +297,14 @@ class LeadingHome(Home):
         with self.group.changing(change):
             return open_store(opened, plan, groups, places, sessions, self._shared)
 
-    def _shared(self, halves: Sequence[Half]) -> Sequence[Half]:
-        """Return the stores of all ranks, from this one's."""
+    def _shared(self, own: Sequence[StoreHalves]) -> Sequence[StoreHalves]:
+        """Return the stores of all ranks, from this rank's own."""
         if self.last is not None:
-            self.last.late = [LateBlocks.of(each) for each in halves]
-            halves = [(late, late) for late in self.last.late]
+            self.last.late = [LateBlocks.of(each) for each in own]
+            own = [(late, late) for late in self.last.late]
         stores = [
             (SharedLink if isinstance(each[0], LinkIndex) else SharedStore).of(self.group, each)
-            for each in halves
+            for each in own
         ]
         if len(stores) > 1:
             stores[0].join(stores[1])

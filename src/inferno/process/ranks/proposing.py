@@ -47,7 +47,7 @@ def is_late(opened: Opened) -> bool:
 def learn_verified(
     tables: Tables, arrays: StepArrays, owners: Array, token_ids: list[list[int]]
 ) -> None:
-    """Append what `Tables.append_verified` does, in rows that have the same owner as they had when
+    """Append tokens as `Tables.append_verified` does, in rows that have the same `owners` as when
     the step was launched."""
     same = tables.owners[arrays.sampling_rows] == owners
     own_ids = [ids if is_own else [] for ids, is_own in zip(token_ids, same, strict=True)]

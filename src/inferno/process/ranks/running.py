@@ -96,7 +96,7 @@ class LateRunner(FollowingRunner):
         self._computed = deque[LaunchedStep]()
         """Those whose tokens are not known."""
         self.late: Sequence[LateBlocks] = ()
-        """This rank's stores of blocks."""
+        """This rank's stores of blocks, if there are any."""
 
     def begin(self, step: Step, told: Callable[[Drafts], Drafts] | None) -> None:
         """Propose a step's drafts with the other ranks, and take those that are `told`."""

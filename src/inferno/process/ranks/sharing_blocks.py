@@ -72,7 +72,7 @@ class SharedStore:
     """Both halves of rank 0's store (`StoreIndex`, `Mover`), together with those of the others."""
 
     is_link: ClassVar[bool] = False
-    """Whether it links instances, rather than keeping blocks."""
+    """Whether it links instances instead of keeping blocks."""
     others: Others
     index: StoreIndex
     mover: Mover
@@ -88,9 +88,9 @@ class SharedStore:
     _waits: selectors.DefaultSelector = field(factory=selectors.DefaultSelector, init=False)
     _changed: Callable[[bytes], object] = field(default=lambda key: None, init=False)
     _beside: SharedStore | None = field(default=None, init=False)
-    """The other one of tiers and a link, for which the same others say things too."""
+    """The link beside tiers, or the tiers beside a link. The others answer both on one wire."""
     _bell: tuple[socket, socket] = field(factory=socketpair, init=False)
-    """The second one is readable when something was heard outside of `poll` that this tells."""
+    """The second one is readable while an answer that was heard outside of `poll` waits for it."""
 
     @classmethod
     def of(cls, others: Others, built: tuple[StoreIndex, Mover]) -> SharedStore:
@@ -107,8 +107,8 @@ class SharedStore:
             self._waits.register(handle, selectors.EVENT_READ)
 
     def join(self, other: SharedStore) -> None:
-        """Be one of two stores of the same ranks, with one series of numbers: whichever hears the
-        others tells both."""
+        """Be one of two stores of the same ranks, with one series of numbers of fetches: whichever
+        hears the others takes their answers for both."""
         self._beside, other._beside, other._numbers = other, self, self._numbers
 
     # --- StoreIndex -------------------------------------------------------------------------------
@@ -220,8 +220,9 @@ class SharedStore:
                 self.others.send(messages.STORE, messages.encode(call))
 
     def _hear(self, polled: SharedStore | None = None) -> None:
-        """Take what the others have said, here and in the store beside this one. The one that is
-        `polled` tells it now. Raises what has ended one of the others."""
+        """Take what the others have said, for this store and the one beside it, and ring for the
+        next `poll` of each but the one that is `polled` now. Raises what has ended one of the
+        others."""
         for told in self.others.take_told():
             for store in (self, self._beside):
                 if store is not None and store._take(told) and store is not polled:
@@ -242,7 +243,7 @@ class SharedStore:
         return True
 
     def _take_asked(self, told: Asked) -> None:
-        """Take note of what another instance has asked a rank for, if this is a link."""
+        """Take what another instance has asked a rank for: only a link has a use for it."""
 
     def _is_vain(self, fetch: Fetch) -> bool:
         """Whether a fetch need not be waited for."""

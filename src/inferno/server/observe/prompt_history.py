@@ -43,9 +43,9 @@ class Seen:
     num_host: int = 0
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0
-    """From disk."""
+    """Those that it loaded from disk."""
     num_remote: int = 0
-    """And from another instance."""
+    """Those that came from another instance."""
     at: float = field(factory=time.time)
 
     @property

@@ -20,8 +20,8 @@ from inferno_disaggregated.pieces import Bytes, GroupCopies
 MOST_PROMPTS = 32
 """Most prompts on their way, for each instance that there is: further ones are computed here."""
 AGAIN = ("lost", "full", "refused")
-"""Causes for which another instance is asked for the rest of a prompt, and after `failed` for all
-of it. After `late` no time is left."""
+"""Causes for which another instance is asked for the rest of a prompt. After `failed` it is asked
+for all of it; after `late` no time is left."""
 Place = tuple[Bytes, int]
 """A row of parts."""
 
@@ -225,13 +225,13 @@ class Decoding:
 
     def _no_more(self, coming: Coming, cause: str) -> None:
         """Note that no more of a prompt comes from the instance asked last, and ask another one for
-        the rest if the cause allows."""
+        the rest, or for all after a failure, if the cause allows."""
         coming.asked[-1].ended(coming.number, coming.keys, cause)
-        fails = cause == "failed" and coming.holders == {coming.prompt.id}
-        if fails:  # what has come may be as wrong
+        starts_over = cause == "failed" and coming.holders == {coming.prompt.id}
+        if starts_over:  # what has come may be wrong too
             self._discard(coming)
             coming.wanted = [*coming.lacking]
-        if (fails or cause in AGAIN) and any(coming.wanted) and self._send(coming):
+        if (starts_over or cause in AGAIN) and any(coming.wanted) and self._send(coming):
             return
         coming.ended = True
         self._ended.append(coming.prompt.id)
