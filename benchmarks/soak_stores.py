@@ -75,7 +75,7 @@ class Run:
     folder: Path
     seconds: float
     prefilling: int | None = None
-    """The server that computes prompts for it."""
+    """The process of the server that computes prompts for it."""
     started: float = field(factory=perf_counter)
     counts: Counter[str] = field(factory=Counter)
     wrong: list[str] = field(factory=list)

@@ -269,6 +269,7 @@ def steps(model: str, folder: Path, turn: int, count: int, tier: str) -> None:
         "max_model_len": turn + 600,
     }
     kv = str(folder / "kv")
+    where = "host memory" if tier == "host" else "disk"
     options |= {"cpu_mem_fold": 1.0} if tier == "host" else {"kv_store": kv}
     draw = torch.Generator().manual_seed(0)
     prompts = torch.randint(1000, 40_000, (count, turn), generator=draw).tolist()
@@ -292,7 +293,7 @@ def steps(model: str, folder: Path, turn: int, count: int, tier: str) -> None:
     moved = engine.stats().store_loaded_bytes - before
     engine.close()
     print(
-        f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {tier}, in ms:\n"
+        f"\nsteps while {count} x {turn} tokens ({moved >> 20} MiB) come from {where}, in ms:\n"
         f"  before     {told_of(alone)}\n  meanwhile  {told_of(loading)}\n"
         f"  after      {told_of(after)}\n"
         f"  with last tokens of prompts {1e3 * max(computing):.1f}, of {len(computing)}\n"
