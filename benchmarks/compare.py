@@ -1,10 +1,11 @@
 """Compare two environments that both have inferno, such as a change and the commit before it.
 
-    python benchmarks/compare.py OTHER/bin/python MODEL [--rounds 7] [--isq q8_0]
+    python benchmarks/compare.py OTHER/bin/python MODEL [--starts 4] [--rounds 3] [--isq q8_0]
 
 Each environment runs in one process that loads the model once; they take turns in every cell, the
-other one first in each second round. Prints medians in tokens/s and the median of the paired ratios
-(this environment / the other), which noise of the machine affects least.
+other one first in each second round. Both are started several times: where memory happens to lie
+makes processes of the same code differ by some percent. Prints medians in tokens/s and the median
+of the paired ratios (this environment / the other), which noise of the machine affects least.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Engine:
 
     def close(self) -> None:
         self._process.kill()
+        self._process.wait()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None, "it is a pipe"
@@ -74,25 +76,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("other", help="Python of the other environment")
     parser.add_argument("model", help="a model directory, the same for both")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3, help="of each start")
     parser.add_argument("--isq", help="quantize while loading, in both")
     given = parser.parse_args()
     options = {"isq": given.isq} if given.isq else {}
     pythons = {"other": given.other, "this": sys.executable}
-    engines = {name: Engine(python, given.model, options) for name, python in pythons.items()}
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for number in range(given.rounds):
-        for cell in CELLS:
-            for name in ("other", "this") if number % 2 else ("this", "other"):
-                figures[cell, name].append(engines[name].measure(cell))
+    for start in range(given.starts):
+        engines = {name: Engine(python, given.model, options) for name, python in pythons.items()}
+        for number in range(start, start + given.rounds):
+            for cell in CELLS:
+                for name in ("other", "this") if number % 2 else ("this", "other"):
+                    figures[cell, name].append(engines[name].measure(cell))
+        for engine in engines.values():
+            engine.close()
     print("| cell | other | this | this / other |\n|---|---|---|---|")
     for cell in CELLS:
         other, this = figures[cell, "other"], figures[cell, "this"]
         ratio = statistics.median(b / a for a, b in zip(other, this, strict=True))
         medians = f"{statistics.median(other):.1f} | {statistics.median(this):.1f}"
         print(f"| {cell} | {medians} | {ratio:.2f} |")
-    for engine in engines.values():
-        engine.close()
 
 
 if __name__ == "__main__":
