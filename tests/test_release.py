@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+import tomllib
 from email.message import Message
 from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import lock  # noqa: E402
+import urls  # noqa: E402
 
 LOCKED = re.findall(
     r"^([a-z0-9.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
@@ -76,6 +80,41 @@ def test_a_bill_names_what_a_wheel_needs(tmp_path: Path) -> None:
     assert needs[subject["bom-ref"]] == {attrs, cattrs}
     assert attrs in needs[cattrs], "what cattrs itself needs"
     assert not any("pytest@" in each for each in needs)
+
+
+def test_wheels_say_where_the_repository_is_that_built_them(tmp_path: Path) -> None:
+    page = "https://example.org/us/inferno"
+    for folder in (".", "plugins/models/inferno-qwen3"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / folder / "pyproject.toml", tmp_path / folder)
+    with pytest.raises(SystemExit, match="https"):
+        urls.write(tmp_path, "http://example.org/us/inferno", "v2")
+    assert urls.write(tmp_path, f"{page}/", "v2") == 2
+    kernel, plugin = (
+        tomllib.loads((tmp_path / folder / "pyproject.toml").read_text(encoding="utf-8"))
+        for folder in (".", "plugins/models/inferno-qwen3")
+    )
+    assert kernel["project"]["urls"] == {
+        "Source": f"{page}/tree/v2",
+        "Documentation": f"{page}/tree/v2/docs",
+        "Changelog": f"{page}/blob/v2/CHANGELOG.md",
+        "Issues": f"{page}/issues",
+    }
+    source = f"{page}/tree/v2/plugins/models/inferno-qwen3"
+    assert plugin["project"]["urls"] == {**kernel["project"]["urls"], "Source": source}
+    with pytest.raises(SystemExit, match="has URLs"):
+        urls.write(tmp_path, page, "v2")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "builds"), [("release", "make wheels"), ("wheels", "cibuild")]
+)
+def test_workflows_write_urls_before_they_build(workflow: str, builds: str) -> None:
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8")
+    [job] = yaml.safe_load(text)["jobs"].values()
+    runs = [step.get("run", "") for step in job["steps"]]
+    writes = next(i for i, run in enumerate(runs) if "tools/urls.py" in run)
+    assert writes < next(i for i, run in enumerate(runs) if builds in run)
 
 
 def test_a_release_attests_every_file_with_no_more_rights_than_that_takes() -> None:
