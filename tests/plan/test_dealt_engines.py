@@ -94,7 +94,7 @@ def test_what_they_cannot_be_combined_with_is_refused_by_name(
     with pytest.raises(UnsupportedError, match=f"--dp 2 --ep cannot be combined with {name} yet"):
         check_dealing(Options(dp=2, ep=True, **options), "Toy", architecture)
     check_dealing(Options(dp=2, **options), "Toy", architecture)
-    with pytest.raises(UnsupportedError, match="Toy is computed by transformers"):
+    with pytest.raises(UnsupportedError, match="Toy does not say how it is divided"):
         check_dealing(Options(dp=2, ep=True), "Toy", evolve(architecture, divides={}))
 
 

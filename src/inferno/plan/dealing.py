@@ -23,7 +23,7 @@ def check_dealing(options: Options, name: str, architecture: Architecture) -> No
     flag = f"--dp {options.dp} --ep"
     if not architecture.divides:
         raise UnsupportedError(
-            f"{flag}: {name} is computed by transformers' own code, whose experts are one tensor",
+            f"{flag}: {name} does not say how it is divided, so its experts cannot be dealt out",
             "Leave --ep out: every engine has all experts.",
         )
     given: Mapping[str, object] = {
