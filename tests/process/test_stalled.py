@@ -22,6 +22,7 @@ from inferno.process.client import EngineClient
 from inferno.process.heartbeat import LATE, LATE_AFTER, LATE_FACTOR, MOVED, STILL, Heart, is_late
 from inferno.process.watchdog import LOST_AFTER, Watchdog
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.stores import NoStore
 from inferno.testing import FakeRunner
 
 pytest.importorskip("inferno_demo")
@@ -219,6 +220,25 @@ def test_the_engine_knows_what_its_step_should_take(plan: Plan) -> None:
     first = pytest.approx(3 * 3.0, rel=0.1)  # three steps of one token
     assert seconds == [first, pytest.approx(3.0, rel=0.1), pytest.approx(3.0, rel=0.1)]
     assert engine.expected() == 0, "between steps nothing takes long"
+
+
+class Fetching(NoStore):
+    """A store that has not brought its blocks yet."""
+
+    waits_for = 0
+    naps = 0
+
+    def sleep(self) -> None:
+        self.naps += 1
+
+
+def test_a_step_naps_for_a_store_unless_the_caller_waits_for_more(plan: Plan) -> None:
+    """An engine that other engines wait for must not."""
+    store = Fetching()
+    scheduler = scheduler_of(plan, CacheGroups(512, plan.block_size, None))
+    engine = Engine(plan, scheduler, FakeRunner(plan.block_size), store=store)
+    assert engine.step() == [] and store.naps == 1
+    assert engine.step(naps=False) == [] and store.naps == 1
 
 
 @define(slots=False)

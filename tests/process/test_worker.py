@@ -45,7 +45,8 @@ class Prefilling:
     def expected(self) -> float | None:
         return 0.0
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, *, naps: bool) -> list[EngineOutput]:
+        assert not naps, "an engine process waits for stores and others at once"
         self.steps += 1
         assert self.steps < 100, "it waits for what has no end"
         mine = self.unfinished[0] == "mine" and self.steps < 5

@@ -66,7 +66,7 @@ class Engine:
         self.plan, self._home, self.clock = plan, home, clock
         self.asleep = False
         """Whether its memory was given back. Requests that it has go on after `wake_up`."""
-        self._scheduler, self._runner = scheduler, runner
+        self._scheduler, self._runner, self.budget = scheduler, runner, scheduler.budget
         self._lag, self._store, self._presence = lag, store, presence
         self._constrain, self._forget = constrain, forget
         self._constraints = Constraints(plan.vocab_size, looks=not lag)
@@ -174,13 +174,13 @@ class Engine:
         self._compiling.pop(request_id, None)
         self._versions.forget(request_id)
 
-    def step(self) -> list[EngineOutput]:
-        """Launch the next step, and return the outputs of the one `lag` steps before it. Raises
-        OutOfMemoryError and DeviceError, and AsleepError while it is asleep."""
+    def step(self, *, naps: bool = True) -> list[EngineOutput]:
+        """Launch the next step, and return the outputs of the one `lag` steps before it. It `naps`
+        for what it `waits_for`. Raises OutOfMemoryError, DeviceError, AsleepError."""
         self.check_awake()
         try:
             with self._errors:
-                outputs = self._store.answered(self._step())
+                outputs = self._store.answered(self._step(naps))
                 self._versions.note(outputs, self.weight_version)
             self._presence.publish()
             return outputs
@@ -196,7 +196,7 @@ class Engine:
         if (planned := self._planned) is None:
             return 0.0
         works = [step.work for step in {planned, *self._in_flight.steps()}]
-        times = [self._scheduler.budget.expected(work, alone=alone) for work, alone in works]
+        times = [self.budget.expected(work, alone=alone) for work, alone in works]
         return None if None in times else sum(filter(None, times))
 
     def _drop_in_flight(self, store: NoStore | None = None) -> None:
@@ -204,7 +204,7 @@ class Engine:
         self._in_flight.clear()
         self._scheduler.drop_in_flight(store)
 
-    def _step(self) -> list[EngineOutput]:
+    def _step(self, naps: bool) -> list[EngineOutput]:
         if self._store.is_asked:
             self._store.serve(partial(self.submit, wait=False), self.abort)
         late, self._late = self._late, []
@@ -222,7 +222,8 @@ class Engine:
         elif is_empty and self.waits_for is not None:
             if self._home is not None:
                 self._home.settle()  # a fetch may wait for steps that were dropped
-            self._store.sleep()
+            if naps:
+                self._store.sleep()
         return outputs
 
     def _plan(self) -> Step:
@@ -254,15 +255,14 @@ class Engine:
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
         """Queue what is compiled. Returns others' errors, and the ends of those without tokens."""
         outputs = list[EngineOutput]()
-        idle = wait or not self._scheduler.busy
-        for request_id, error in self._constraints.ready(idle=idle).items():
-            request = self._compiling.pop(request_id)
+        for id, error in self._constraints.ready(idle=wait or not self._scheduler.busy).items():
+            request = self._compiling.pop(id)
             if error is not None:
-                outputs.append(EngineOutput.failed(request_id, error))
+                outputs.append(EngineOutput.failed(id, error))
             elif request.token_ids:
                 self._scheduler.add(request)
             else:
-                outputs.append(EngineOutput(request_id, None, FinishReason.STOP))
+                outputs.append(EngineOutput(id, None, FinishReason.STOP))
         return outputs
 
     def _launch_constrained(self, step: Step) -> list[EngineOutput]:

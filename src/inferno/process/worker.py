@@ -79,8 +79,6 @@ class Worker:
             self._engine = load_engine(
                 opened, packed, streams=True, wanted=self._is_wanted, together=self._together
             )
-        if self._together is not None:
-            self._together.own = self._engine.expected
         self._may_take_long, self._heart.expected = False, self._expected
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
@@ -142,7 +140,7 @@ class Worker:
         rounds = others.rounds if others is not None else 0
         if is_busy := self._busy:
             self._num_steps += 1
-            if tokens := engine.step():
+            if tokens := engine.step(naps=False):  # `_wait` has waited, or others wait
                 self._send(protocol.TOKENS, protocol.encode(tokens))
         if others is not None and others.rounds == rounds and others.owes:
             others.attend()

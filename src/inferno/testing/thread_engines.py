@@ -89,7 +89,7 @@ class ThreadEngines:
             engine, others = self.engines[number], self.together[number]
             while not ended.is_set() or engine.busy or others.owes:
                 rounds = others.rounds
-                for output in engine.step() if engine.busy else ():
+                for output in engine.step(naps=False) if engine.busy else ():
                     assert not output.error, output.error
                     outputs[int(output.request_id)].append(output)
                 engine.check()
