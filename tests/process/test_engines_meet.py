@@ -6,11 +6,15 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from inferno.contracts import Shard
 from inferno.errors import EngineDeadError, SystemLimitError
 from inferno.process.engines.meeting import CURRENT, meet
+from inferno.process.engines.together import Together
 
 Peers = Mapping[int, socket.socket]
 
@@ -73,6 +77,16 @@ def test_the_first_engine_says_why_they_cannot_meet(tmp_path: Path) -> None:
     with pytest.raises(SystemLimitError, match="cannot meet in .*: AF_UNIX path too long") as info:
         meet(folder, 0, 2, wanted, lambda group: None)
     assert "TMPDIR" in info.value.remedy
+
+
+def test_an_engine_that_cannot_meet_the_others_leaves_what_it_has_begun(tmp_path: Path) -> None:
+    closed = list[int]()
+    (folder := tmp_path / ("long" * 25)).mkdir()
+    together = Together(lambda place: cast(Any, SimpleNamespace(close=lambda: closed.append(1))))
+    dealt = SimpleNamespace(shard=Shard(ranks=2), folder=str(folder))
+    with pytest.raises(SystemLimitError, match="cannot meet"):
+        together._meet(cast(Any, SimpleNamespace(plan=SimpleNamespace(dealt=dealt))), wanted)
+    assert closed
 
 
 def test_groups_leave_one_folder(tmp_path: Path) -> None:

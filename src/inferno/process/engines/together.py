@@ -108,7 +108,11 @@ class Together:
             place = RankPlace(rank=self._engine, ranks=self._engines, folder=str(folder))
             self._communicator = build(place)
 
-        self._peers = meet(Path(use.folder), self._engine, self._engines, wanted, begin)
+        try:
+            self._peers = meet(Path(use.folder), self._engine, self._engines, wanted, begin)
+        except BaseException:
+            self.leave()
+            raise
         for engine, peer in self._peers.items():
             peer.setblocking(False)
             self._heard.register(peer, selectors.EVENT_READ, engine)
