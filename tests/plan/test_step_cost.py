@@ -120,6 +120,13 @@ def test_without_streams_a_prompt_has_the_whole_step() -> None:
     assert steps.begin() == 2048 and steps.give(2048, 0) == 2048
 
 
+def test_streams_of_other_engines_bound_a_step_too() -> None:
+    steps = teach(budget(Work()))
+    steps.elsewhere = lambda: True
+    steps.begin()
+    assert steps.give(2048, 0) < 2048
+
+
 def test_without_a_limit_streams_do_not_matter() -> None:
     steps = teach(budget(Work(8, 800), max_seconds=0))
     steps.begin()

@@ -108,21 +108,24 @@ def test_an_engine_says_which_other_one_has_ended(toy: Path) -> None:
     engines.close()
 
 
-def test_an_engine_expects_what_the_steps_of_all_take(
+def test_an_engine_knows_what_the_steps_of_all_take_and_whose_streams_wait(
     toy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short step beside a long one is no hang."""
+    """A short step beside a long one is no hang, and a long one delays the streams of all."""
     engines, compute = ThreadEngines.load(toy, without_kernels(load_catalog())), Together._compute
     first, second = engines.together
     first.own, second.own, expected = lambda: 0.5, lambda: 30.0, set[float | None]()
+    waiting = set[tuple[bool, ...]]()
 
     def computed(self: Together, *given: Any) -> Any:
         expected.add(self.expected)
+        if self is second:
+            waiting.add(tuple(each.budget.elsewhere() for each in engines.engines))
         return compute(self, *given)
 
     monkeypatch.setattr(Together, "_compute", computed)
     engines.answers([[5, 6]], evolve(GREEDY, max_tokens=2))
-    assert expected == {30.5}
+    assert expected == {30.5} and (False, True) in waiting and (True, True) not in waiting
     second.own = lambda: None
     engines.answers([[5, 6]], evolve(GREEDY, max_tokens=2))
     assert expected == {30.5, None}

@@ -53,6 +53,10 @@ class Together:
         """How many all engines have begun together."""
         self.own: Callable[[], float | None] = lambda: 0.0
         """Returns the seconds that this engine's step should take, None if nobody knows."""
+        self.streams: Callable[[], bool] = lambda: False
+        """Returns whether a stream of this engine waits for its next token."""
+        self.others_stream = False
+        """Whether a stream of another engine waited in the latest round."""
         self.expected: float | None = 0.0
         """Seconds that the latest round should take, for the steps of all engines; None if nobody
         knows, or while this engine waits for the others to begin it. Other threads read it."""
@@ -225,12 +229,14 @@ class Together:
                     peer.sendall(_ROUND.pack(self.rounds + 1))
         # An engine waits while others compute, which is no hang: what all expect is known to all.
         own, self.expected = self.own(), None
-        mine = torch.tensor([[tokens, picked, -1 if own is None else int(1e6 * own)]])
-        told = self._open.all_gather(mine, [3] * self._engines).view(-1, 3)
+        micros = -1 if own is None else int(1e6 * own)
+        mine = torch.tensor([[tokens, picked, micros, self.streams()]])
+        told = self._open.all_gather(mine, [4] * self._engines).view(-1, 4)
         self.rounds += 1
         self._counts, self._picked = told[:, 0].tolist(), int(told[:, 1].max())
         times: list[int] = told[:, 2].tolist()
         self.expected = None if min(times) < 0 else sum(times) / 1e6
+        self.others_stream = bool(told[:, 3].sum() > told[self._engine, 3])
         self._going_on = any(self._counts)
 
     def _compute(

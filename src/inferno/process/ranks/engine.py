@@ -28,7 +28,12 @@ def load_engine(
     if together is not None:
         bind(opened.plan, 0)
         home_of = together.home_of(wanted)
-        return Engine.load(opened, packed=packed, streams=streams, home_of=home_of)
+        engine = Engine.load(opened, packed=packed, streams=streams, home_of=home_of)
+        # A round takes as long as its slowest step: each bounds its own for the streams of all.
+        engine.budget.elsewhere = lambda: together.others_stream
+        together.own = engine.expected
+        together.streams = lambda: engine.busy and engine.budget.streams()[1]
+        return engine
     if opened.plan.ranks is None:
         bind(opened.plan, 0)
         return Engine.load(opened, packed=packed, streams=streams)
