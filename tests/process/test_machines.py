@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.toy_mixture import write_mixture
 from tests.seeing_model import END, START, write_seeing_model
 from tests.seeing_model import IMAGE as PAD
 
@@ -265,6 +266,27 @@ def test_another_machine_that_dies_takes_its_ranks_along_and_a_new_one_takes_the
 
     with other_machine(cable, token_file) as first:
         asyncio.run(run(first))
+
+
+def test_machines_have_the_experts_of_a_mixture_among_them(
+    cable: Cable, token_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mixture(tmp_path)
+    limits: dict[str, Any] = {**OPTIONS, "memory": "3GiB", "max_model_len": 256}
+
+    async def run(**options: Any) -> list[list[int | None]]:
+        client = EngineClient(resolve(str(tmp_path), Options(**limits, **options)))
+        await client.start()
+        try:
+            return [await ask(client, params) for params in (GREEDY, SEEDED)]
+        finally:
+            await client.close()
+
+    right = asyncio.run(run())
+    joined = {"rank_host": FIRST, "rank_port": PORT, "rank_token_file": str(token_file)}
+    monkeypatch.setattr(launch, "_COMMAND", (*cable.within(0), *launch._COMMAND))
+    with other_machine(cable, token_file):
+        assert asyncio.run(run(tp=2, ep=True, nodes=2, **joined)) == right
 
 
 @pytest.mark.parametrize("shared", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
