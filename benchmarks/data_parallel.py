@@ -12,7 +12,8 @@ time.
 All are loaded before the first round, and rounds take turns. Ratios are of figures of one round.
 Several engines need as many cores at once, and another one for this process, which hands out their
 tokens: where something else runs, compare processor time. What engines take of it for a token says
-what they would give on free cores.
+what they would give on free cores. The first line is of engines without this process: they hand
+their tokens to nobody.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from models import SHAPES, make
+from ranks import Decoding
 
 from inferno import LLM, SamplingParams
 from inferno.host import cpu_name
@@ -78,6 +82,25 @@ def used(llm: LLM) -> float:
     return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
 
 
+def by_themselves(given: Any) -> list[float]:
+    """Return, for each round, how many times the tokens of one engine all engines draw at once, if
+    nobody takes their tokens: each steps in a process of its own, with a thread."""
+    given = argparse.Namespace(**vars(given), sequences=given.seqs, isq=None)
+    engines, ratios = [Decoding(given, 1, 1) for _ in range(given.engines)], list[float]()
+
+    def speed(pool: ThreadPoolExecutor, some: list[Decoding], turn: int) -> float:
+        costs = pool.map(partial(Decoding.costs, given=given, turn=turn), some)
+        return sum(each.speed for each in costs)
+
+    with ThreadPoolExecutor(given.engines) as pool:
+        for turn in range(given.rounds + 1):
+            one = speed(pool, engines[:1], 2 * turn)
+            ratios.append(speed(pool, engines, 2 * turn + 1) / one)
+    for engine in engines:
+        engine.close()
+    return sorted(ratios[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo")
@@ -91,6 +114,12 @@ def main() -> None:
     if given.model in SHAPES:
         given.model = str(make(given.model, Path(".work")))
     count, size = given.engines, (given.requests, given.prompt, given.tokens)
+    alone = by_themselves(given)
+    print(
+        f"{count} engines that hand their tokens to nobody: {median(alone):.2f} x one "
+        f"({alone[0]:.2f}-{alone[-1]:.2f})",
+        flush=True,
+    )
     kinds: dict[str, tuple[Any, ...]] = {
         "one engine, one thread": (1, 1),
         f"one engine, {count} threads": (1, count),

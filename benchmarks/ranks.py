@@ -41,6 +41,7 @@ from inferno.plan import Options, open_model
 from inferno.process.ranks import messages
 from inferno.process.ranks.engine import load_engine
 from inferno.process.ranks.exchange import Build, Gloo
+from inferno.process.ranks.wire import Wire, listener
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
 
@@ -147,7 +148,7 @@ def sum_costs(ranks: int) -> dict[str, list[float]]:
 
 def message_costs() -> dict[str, float]:
     """Return the time to encode and to decode a step of 256 sequences, and an admission of 8 000
-    tokens."""
+    tokens, and until another process has the step that one has: encoded, sent and decoded."""
     step = Step(slices=tuple(Slice(row, 1000 + row, 1, True) for row in range(256)))
     drawn = [[[50_000]] * 256]
     prompt = tuple(range(60_000, 68_000))
@@ -158,7 +159,38 @@ def message_costs() -> dict[str, float]:
         body = messages.encode_step(given, drawn)
         costs[f"encode {name}"] = microseconds(partial(messages.encode_step, given, drawn))
         costs[f"decode {name}"] = microseconds(partial(messages.decode_step, body))
+        costs[f"broadcast {name}"] = trip(partial(messages.encode_step, given, drawn))
     return costs
+
+
+def trip(encode: Callable[[], bytes], count: int = 200) -> float:
+    """Return the median microseconds from before a step is encoded until a rank that waits for it
+    has decoded it. Both processes have one clock."""
+    with TemporaryDirectory() as folder, listener(Path(folder) / "steps", 1) as listening:
+        spawn = multiprocessing.get_context("spawn")
+        follower = spawn.Process(target=follow, args=(folder, count))
+        follower.start()
+        wire, times = Wire(listening.accept()[0]), []
+        for _ in range(count):
+            time.sleep(0.002)  # it waits by then, as a rank does while rank 0 plans
+            begun = time.perf_counter()
+            wire.send(messages.STEP, encode())
+            reply = wire.receive(60)
+            assert reply is not None, "it answers at once"
+            times.append(float(reply[1]) - begun)
+        follower.join()
+        wire.close()
+    return median(times) * 1e6
+
+
+def follow(folder: str, count: int) -> None:
+    """Decode steps, and say when each was."""
+    wire = Wire.to(Path(folder) / "steps")
+    for _ in range(count):
+        if (received := wire.receive(60)) is not None:
+            messages.decode_step(received[1])
+            wire.send(messages.STEP, repr(time.perf_counter()).encode())
+    wire.close()
 
 
 class Decoding:
