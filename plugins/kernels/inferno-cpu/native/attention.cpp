@@ -6,6 +6,7 @@
 #include "attention_cache.hpp"
 #include "attention_softmax.hpp"
 #include "attention_tile.hpp"
+#include "attention_whole.hpp"
 #include "attention_work.hpp"
 #include "parallel.hpp"
 
@@ -42,23 +43,6 @@ INL void prefetching(int group, const Body& body) {
     return group == 0 ? body(std::true_type{}) : body(std::false_type{});
   } else {
     return body(std::integral_constant<bool, Ahead>{});
-  }
-}
-
-// Raise a row's largest score to that of a chunk. Returns the factor by which its sums shrink.
-INL float raise(float& best, float top) {
-  if (!(top > best)) return best == kNothing ? 0.0f : 1.0f;  // mostly
-  float each[16];
-  store(each, fade_of(splat(best), splat(top)));
-  best = top;
-  return each[0];
-}
-
-// Raise those of many rows, and set the factors.
-INL void raise(float* best, const float* tops, int rows, float* fade) {
-  for (int r = 0; r < rows; r += 16) {
-    F32 before = load(best + r), now = max(load(tops + r), before);
-    store(fade + r, fade_of(before, now)), store(best + r, now);
   }
 }
 
@@ -283,4 +267,4 @@ void attend(const AttentionStep& step) {
 }  // namespace
 
 extern const Attention INFERNO_EXPORT(attention);
-const Attention INFERNO_EXPORT(attention) = {attend};
+const Attention INFERNO_EXPORT(attention) = {attend, attend_whole};

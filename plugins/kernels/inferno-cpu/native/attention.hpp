@@ -41,7 +41,13 @@ struct AttentionStep {
   Waves waves;              // 8-bit caches only
 };
 
+// Of it nothing is read but dtype, q, k, v, out, query_starts, S, H, K, C, scale and window.
+struct WholeStep : AttentionStep {};
+
 struct Attention {
   // Store the step's k and v, then attend.
   void (*attend)(const AttentionStep&);
+  // Attend to all tokens of each sequence, or to those less than `window` away on either side. A
+  // sequence's tokens are query_starts[s] .. query_starts[s + 1].
+  void (*attend_whole)(const WholeStep&);
 };

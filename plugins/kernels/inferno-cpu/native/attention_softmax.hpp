@@ -82,6 +82,23 @@ INL F32 fade_of(F32 best, F32 top) {
   return exp2_negative(best - top) * min(best - splat(kNothing), splat(1.0f));
 }
 
+// Raise a row's largest score to that of a chunk. Returns the factor by which its sums shrink.
+INL float raise(float& best, float top) {
+  if (!(top > best)) return best == kNothing ? 0.0f : 1.0f;  // mostly
+  float each[16];
+  store(each, fade_of(splat(best), splat(top)));
+  best = top;
+  return each[0];
+}
+
+// Raise those of many rows, and set the factors.
+INL void raise(float* best, const float* tops, int rows, float* fade) {
+  for (int r = 0; r < rows; r += 16) {
+    F32 before = load(best + r), now = max(load(tops + r), before);
+    store(fade + r, fade_of(before, now)), store(best + r, now);
+  }
+}
+
 // The running softmax of a row, over a chunk's panels [first, stop); keys outside [low, high) are
 // hidden. Whole: none is, and there are kPanels of them.
 struct Softmax {

@@ -39,4 +39,18 @@ void bind_attention(nb::module_& m) {
                               line_stride, num_waves}};
           run([=] { active().attention->attend(step); });
         });
+  m.def("attend_whole", [](int dtype, Address q, int64_t q_stride, Address k, int64_t k_stride,
+                           Address v, int64_t v_stride, Address out, Address query_starts,
+                           int64_t S, int H, int K, int C, float scale, int64_t window) {
+    WholeStep step{};
+    step.dtype = dtype;
+    step.q = at(q), step.q_stride = q_stride;
+    step.k = at(k), step.k_stride = k_stride;
+    step.v = at(v), step.v_stride = v_stride;
+    step.out = at(out);
+    step.query_starts = at<int32_t>(query_starts), step.S = S;
+    step.H = H, step.K = K, step.C = C;
+    step.scale = scale, step.window = window;
+    run([=] { active().attention->attend_whole(step); });
+  });
 }

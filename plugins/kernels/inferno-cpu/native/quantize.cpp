@@ -15,30 +15,12 @@ struct Part {
   int count;  // groups; those beyond are zeros
 };
 
-// Rows of n elements to [column][row]. In squares of four: simd.hpp's transpose bypasses the cache.
-template <int n>
-INL void transposed(const float* rows, float (*to)[kBatch]) {
-  typedef float Four __attribute__((vector_size(16)));
-  for (int g = 0; g < kBatch; g += 4)
-    for (int j = 0; j < n; j += 4) {
-      Four r[4];
-      for (int i = 0; i < 4; i++) memcpy(&r[i], rows + (g + i) * n + j, 16);
-      const Four low = {r[0][0], r[1][0], r[0][1], r[1][1]}, high = {r[0][2], r[1][2], r[0][3], r[1][3]};
-      const Four low2 = {r[2][0], r[3][0], r[2][1], r[3][1]}, high2 = {r[2][2], r[3][2], r[2][3], r[3][3]};
-      const Four column[4] = {{low[0], low[1], low2[0], low2[1]},
-                              {low[2], low[3], low2[2], low2[3]},
-                              {high[0], high[1], high2[0], high2[1]},
-                              {high[2], high[3], high2[2], high2[3]}};
-      for (int i = 0; i < 4; i++) memcpy(to[j + i] + g, &column[i], 16);
-    }
-}
-
 template <int n, class T>
 INL void load_values(const Part<T>& part, Batch<n>* b, float* x) {
   const int64_t size = int64_t(part.count) * n;
   for (int64_t i = 0; i < size; i += 16) store(x + i, load(part.w + part.first + i));
   memset(x + size, 0, size_t(kBatch * n - size) * 4);
-  transposed<n>(x, b->x);
+  turned(x, n, b->x[0]);
 }
 
 // The mean of x^2 over elements begin .. begin + size, and where that was computed last: all groups
@@ -77,7 +59,7 @@ void weigh(const Part<T>& part, const float* x, int64_t span, float factor, Mean
       w[g * n + j] = importance[j] * __builtin_sqrtf(value + v * v);
     }
   }
-  transposed<n>(w, b->w);
+  turned(w, n, b->w[0]);
 }
 
 template <int n, class T>
@@ -86,7 +68,7 @@ INL void weigh_by_importance(const Part<T>& part, Batch<n>* b) {
   memset(w, 0, sizeof w);
   for (int g = 0; g < part.count; g++)
     memcpy(w + g * n, part.importance + (part.first + int64_t(g) * n) % part.columns, n * 4);
-  transposed<n>(w, b->w);
+  turned(w, n, b->w[0]);
 }
 
 // weights = weight(x) in each lane, without importance.

@@ -231,3 +231,22 @@ INL F32 exp(F32 x) {
   p = fma(p, r * r, r + splat(1.0f));
   return times_pow2(p, n);
 }
+
+// Sixteen rows of n elements to [n][16]. In squares of four: a level's transpose bypasses the cache.
+INL void turned(const float* rows, int64_t n, float* to) {
+  typedef float Four __attribute__((vector_size(16)));
+  for (int64_t g = 0; g < 16; g += 4)
+    for (int64_t j = 0; j < n; j += 4) {
+      Four r[4];
+      for (int i = 0; i < 4; i++) memcpy(&r[i], rows + (g + i) * n + j, 16);
+      const Four low = {r[0][0], r[1][0], r[0][1], r[1][1]},
+                 high = {r[0][2], r[1][2], r[0][3], r[1][3]};
+      const Four low2 = {r[2][0], r[3][0], r[2][1], r[3][1]},
+                 high2 = {r[2][2], r[3][2], r[2][3], r[3][3]};
+      const Four column[4] = {{low[0], low[1], low2[0], low2[1]},
+                              {low[2], low[3], low2[2], low2[3]},
+                              {high[0], high[1], high2[0], high2[1]},
+                              {high[2], high[3], high2[2], high2[3]}};
+      for (int i = 0; i < 4; i++) memcpy(to + (j + i) * 16 + g, &column[i], 16);
+    }
+}

@@ -111,9 +111,9 @@ def naive(qkv: Sequence[Tensor], first: int, stop: int, asked: AttentionNeed) ->
     if asked.soft_cap is not None:
         scores_HQL = asked.soft_cap * torch.tanh(scores_HQL / asked.soft_cap)
     back_QL = torch.arange(first, stop)[:, None] - torch.arange(stop)
-    hidden_QL = back_QL < 0
+    hidden_QL = (back_QL < 0) & (not asked.bidirectional)
     if asked.sliding_window is not None:
-        hidden_QL |= back_QL >= asked.sliding_window
+        hidden_QL |= back_QL.abs() >= asked.sliding_window
     weights_HQL = scores_HQL.masked_fill(hidden_QL, float("-inf")).softmax(-1)
     return torch.einsum("hql,lhc->qhc", weights_HQL, v_LHC)
 

@@ -266,6 +266,16 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
         "window amplitudes used lines line_stride num_waves",
         {},
     ),
+    "attend_whole": (
+        "dtype q q_stride k k_stride v v_stride out query_starts S H K C scale window",
+        {
+            "q": lambda a: _rows(_last(a.query_starts, a.S), a.q_stride, a.H * a.C, WIDTH[a.dtype]),
+            "k": lambda a: _rows(_last(a.query_starts, a.S), a.k_stride, a.K * a.C, WIDTH[a.dtype]),
+            "v": lambda a: _rows(_last(a.query_starts, a.S), a.v_stride, a.K * a.C, WIDTH[a.dtype]),
+            "out": lambda a: _last(a.query_starts, a.S) * a.H * a.C * WIDTH[a.dtype],
+            "query_starts": lambda a: (a.S + 1) * 4,
+        },
+    ),
 }
 """The parameters of each op of _native.pyi, and the bytes behind those that are addresses."""
 
@@ -285,6 +295,7 @@ WRITTEN = {
     "shrink": {"h"},
     "expand": {"y"},
     "attend": {"out", "k_cache", "v_cache", "k_scales", "v_scales"},
+    "attend_whole": {"out"},
 }
 """The parameters behind which each op writes."""
 

@@ -19,6 +19,7 @@ from types import ModuleType
 import pytest
 import test_attention
 import test_attention_8_bit
+import test_attention_whole
 import test_dense
 import test_elementwise
 import test_experts
@@ -235,6 +236,12 @@ def test_attention_of_any_head_window_and_context(level: str) -> None:
     test_attention.test_windows_and_caps(17, 3.0)
     for kind in ("int8", "fp8_e4m3"):
         test_attention_8_bit.test_8_bit_elements_are_the_nearest(kind)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_attention_of_whole_sequences(level: str, dtype: str) -> None:
+    test_attention_whole.test_every_token_sees_all(dtype, (6, 2))
+    test_attention_whole.test_windows(5)
 
 
 # ---- instructions ----

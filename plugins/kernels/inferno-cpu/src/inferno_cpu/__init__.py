@@ -105,7 +105,14 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             build="inferno_cpu.attend:build",
             cache=attention.cache,
             features=frozenset(
-                {"sliding_window", "soft_cap", "cache_dtype", "waves", "batch_invariant"}
+                {
+                    "sliding_window",
+                    "soft_cap",
+                    "bidirectional",
+                    "cache_dtype",
+                    "waves",
+                    "batch_invariant",
+                }
             ),
             block_multiple=attention.BLOCK_MULTIPLE,
             priority=10,

@@ -401,3 +401,21 @@ def attend(
     num_waves: int,
     /,
 ) -> None: ...
+def attend_whole(
+    dtype: int,
+    q: Address,
+    q_stride: int,
+    k: Address,
+    k_stride: int,
+    v: Address,
+    v_stride: int,
+    out: Address,
+    query_starts: Address,
+    S: int,
+    H: int,
+    K: int,
+    C: int,
+    scale: float,
+    window: int,
+    /,
+) -> None: ...

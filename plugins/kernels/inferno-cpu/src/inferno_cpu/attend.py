@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed, Waves
+from inferno.contracts import Attend, AttentionNeed, Waves
 from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
@@ -20,9 +20,9 @@ from inferno_cpu.threads import use_torch_threads
 _KINDS = {"auto": 0, "fp8_e4m3": 1, "int8": 2}
 
 
-def build(need: AttentionNeed) -> NativeAttend:
+def build(need: AttentionNeed) -> Attend:
     use_torch_threads()
-    return NativeAttend(need)
+    return NativeWholeAttend(need) if need.bidirectional else NativeAttend(need)
 
 
 @frozen
@@ -82,6 +82,45 @@ class NativeAttend:
             soft_cap,
             window,
             *_NO_WAVES if waves is None else _addresses(waves),
+        )
+        return out_THC
+
+
+@frozen
+class NativeWholeAttend:
+    """Bidirectional attention of one layer. The step has all tokens of its sequences."""
+
+    need: AttentionNeed
+
+    def __call__(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
+        sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
+    ) -> Tensor:
+        need = self.need
+        q_THC, k_TKC, v_TKC = (_contiguous_heads(x) for x in (q_THC, k_TKC, v_TKC))
+        out_THC = torch.empty(q_THC.shape, dtype=q_THC.dtype)
+        _native.attend_whole(
+            DTYPES[q_THC.dtype],
+            q_THC.data_ptr(),
+            q_THC.stride(0),
+            k_TKC.data_ptr(),
+            k_TKC.stride(0),
+            v_TKC.data_ptr(),
+            v_TKC.stride(0),
+            out_THC.data_ptr(),
+            batch.query_starts_S1.data_ptr(),
+            len(batch.query_starts) - 1,
+            need.num_heads,
+            need.num_kv_heads,
+            need.head_dim,
+            need.scale,
+            need.sliding_window or 0,
         )
         return out_THC
 

@@ -41,6 +41,8 @@ def refuses(need: AttentionNeed) -> str | None:
         )
     if need.sliding_window is not None and need.sliding_window < 1:
         return f"a window of {need.sliding_window} tokens excludes the current token"
+    if need.bidirectional and need.soft_cap is not None:
+        return "bidirectional attention is computed without soft_cap"
     if need.cache_dtype not in ("auto", *CACHE_DTYPES):
         return (
             f"it stores keys and values as {', '.join(CACHE_DTYPES)} or in the compute type, "
@@ -51,7 +53,10 @@ def refuses(need: AttentionNeed) -> str | None:
 
 def cache(need: AttentionNeed, block_size: int) -> Mapping[str, CacheTensor]:
     """Return the tensors of one block: panels of sixteen tokens of one head, as described in
-    native/attention.hpp, and for 8-bit elements a scale per token and head."""
+    native/attention.hpp, and for 8-bit elements a scale per token and head. Bidirectional attention
+    keeps nothing."""
+    if need.bidirectional:
+        return {}
     assert block_size % BLOCK_MULTIPLE == 0, "the backend declares its block_multiple"
     kind, heads, dim = need.cache_dtype, need.num_kv_heads, need.head_dim
     dtype = need.dtype if kind == "auto" else CACHE_DTYPES[kind]

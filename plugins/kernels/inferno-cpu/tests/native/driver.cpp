@@ -53,6 +53,14 @@ double number() {
 }
 
 template <class T>
+T argument();
+
+template <class... T>
+void set(T&... fields) {
+  ((fields = argument<T>()), ...);
+}
+
+template <class T>
 T argument() {
   if constexpr (std::is_pointer_v<T>) {
     int kind = getchar();
@@ -75,11 +83,13 @@ T argument() {
   } else if constexpr (std::is_same_v<T, Routing>) {
     auto sigmoid = argument<bool>(), normalize = argument<bool>();
     return {sigmoid, normalize, argument<float>()};
+  } else if constexpr (std::is_same_v<T, WholeStep>) {
+    WholeStep s{};
+    set(s.dtype, s.q, s.q_stride, s.k, s.k_stride, s.v, s.v_stride, s.out, s.query_starts, s.S, s.H,
+        s.K, s.C, s.scale, s.window);
+    return s;
   } else if constexpr (std::is_same_v<T, AttentionStep>) {
     AttentionStep s;
-    auto set = [](auto&... fields) {
-      ((fields = argument<std::remove_reference_t<decltype(fields)>>()), ...);
-    };
     set(s.dtype, s.cache_kind, s.q, s.q_stride, s.k, s.k_stride, s.v, s.v_stride, s.out, s.k_cache,
         s.v_cache, s.k_scales, s.v_scales, s.slots, s.query_starts, s.context_lens, s.tables,
         s.table_stride, s.S, s.H, s.K, s.C, s.block_size, s.scale, s.soft_cap, s.window,
@@ -131,6 +141,7 @@ int64_t call(const std::string& name) {
   CALL("shrink", chosen.adapters->shrink)
   CALL("expand", chosen.adapters->expand)
   CALL("attend", chosen.attention->attend)
+  CALL("attend_whole", chosen.attention->attend_whole)
 #undef CALL
   fprintf(stderr, "there is no kernel %s\n", name.c_str());
   exit(3);
