@@ -98,6 +98,7 @@ from inferno.contracts.inversion import (
 from inferno.contracts.kernels import (
     ADAPTER_OPS,
     COLLECTIVES,
+    ENCODER_OPS,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -255,6 +256,7 @@ __all__ = [
     "DraftParts",
     "DraftRequest",
     "Drafter",
+    "ENCODER_OPS",
     "EXPERT_OPS",
     "EncoderDialect",
     "EncoderFile",

@@ -22,6 +22,8 @@ OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", 
 """Ops that a provider may implement besides `linear`; `inferno.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
 """Ops that only models with routed experts need, besides `grouped`."""
+ENCODER_OPS = ("gelu",)
+"""Ops that only models whose attention is bidirectional need."""
 ADAPTER_OPS = ("shrink", "expand")
 """Ops that only models with room for adapters need."""
 
@@ -31,8 +33,8 @@ class KernelNeed:
     """One op that a kernel must serve: its dtype, device and weight layout."""
 
     op: str
-    """`linear`, `grouped`, `quantize`, `collectives`, or one of `OPS`, `EXPERT_OPS` and
-    `ADAPTER_OPS`."""
+    """`linear`, `grouped`, `quantize`, `collectives`, or one of `OPS`, `EXPERT_OPS`,
+    `ENCODER_OPS` and `ADAPTER_OPS`."""
     dtype: DType
     """Dtype of the activations."""
     device: Device

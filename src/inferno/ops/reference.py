@@ -68,6 +68,22 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
     return F.silu(gate_TI) * up_TI
 
 
+def gelu(x_TI: Tensor) -> Tensor:
+    """x · (1 + erf(x / √2)) / 2; x may be overwritten.
+
+    In float32 on a CPU it is computed in pieces of powers of two of rows: torch's library (oneDNN)
+    keeps a kernel of a megabyte for each shape that it meets, and steps have any number of tokens.
+    """
+    if x_TI.dtype != torch.float32 or x_TI.device.type != "cpu" or not x_TI.is_contiguous():
+        return F.gelu(x_TI)
+    first, rows = 0, len(x_TI)
+    while first < rows:
+        stop = first + (1 << (rows - first).bit_length() - 1)
+        torch.ops.aten.gelu_(x_TI[first:stop])
+        first = stop
+    return x_TI
+
+
 def gather(table_ND: Tensor, ids_T: Tensor) -> Tensor:
     """Return rows of a table, (T, D)."""
     return F.embedding(ids_T, table_ND)
@@ -211,13 +227,14 @@ def alone(x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
 
 @frozen(eq=False)
 class Ops:
-    """One implementation of each op of `contracts.OPS`, `EXPERT_OPS` and `ADAPTER_OPS`: torch's,
-    until the loader binds a provider's."""
+    """One implementation of each op of `contracts.OPS`, `EXPERT_OPS`, `ENCODER_OPS` and
+    `ADAPTER_OPS`: torch's, until the loader binds a provider's."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
     norm_rope: Callable[..., Tensor] = norm_rope
     silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
+    gelu: Callable[[Tensor], Tensor] = gelu
     gather: Callable[[Tensor, Tensor], Tensor] = gather
     argmax: Callable[[Tensor], Tensor] = argmax
     adjust: Callable[..., Tensor] = adjust

@@ -12,6 +12,7 @@ from attrs import evolve
 from inferno.catalog import Catalog, Offer, Refusal
 from inferno.contracts import (
     COMPUTE_DTYPES,
+    ENCODER_OPS,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -25,6 +26,7 @@ from inferno.contracts import (
 )
 from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
 from inferno.plan.decided import Decided
+from inferno.plan.encoders import is_encoder
 from inferno.plan.kernel_use import KernelUse
 from inferno.plan.plan import (
     TORCH,
@@ -80,8 +82,7 @@ def choose_kernels(
     batch_invariant: bool = False,
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops, `more`
-    among them. Torch
-    computes ops without a provider, and matrices whose shape it refuses."""
+    among them. Torch computes ops without a provider, and matrices whose shape it refuses."""
     layouts, shapes = {use.layout for use in matrices.uses}, matrices.shapes
     quantized = {use.layout for use in matrices.uses if use.in_situ}
     experts = bool(getattr(model, "num_experts", 0))
@@ -91,7 +92,8 @@ def choose_kernels(
         for op in products
         for layout in sorted({*layouts, dtype})
     ]
-    ops = (*OPS, *(EXPERT_OPS if experts else ()), *more)
+    of_encoders = ENCODER_OPS if is_encoder(model) else ()
+    ops = (*OPS, *(EXPERT_OPS if experts else ()), *of_encoders, *more)
     needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
     needs += [
         KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)

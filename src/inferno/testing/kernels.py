@@ -13,18 +13,16 @@ from collections.abc import Iterable
 from mmap import mmap
 from typing import ClassVar
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from inferno.contracts import (
-    ADAPTER_OPS,
     COLLECTIVES,
     COMPUTE_DTYPES,
-    EXPERT_OPS,
     GROUPED,
     LINEAR,
-    OPS,
     QUANTIZE,
     Device,
     DType,
@@ -78,7 +76,7 @@ class KernelProviderTests(AdapterOpTests):
             yield random_ints(layout, rows, columns, dtype)
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        every = (LINEAR, GROUPED, QUANTIZE, COLLECTIVES, *OPS, *EXPERT_OPS, *ADAPTER_OPS)
+        every = (LINEAR, GROUPED, QUANTIZE, COLLECTIVES, *(f.name for f in attrs.fields(ops.Ops)))
         assert set(item.ops) <= {*every}
         for op in every:
             for device in (Device("cpu"), *STRANGE):
@@ -153,13 +151,15 @@ class KernelProviderTests(AdapterOpTests):
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("tokens, width", [(1, 16), (3, 100), (33, 48)])
-    def test_silu_mul_gather_argmax(
+    def test_silu_mul_gelu_gather_argmax(
         self, item: KernelProvider, dtype: DType, tokens: int, width: int
     ) -> None:
         both = (4 * random(tokens, 2 * width)).to(getattr(torch, dtype))
         gate_TI, up_TI = both[:, :width], both[:, width:]
         if run := self._op(item, "silu_mul", dtype):
             assert_close(run(gate_TI, up_TI), ops.silu_mul(gate_TI, up_TI), dtype, ulps=2)
+        if run := self._op(item, "gelu", dtype):
+            assert_close(run(both.clone()[:, :width]), ops.gelu(gate_TI.clone()), dtype, ulps=2)
         if run := self._op(item, "gather", dtype):
             ids_T = torch.randint(tokens, (9,))
             for ids in (ids_T, ids_T[::2], ids_T[:1]):

@@ -42,6 +42,9 @@ void bind_elementwise(nb::module_& m) {
       active().elementwise->silu_mul(dtype, at(gate), gate_stride, at(up), up_stride, at(y), T, I);
     });
   });
+  m.def("gelu", [](int dtype, Address x, int64_t x_stride, int64_t T, int64_t I) {
+    run([=] { active().elementwise->gelu(dtype, at(x), x_stride, T, I); });
+  });
   m.def("argmax", [](int dtype, Address x, int64_t x_stride, Address ids, int64_t T, int64_t V) {
     run([=] { active().elementwise->argmax(dtype, at(x), x_stride, at<int64_t>(ids), T, V); });
   });

@@ -207,6 +207,43 @@ void silu_mul(int dtype, const void* gate, int64_t gate_stride, const void* up, 
   });
 }
 
+// x * (1 + erf(x / sqrt(2))) / 2. Of z = |x| / sqrt(2), 1 - erf(z) is t e^(-z^2 + p(t)) with t = 1 /
+// (1 + z / 2), p by Chebyshev polynomials, to 1.2e-7 of itself (Numerical Recipes, erfcc).
+INL F32 gelu_of(F32 x) {
+  const F32 z = abs(x) * splat(0.70710678f);
+  const F32 t = splat(1.0f) / fma(z, splat(0.5f), splat(1.0f));
+  constexpr float factors[] = {-0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f, -0.18628806f,
+                               0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
+  F32 p = splat(0.17087277f);
+  UNROLL_FOR (int i = 0; i < 9; i++) p = fma(p, t, splat(factors[i]));
+  const F32 far = x * splat(0.5f) * t * exp(p - z * z);  // x times the smaller of both areas
+  return max(x, splat(0.0f)) - abs(far);                 // NaN where x is not finite
+}
+
+template <class T>
+void gelu_row(T* x, int64_t I) {
+  int64_t i = 0;
+  for (; i + 16 <= I; i += 16) store(x + i, gelu_of(load(x + i)));
+  if (i == I) return;
+  T last[16] = {};
+  memcpy(last, x + i, size_t(I - i) * sizeof(T));
+  store(last, gelu_of(load(last)));
+  memcpy(x + i, last, size_t(I - i) * sizeof(T));
+}
+
+void gelu(int dtype, void* x, int64_t x_stride, int64_t rows, int64_t I) {
+  const int64_t chunk = 1024, chunks = (I + chunk - 1) / chunk;
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(rows * chunks, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        const int64_t at = i % chunks * chunk;
+        gelu_row((T*)x + i / chunks * x_stride + at, I - at < chunk ? I - at : chunk);
+      }
+    });
+  });
+}
+
 // The largest of x, or NaN if any is.
 template <class T>
 float max_of(const T* x, int64_t n) {
@@ -318,5 +355,5 @@ void sum_parts(int dtype, const void* const* parts, int count, void* y, int64_t 
 }  // namespace
 
 extern const Elementwise INFERNO_EXPORT(elementwise);
-const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm, add_rms_norm, rope,  norm_rope,
-                                                 silu_mul, argmax,       gather, sum_parts};
+const Elementwise INFERNO_EXPORT(elementwise) = {
+    rms_norm, add_rms_norm, rope, norm_rope, silu_mul, gelu, argmax, gather, sum_parts};

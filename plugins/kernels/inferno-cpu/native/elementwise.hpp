@@ -34,6 +34,8 @@ struct Elementwise {
   // y_TI = silu(gate_TI) * up_TI, silu rounded first.
   void (*silu_mul)(int dtype, const void* gate, int64_t gate_stride, const void* up,
                    int64_t up_stride, void* y, int64_t T, int64_t I);
+  // x_TI = x_TI * (1 + erf(x_TI / sqrt(2))) / 2, in place.
+  void (*gelu)(int dtype, void* x, int64_t x_stride, int64_t T, int64_t I);
   // The lowest index of each row's maximum, ignoring NaN; -1 if the maximum is not finite.
   void (*argmax)(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t T, int64_t V);
   // y_TD = table_VD[ids_T]; zeros for an id outside 0 .. V - 1.

@@ -133,6 +133,10 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             "y": lambda a: a.T * a.I * WIDTH[a.dtype],
         },
     ),
+    "gelu": (
+        "dtype x x_stride T I",
+        {"x": lambda a: _rows(a.T, a.x_stride, a.I, WIDTH[a.dtype])},
+    ),
     "argmax": (
         "dtype x x_stride ids T V",
         {
@@ -296,6 +300,7 @@ WRITTEN = {
     "expand": {"y"},
     "attend": {"out", "k_cache", "v_cache", "k_scales", "v_scales"},
     "attend_whole": {"out"},
+    "gelu": {"x"},
 }
 """The parameters behind which each op writes."""
 

@@ -205,6 +205,7 @@ def test_elementwise_ops(level: str, dtype: torch.dtype, monkeypatch: pytest.Mon
     test_elementwise.test_norms(dtype)
     test_elementwise.test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype, 3)
     test_elementwise.test_silu_mul_of_halves_of_one_matrix(dtype)
+    test_elementwise.test_gelu(dtype)
     test_elementwise.test_argmax(dtype)
     test_elementwise.test_argmax_of_nan_and_infinity(dtype)
     test_elementwise.test_gather(dtype)

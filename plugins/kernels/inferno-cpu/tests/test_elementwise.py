@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -122,6 +123,21 @@ def test_silu_mul_of_halves_of_one_matrix(dtype: torch.dtype) -> None:
     ours = native.silu_mul(extremes, torch.ones_like(extremes))[0].float()
     assert ours[1].isinf() and ours[2].isnan()
     assert ours[3:].tolist() == pytest.approx([0.0, 200.0, 0.0, 0.0], abs=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu(dtype: torch.dtype) -> None:
+    for T in ROWS:
+        for width in (*WIDTHS, 3000):
+            x_TI = draw(T, 2 * width, dtype=dtype)[:, :width] * 5
+            exact_TI = F.gelu(x_TI.double())
+            ours_TI = native.gelu(x_TI)
+            assert ours_TI.data_ptr() == x_TI.data_ptr(), "in place"
+            error_TI = (ours_TI.double() - exact_TI).abs()
+            assert (error_TI <= ULP[dtype] * exact_TI.abs() + 1e-6).all()
+    assert (
+        native.gelu(torch.tensor([[torch.nan, torch.inf, -torch.inf]], dtype=dtype)).isnan().all()
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
 from inferno.testing import EncoderTests, embedded, load_toy, plan_of, transformers_model
-from inferno_bert.bert import gelu
 from inferno_bert.config import BertConfig, RobertaConfig
 from inferno_bert.gated_config import GteConfig, NomicConfig
 from inferno_bert.modernbert_config import ModernBertConfig
@@ -204,14 +203,6 @@ def written(
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-@pytest.mark.parametrize("rows", [1, 2, 7, 64, 100])
-def test_gelu_in_pieces_is_gelu(rows: int) -> None:
-    x_TI = torch.randn(rows, 96, generator=torch.Generator().manual_seed(rows))
-    expected, half = torch.nn.functional.gelu(x_TI), x_TI.clone()[:, :48]
-    torch.testing.assert_close(gelu(half), expected[:, :48], rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(gelu(x_TI), expected, rtol=1e-5, atol=2e-6)
 
 
 def test_padding_that_a_text_writes_itself_takes_no_position(tmp_path: Path) -> None:

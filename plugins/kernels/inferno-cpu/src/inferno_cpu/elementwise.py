@@ -112,6 +112,13 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
     return y_TI
 
 
+def gelu(x_TI: Tensor) -> Tensor:
+    """Return x · (1 + erf(x / √2)) / 2. x is overwritten."""
+    x_TI = _dense_rows(x_TI)
+    _native.gelu(DTYPES[x_TI.dtype], x_TI.data_ptr(), x_TI.stride(0), *x_TI.shape)
+    return x_TI
+
+
 def argmax(logits_TV: Tensor) -> Tensor:
     """Return ids_T (int64) of the largest logit of each row: the lowest id among equals, and -1 if
     the maximum is not finite or any logit is NaN."""

@@ -120,6 +120,7 @@ int64_t call(const std::string& name) {
   CALL("rope", chosen.elementwise->rope)
   CALL("norm_rope", chosen.elementwise->norm_rope)
   CALL("silu_mul", chosen.elementwise->silu_mul)
+  CALL("gelu", chosen.elementwise->gelu)
   CALL("argmax", chosen.elementwise->argmax)
   CALL("gather", chosen.elementwise->gather)
   CALL("dense_repack", chosen.dense->repack)

@@ -13,35 +13,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.nn import Attention, Embedding, LayerNorm, Linear, LMHead, MergedLinear, TokenTypes
+from inferno.nn import (
+    Attention,
+    Embedding,
+    Finalize,
+    Layer,
+    LayerNorm,
+    Linear,
+    LMHead,
+    MergedLinear,
+    TokenTypes,
+)
 from inferno.nn.batch import Batch
+from inferno.ops import reference as ops
 from inferno_bert.config import PADDING, BertConfig
 
-
-def gelu(x_TI: Tensor) -> Tensor:
-    """Return the GELU of x; x may be overwritten.
-
-    In float32 on a CPU it is computed in pieces of powers of two of rows: torch's library (oneDNN)
-    keeps a kernel of a megabyte for each shape that it meets, and steps have any number of tokens.
-    """
-    if x_TI.dtype != torch.float32 or x_TI.device.type != "cpu" or not x_TI.is_contiguous():
-        return F.gelu(x_TI)
-    first, rows = 0, len(x_TI)
-    while first < rows:
-        stop = first + (1 << (rows - first).bit_length() - 1)
-        torch.ops.aten.gelu_(x_TI[first:stop])
-        first = stop
-    return x_TI
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # but for "gelu", which is an op
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
     "swish": F.silu,
 }
+
+
+class Activation(Layer):
+    """A function of each element, which may overwrite what it is given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = ACTIVATIONS.get(name)
+        self.ops = ops.TORCH
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.gelu(x) if self.function is None else self.function(x)
 
 
 def no_logits(model: nn.Module, x_SD: Tensor) -> Tensor:
@@ -124,10 +132,11 @@ class Intermediate(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.activation = ACTIVATIONS[config.hidden_act]
+        self.activation = Activation(config.hidden_act)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.activation(self.dense(x_TD))
+        y_TI: Tensor = self.activation(self.dense(x_TD))
+        return y_TI
 
 
 class EncoderLayer(nn.Module):

@@ -19,7 +19,7 @@ from inferno.nn import (
     TokenTypes,
 )
 from inferno.nn.batch import Batch
-from inferno_bert.bert import ACTIVATIONS, Head, no_logits
+from inferno_bert.bert import Activation, Head, no_logits
 from inferno_bert.gated_config import GatedConfig
 
 
@@ -76,7 +76,7 @@ class MLP(nn.Module):
         else:
             self.up_gate = MergedLinear(size, up_proj=inner, gate_proj=inner)
         self.down_proj = Linear(inner, size, bias=config.mlp_bias)
-        self.activation = ACTIVATIONS[config.hidden_act]
+        self.activation = Activation(config.hidden_act)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         up_TI, gate_TI = (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from inferno.configs import FULL, SLIDING
 from inferno.nn import Attention, Embedding, LayerNorm, Linear, LMHead, Rope, Rotation
 from inferno.nn.batch import Batch
-from inferno_bert.bert import ACTIVATIONS, no_logits
+from inferno_bert.bert import Activation, no_logits
 from inferno_bert.modernbert_config import ModernBertConfig
 
 
@@ -48,7 +48,7 @@ class MLP(nn.Module):
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.Wi = Linear(size, 2 * inner, bias=bias)
         self.Wo = Linear(inner, size, bias=bias)
-        self.activation = ACTIVATIONS[config.hidden_activation]
+        self.activation = Activation(config.hidden_activation)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         x_TI, gate_TI = self.Wi(x_TD).chunk(2, dim=-1)
@@ -106,7 +106,7 @@ class Head(nn.Module):
         self.reads = "mean" if config.classifier_pooling == "mean" else "first"
         size = config.hidden_size
         self.dense = Linear(size, size, bias=config.classifier_bias)
-        self.activation = ACTIVATIONS[config.classifier_activation]
+        self.activation = Activation(config.classifier_activation)
         self.norm = LayerNorm(size, config.norm_eps, bias=config.norm_bias)
         self.out_proj = LMHead(size, config.num_labels, bias=True)
 
