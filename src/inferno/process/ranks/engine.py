@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inferno.core.engine import Engine
+from inferno.host import keep_freed_memory
 from inferno.plan import Opened
 from inferno.process.ranks.binding import bind
 from inferno.weights.packing import PackedWeights
@@ -25,6 +26,8 @@ def load_engine(
     """Load the plan's model as `Engine.load` does, with its ranks if it has several, or `together`
     with other engines: these are waited for as long as the engine is `wanted`. Raises what that
     does, and EngineDeadError if a rank or another engine ends meanwhile."""
+    if opened.plan.whole_prompts:
+        keep_freed_memory()
     if together is not None:
         bind(opened.plan, 0)
         home_of = together.home_of(wanted)
