@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
-from inferno.testing import TINY_TEXT, SpellingTests, joined, renamed
+from inferno.testing import TINY_TEXT, MTPTests, SpellingTests, joined, renamed
 from inferno_qwen2.spellings import QWEN
 
 QWEN2: dict[str, Any] = {
@@ -75,6 +75,34 @@ class TestMiMo(SpellingTests):
 
     def stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {**tensors, "model.mtp_layers.0.input_proj.weight": torch.ones(64, 128)}
+
+
+@pytest.mark.slow
+class TestMiMoMTP(MTPTests):
+    """The layer of MiMo that predicts further tokens: the hidden state comes before the
+    embedding."""
+
+    twin = {**QWEN2, "num_nextn_predict_layers": 1}
+    config = TestMiMo.config
+
+    @classmethod
+    def prefixes(cls) -> tuple[str, ...]:
+        return ("model.mtp_layers.0.",)
+
+    @classmethod
+    def stored(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = f"model.layers.{cls.config['num_hidden_layers']}."
+        copies = (f"{own}embed_tokens.weight", f"{own}shared_head.head.weight")  # it stores none
+        names = {
+            own: cls.prefixes()[0],
+            "enorm": "token_layernorm",
+            "hnorm": "hidden_layernorm",
+            "eh_proj": "input_proj",
+            "shared_head.norm": "final_layernorm",
+        }
+        kept = {name: tensor for name, tensor in tensors.items() if name not in copies}
+        kept[f"{own}eh_proj.weight"] = kept[f"{own}eh_proj.weight"].roll(QWEN2["hidden_size"], 1)
+        return renamed(kept, names)
 
 
 @pytest.mark.parametrize(

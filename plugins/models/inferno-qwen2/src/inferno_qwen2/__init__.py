@@ -3,6 +3,8 @@ no torch until a model is built."""
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from inferno import hookimpl
 from inferno.contracts import DECODER, Architecture, classifier_of, spelled
 from inferno_qwen2 import gguf
@@ -80,7 +82,12 @@ OMNI = Architecture(
     stop_tokens=CAUSAL.stop_tokens,
     checkpoints=("Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen2.5-Omni-7B"),
 )
-OTHERS = [spelled(CAUSAL, QWEN, {"gguf": gguf.QWEN}), spelled(CAUSAL, MIMO)]
+PREDICTING = evolve(
+    CAUSAL,
+    config="inferno_qwen2.mimo_config:MiMoConfig.from_json",
+    mtp="inferno_qwen2.mimo:MiMoLayers",
+)
+OTHERS = [spelled(CAUSAL, QWEN, {"gguf": gguf.QWEN}), spelled(PREDICTING, MIMO)]
 
 
 @hookimpl

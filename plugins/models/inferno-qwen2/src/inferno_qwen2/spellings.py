@@ -61,10 +61,16 @@ QWEN = Spelling(
     unused=(r".*\.inv_freq",),
     checkpoints=("Qwen/Qwen-1_8B-Chat", "Qwen/Qwen-7B-Chat", "Qwen/Qwen-14B", "Qwen/Qwen-72B"),
 )
+_PREDICTS = "model.mtp_layers.{n}"
 MIMO = Spelling(
     name="MiMoForCausalLM",
     model_types=("mimo",),
-    unused=(r"model\.mtp_layers\..*",),
+    drafts=True,
+    modules={
+        f"{_PREDICTS}.token_layernorm": f"{_PREDICTS}.enorm",
+        f"{_PREDICTS}.hidden_layernorm": f"{_PREDICTS}.hnorm",
+        f"{_PREDICTS}.input_proj": f"{_PREDICTS}.eh_proj",
+        f"{_PREDICTS}.final_layernorm": f"{_PREDICTS}.shared_head.norm",
+    },
     checkpoints=("XiaomiMiMo/MiMo-7B-Base", "XiaomiMiMo/MiMo-7B-SFT", "XiaomiMiMo/MiMo-7B-RL"),
 )
-"""Its layers that predict further tokens are not read."""
