@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from inferno.configs import MambaConfig, check_known, check_positive
-from inferno.contracts import AttentionSpec, StateSpec
+from inferno.contracts import DECODER, MAMBA2, AttentionSpec, Divided, StateSpec
 from inferno.errors import CheckpointError
 
 HYBRID, LINEAR = "hybrid", "linear_attention"
@@ -89,6 +89,12 @@ class Zamba2Config(MambaConfig):
         others = self.hybrid_layers[self.num_mem_blocks :]
         copies = (f"model.layers.{layer}.shared_transformer.*" for layer in others)
         return (*copies, *super().unused_tensors)
+
+    @property
+    def divides(self) -> Mapping[str, Divided]:
+        """Here and not in the architecture, which would mean that pipeline stages run: they would
+        need a copy of a block each. Low-rank matrices are whole."""
+        return {**DECODER, **MAMBA2}
 
     def attention_spec(self, layer: int) -> AttentionSpec:
         spec = super().attention_spec(layer)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
+from inferno.contracts import Range, Shard
 from inferno.nn import (
     Attention,
     CausalLM,
@@ -67,14 +68,27 @@ class SharedAttention(nn.Module):
         self.o_proj = Linear(width, config.hidden_size)
         for name in "qkv" if self.adapted else "":
             self.add_module(f"linear_{name}_adapter_list", _adapters(config, block, width, width))
+        self.spec = config.attention_spec(config.hybrid_layers[block])
+        self.part: Range = (0, width)
+        """Of the width that all heads have together, this rank's."""
+
+    def divide(self, shard: Shard) -> None:
+        """Keep some of the heads, of which as many have keys and values."""
+        if not shard.attention:
+            return
+        first, stop = shard.heads(self.spec)[0]
+        self.part = first * self.head_dim, stop * self.head_dim
+        self.qkv.keep_rows(**dict.fromkeys(self.qkv.names, [self.part]))
+        self.o_proj.keep_columns(self.part, shard)
 
     def forward(
         self, x_TE: Tensor, use: int, attention: Attention, rotate: Any, batch: Batch
     ) -> Tensor:
         q_TX, k_TX, v_TX = self.qkv(x_TE)
         if self.adapted:
+            part = slice(*self.part)
             q_TX, k_TX, v_TX = (
-                x_TX + getattr(self, f"linear_{name}_adapter_list")[use](x_TE)
+                x_TX + getattr(self, f"linear_{name}_adapter_list")[use](x_TE)[:, part]
                 for name, x_TX in zip("qkv", (q_TX, k_TX, v_TX), strict=True)
             )
         q_TX, k_TX = (
@@ -94,10 +108,25 @@ class SharedMLP(nn.Module):
         self.gate_up_proj = Linear(size, 2 * inner, bias=bias)
         self.down_proj = Linear(inner, size, bias=bias)
         self.gate_up_proj_adapter_list = _adapters(config, block, size, 2 * inner)
+        self.inner = inner
+        self.part: Range = (0, inner)
+        """This rank's."""
+
+    def divide(self, shard: Shard) -> None:
+        """Keep a part of the inner width."""
+        if shard.divides(self.inner):
+            first, stop = self.part = shard.share(self.inner)
+            self.gate_up_proj.keep_rows((first, stop), (self.inner + first, self.inner + stop))
+            self.down_proj.keep_columns(self.part, shard)
 
     def forward(self, x_TD: Tensor, use: int) -> Tensor:
-        both_TI = self.gate_up_proj(x_TD) + self.gate_up_proj_adapter_list[use](x_TD)
-        gate_TI, up_TI = both_TI.chunk(2, dim=-1)
+        added_TI = self.gate_up_proj_adapter_list[use](x_TD).chunk(2, dim=-1)
+        gate_TI, up_TI = (
+            own_TI + more_TI[:, slice(*self.part)]
+            for own_TI, more_TI in zip(
+                self.gate_up_proj(x_TD).chunk(2, dim=-1), added_TI, strict=True
+            )
+        )
         y_TD: Tensor = self.down_proj(F.gelu(gate_TI) * up_TI)
         return y_TD
 
@@ -158,6 +187,12 @@ class HybridLayer(nn.Module):
         self.attention = Attention(spec_id, config.attention_spec(layer))
         self.linear = Linear(config.hidden_size, config.hidden_size)
         self.mamba_decoder = StateLayer(config, spec_id + 1)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the keys and values of some heads. The block, if it is this layer's, keeps its part
+        itself."""
+        if shard.attention:
+            self.attention.spec = shard.local(self.attention.spec)
 
     def forward(
         self, x_TD: Tensor, delta_TD: Tensor | None, inputs: Inputs, batch: Batch
