@@ -83,8 +83,8 @@ def used(llm: LLM) -> float:
 
 
 def by_themselves(given: Any) -> list[float]:
-    """Return, for each round, how many times the tokens of one engine all engines draw at once, if
-    nobody takes their tokens: each steps in a process of its own, with a thread."""
+    """Return, sorted, each round's ratio of all engines' tokens to those of one alone, where
+    no process takes them: each engine has a process with one thread."""
     given = argparse.Namespace(**vars(given), sequences=given.seqs, isq=None)
     engines, ratios = [Decoding(given, 1, 1) for _ in range(given.engines)], list[float]()
 

@@ -148,7 +148,7 @@ def sum_costs(ranks: int) -> dict[str, list[float]]:
 
 def message_costs() -> dict[str, float]:
     """Return the time to encode and to decode a step of 256 sequences, and an admission of 8 000
-    tokens, and until another process has the step that one has: encoded, sent and decoded."""
+    tokens, and the time until another process has decoded a step that this one encodes."""
     step = Step(slices=tuple(Slice(row, 1000 + row, 1, True) for row in range(256)))
     drawn = [[[50_000]] * 256]
     prompt = tuple(range(60_000, 68_000))

@@ -225,7 +225,7 @@ def keep_freed_memory() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: 0)  # musl has none
     trim_threshold, mmap_threshold = -1, -3
     set_option(trim_threshold, 256 * 2**20)
-    set_option(mmap_threshold, 32 * 2**20)  # the largest: else the first fixes it as it is
+    set_option(mmap_threshold, 32 * 2**20)  # the largest allowed
 
 
 def starved(error: BaseException) -> SystemLimitError | None:

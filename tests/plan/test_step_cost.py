@@ -122,7 +122,7 @@ def test_without_streams_a_prompt_has_the_whole_step() -> None:
 
 def test_streams_of_other_engines_bound_a_step_too() -> None:
     steps = teach(budget(Work()))
-    steps.elsewhere = lambda: True
+    steps.others_stream = lambda: True
     steps.begin()
     assert steps.give(2048, 0) < 2048
 

@@ -120,7 +120,7 @@ def test_an_engine_knows_what_the_steps_of_all_take_and_whose_streams_wait(
     def computed(self: Together, *given: Any) -> Any:
         expected.add(self.expected)
         if self is second:
-            waiting.add(tuple(each.budget.elsewhere() for each in engines.engines))
+            waiting.add(tuple(each.budget.others_stream() for each in engines.engines))
         return compute(self, *given)
 
     monkeypatch.setattr(Together, "_compute", computed)

@@ -175,8 +175,9 @@ class Engine:
         self._versions.forget(request_id)
 
     def step(self, *, naps: bool = True) -> list[EngineOutput]:
-        """Launch the next step, and return the outputs of the one `lag` steps before it. It `naps`
-        for what it `waits_for`. Raises OutOfMemoryError, DeviceError, AsleepError."""
+        """Launch the next step, and return the outputs of the one `lag` steps before it. If there
+        is nothing to compute, it waits briefly for the store, unless `naps` is False. Raises
+        OutOfMemoryError and DeviceError, and AsleepError while it is asleep."""
         self.check_awake()
         try:
             with self._errors:
@@ -255,14 +256,15 @@ class Engine:
     def _add_compiled(self, *, wait: bool = False) -> list[EngineOutput]:
         """Queue what is compiled. Returns others' errors, and the ends of those without tokens."""
         outputs = list[EngineOutput]()
-        for id, error in self._constraints.ready(idle=wait or not self._scheduler.busy).items():
-            request = self._compiling.pop(id)
+        idle = wait or not self._scheduler.busy
+        for request_id, error in self._constraints.ready(idle=idle).items():
+            request = self._compiling.pop(request_id)
             if error is not None:
-                outputs.append(EngineOutput.failed(id, error))
+                outputs.append(EngineOutput.failed(request_id, error))
             elif request.token_ids:
                 self._scheduler.add(request)
             else:
-                outputs.append(EngineOutput(id, None, FinishReason.STOP))
+                outputs.append(EngineOutput(request_id, None, FinishReason.STOP))
         return outputs
 
     def _launch_constrained(self, step: Step) -> list[EngineOutput]:

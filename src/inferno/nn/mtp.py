@@ -30,14 +30,14 @@ class MTPLayer(DecoderLayer):
         self.eh_proj = Linear(2 * hidden_size, hidden_size)
         self.shared_head = nn.ModuleDict({"norm": RMSNorm(hidden_size, eps)})
 
-    def both(self, x_TD: Tensor, embedded_TD: Tensor) -> Tensor:
-        """Return what the projection reads."""
+    def projection_input(self, x_TD: Tensor, embedded_TD: Tensor) -> Tensor:
+        """Return what the projection reads from the hidden states and the embedded tokens."""
         return torch.cat([self.enorm(embedded_TD), self.hnorm(x_TD)], dim=-1)
 
     def predict(self, x_TD: Tensor, embedded_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """Return the normalized hidden states, whose logits predict the token after the embedded
         one."""
-        both_TX = self.both(x_TD, embedded_TD)
+        both_TX = self.projection_input(x_TD, embedded_TD)
         x_TD, delta_TD = self(self.eh_proj(both_TX), None, rotation, batch)
         norm = self.shared_head["norm"]
         assert isinstance(norm, RMSNorm)

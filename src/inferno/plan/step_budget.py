@@ -51,7 +51,7 @@ class StepBudget:
     """0: steps are not bounded in time."""
     streams: Callable[[], tuple[Work, bool]] = lambda: (Work(), False)
     """Returns the next tokens of the streams in the step, and whether any stream waits for one."""
-    elsewhere: Callable[[], bool] = lambda: False
+    others_stream: Callable[[], bool] = lambda: False
     """Returns whether a stream of another engine waits for this one's step."""
     _alone: StepCost = field(factory=StepCost)
     """Of steps in which every sequence has one token, and perhaps drafts."""
@@ -180,5 +180,5 @@ class StepBudget:
         """Look which streams wait."""
         work, waits = self.streams()
         self._work, alone = work, self._alone.seconds(work) or 0.0
-        self._limit = max(self.max_seconds, 2 * alone) if waits or self.elsewhere() else 0.0
+        self._limit = max(self.max_seconds, 2 * alone) if waits or self.others_stream() else 0.0
         return work

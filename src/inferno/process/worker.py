@@ -140,7 +140,7 @@ class Worker:
         rounds = others.rounds if others is not None else 0
         if is_busy := self._busy:
             self._num_steps += 1
-            if tokens := engine.step(naps=False):  # `_wait` has waited, or others wait
+            if tokens := engine.step(naps=False):  # `_wait` waits for the store
                 self._send(protocol.TOKENS, protocol.encode(tokens))
         if others is not None and others.rounds == rounds and others.owes:
             others.attend()

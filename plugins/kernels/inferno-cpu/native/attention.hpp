@@ -41,7 +41,7 @@ struct AttentionStep {
   Waves waves;              // 8-bit caches only
 };
 
-// Of it nothing is read but dtype, q, k, v, out, query_starts, S, H, K, C, scale and window.
+// Only dtype, q, k and v with their strides, out, query_starts, S, H, K, C, scale and window are read.
 struct WholeStep : AttentionStep {};
 
 struct Attention {

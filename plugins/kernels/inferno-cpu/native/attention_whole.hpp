@@ -32,7 +32,7 @@ void take_panels(const AttentionStep& step, const Tile& tile, int64_t first, int
         store(values + 16 * c + 16 * t, is_known ? load(v + row * step.v_stride + c) : splat(0.0f));
       }
     }
-    turned(own.padded, C, own.keys + panel * C);
+    transpose_rows(own.padded, C, own.keys + panel * C);
   }
 }
 

@@ -20,7 +20,7 @@ INL void load_values(const Part<T>& part, Batch<n>* b, float* x) {
   const int64_t size = int64_t(part.count) * n;
   for (int64_t i = 0; i < size; i += 16) store(x + i, load(part.w + part.first + i));
   memset(x + size, 0, size_t(kBatch * n - size) * 4);
-  turned(x, n, b->x[0]);
+  transpose_rows(x, n, b->x[0]);
 }
 
 // The mean of x^2 over elements begin .. begin + size, and where that was computed last: all groups
@@ -59,7 +59,7 @@ void weigh(const Part<T>& part, const float* x, int64_t span, float factor, Mean
       w[g * n + j] = importance[j] * __builtin_sqrtf(value + v * v);
     }
   }
-  turned(w, n, b->w[0]);
+  transpose_rows(w, n, b->w[0]);
 }
 
 template <int n, class T>
@@ -68,7 +68,7 @@ INL void weigh_by_importance(const Part<T>& part, Batch<n>* b) {
   memset(w, 0, sizeof w);
   for (int g = 0; g < part.count; g++)
     memcpy(w + g * n, part.importance + (part.first + int64_t(g) * n) % part.columns, n * 4);
-  turned(w, n, b->w[0]);
+  transpose_rows(w, n, b->w[0]);
 }
 
 // weights = weight(x) in each lane, without importance.

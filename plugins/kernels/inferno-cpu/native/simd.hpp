@@ -232,8 +232,9 @@ INL F32 exp(F32 x) {
   return times_pow2(p, n);
 }
 
-// Sixteen rows of n elements to [n][16]. In squares of four: a level's transpose bypasses the cache.
-INL void turned(const float* rows, int64_t n, float* to) {
+// Transpose sixteen rows of n elements to [n][16], in squares of four: the `transpose` of each level
+// bypasses the cache.
+INL void transpose_rows(const float* rows, int64_t n, float* to) {
   typedef float Four __attribute__((vector_size(16)));
   for (int64_t g = 0; g < 16; g += 4)
     for (int64_t j = 0; j < n; j += 4) {

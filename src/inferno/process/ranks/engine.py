@@ -33,7 +33,7 @@ def load_engine(
         home_of = together.home_of(wanted)
         engine = Engine.load(opened, packed=packed, streams=streams, home_of=home_of)
         # A round takes as long as its slowest step: each bounds its own for the streams of all.
-        engine.budget.elsewhere = lambda: together.others_stream
+        engine.budget.others_stream = lambda: together.others_stream
         together.own = engine.expected
         together.streams = lambda: engine.busy and engine.budget.streams()[1]
         return engine

@@ -42,7 +42,7 @@ class Activation(Layer):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.function = ACTIVATIONS.get(name)
+        self.function = None if name == "gelu" else ACTIVATIONS[name]
         self.ops = ops.TORCH
 
     def finalize(self, to: Finalize) -> None:

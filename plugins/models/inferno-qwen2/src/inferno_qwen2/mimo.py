@@ -16,7 +16,7 @@ from inferno_qwen2.model import Qwen2ForCausalLM
 class MiMoLayer(MTPLayer):
     """Its projection reads the hidden state first, then the embedding."""
 
-    def both(self, x_TD: Tensor, embedded_TD: Tensor) -> Tensor:
+    def projection_input(self, x_TD: Tensor, embedded_TD: Tensor) -> Tensor:
         return torch.cat([self.hnorm(x_TD), self.enorm(embedded_TD)], dim=-1)
 
 
