@@ -225,32 +225,35 @@ def test_both_go_on_after_sleep(end: str, tmp_path: Path, url: str) -> None:
         assert places(ask(engine, PROMPTS[1])[1]) == (80, 0, 80)
 
 
-def test_many_conversations_at_once(tmp_path: Path, url: str) -> None:
+def ten_conversations(engine: Engine, one: Engine) -> None:
+    """Check three turns of each, all at once, by the answers of an engine alone."""
     draw = random.Random(5)
-    firsts = [[draw.randrange(100) for _ in range(draw.randrange(30, 110))] for _ in range(10)]
-    one = load("demo")
+    prompts = [[draw.randrange(100) for _ in range(draw.randrange(30, 110))] for _ in range(10)]
+    for _ in range(3):
+        forget(engine)
+        for i, prompt in enumerate(prompts):
+            engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=SEEDED))
+        engine.submit(Request(id="dropped", token_ids=tuple(prompts[0][:-5]), params=GREEDY))
+        outputs = engine.step()
+        engine.abort("dropped")
+        outputs += run(engine)
+        answers = [
+            [o.token_id for o in outputs if o.request_id == str(i) and o.token_id is not None]
+            for i in range(len(prompts))
+        ]
+        assert answers == [ask(one, prompt, SEEDED)[0] for prompt in prompts]
+        prompts = [[*p, *a, *TURN[:5]] for p, a in zip(prompts, answers, strict=True)]
+    assert engine.stats().store_lost_parts == 0 and engine.stats().fallbacks == {}
+
+
+def test_many_conversations_at_once(tmp_path: Path, url: str) -> None:
     here, there = ({"kv_store": str(tmp_path / end), "cpu_mem_fold": 0.1} for end in "ab")
     with (
         prefilling("demo", url, **there) as prefiller,
         decoding("demo", url, **here) as engine,
     ):
         wait_for(partial(joined, engine))
-        prompts = firsts
-        for _ in range(3):
-            forget(engine)
-            for i, prompt in enumerate(prompts):
-                engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=SEEDED))
-            engine.submit(Request(id="dropped", token_ids=tuple(prompts[0][:-5]), params=GREEDY))
-            outputs = engine.step()
-            engine.abort("dropped")
-            outputs += run(engine)
-            answers = [
-                [o.token_id for o in outputs if o.request_id == str(i) and o.token_id is not None]
-                for i in range(len(prompts))
-            ]
-            assert answers == [ask(one, prompt, SEEDED)[0] for prompt in prompts]
-            prompts = [[*p, *a, *TURN[:5]] for p, a in zip(prompts, answers, strict=True)]
-        assert engine.stats().store_lost_parts == 0 and engine.stats().fallbacks == {}
+        ten_conversations(engine, load("demo"))
         store: Any = engine._store
         link = store.stacked.link_index
         assert not link._near and not link._coming and not store.stacked._awaited

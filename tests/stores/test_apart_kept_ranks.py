@@ -3,13 +3,12 @@ from another instance or is computed for one, and the tokens are those of one pr
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.stores.test_apart import GREEDY, PROMPTS, SEEDED, ask, run, wait_for
-from tests.stores.test_apart_kept import TURN, converse, forget, places, whole
+from tests.stores.test_apart_kept import TURN, converse, forget, places, ten_conversations, whole
 from tests.stores.test_apart_ranks import apart, links, plugin_of, right, url
 from tests.stores.test_stored_caches import CASES, toy_of
 from tests.stores.test_stored_ranks import load
@@ -135,27 +134,10 @@ def test_a_link_that_one_rank_loses_leaves_what_is_kept(
 def test_many_conversations_at_once(
     pp: int, tmp_path: Path, url: str, links: list[KeptLink]
 ) -> None:
-    draw = random.Random(5)
-    prompts = [[draw.randrange(100) for _ in range(draw.randrange(30, 110))] for _ in range(10)]
-    one = load("demo", 1, dtype="float32")
     here, there = ({"kv_store": str(tmp_path / end), "cpu_mem_fold": 0.1} for end in "ab")
     ranks: dict[str, Any] = {"ranks": 3 - pp, "pp": pp, "dtype": "float32"}
     with apart(links, "demo", url, here=here, there=there, **ranks) as (prefiller, engine):
-        for _ in range(3):
-            forget(engine)
-            for i, prompt in enumerate(prompts):
-                engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=SEEDED))
-            engine.submit(Request(id="dropped", token_ids=tuple(prompts[0][:-5]), params=GREEDY))
-            outputs = engine.step()
-            engine.abort("dropped")
-            outputs += run(engine)
-            answers = [
-                [o.token_id for o in outputs if o.request_id == str(i) and o.token_id is not None]
-                for i in range(len(prompts))
-            ]
-            assert answers == [ask(one, prompt, SEEDED)[0] for prompt in prompts]
-            prompts = [[*p, *a, *TURN[:5]] for p, a in zip(prompts, answers, strict=True)]
-        assert engine.stats().store_lost_parts == 0 and engine.stats().fallbacks == {}
+        ten_conversations(engine, load("demo", 1, dtype="float32"))
         nothing_is_held(engine)
         link = prefiller.link
         wait_for(lambda: not (link._asked or link._ranks or link._begun or link._ending))
