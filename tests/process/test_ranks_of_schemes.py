@@ -1,7 +1,12 @@
-"""Ranks that share a model of each scheme: the tokens are those of one process."""
+"""Ranks that share a model of each scheme: the tokens are those of one process, and with native
+kernels, which round what they multiply, as near as that allows.
+
+Suffixes: N contexts, V vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,6 +78,66 @@ def test_columns_in_another_order_are_gathered(
     g_idx = load_file(path / "model.safetensors")["model.layers.0.mlp.down_proj.g_idx"]
     assert (g_idx.diff() < 0).any(), "columns are in another order"
     same_tokens(path, catalog, ranks)
+
+
+def next_logits(
+    path: Path, ranks: int, contexts: list[list[int]], options: dict[str, Any]
+) -> Tensor:
+    """Return the logits of the token after each context, (N, V), by the native kernels."""
+    given = {"threads": 1, "packed_cache": "none", "memory": "2GiB", **options}
+    engine = load_shared(path, load_catalog(), ranks, **given)
+    runner: Any = engine._runner
+    seen = list[Tensor]()
+
+    def record(compute: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+        def recorded(*args: Any) -> Tensor | None:
+            if (logits_SV := compute(*args)) is not None:
+                seen.append(logits_SV[-1].float().clone())
+            return logits_SV
+
+        return recorded
+
+    runner.logits_of, runner._replayed = record(runner.logits_of), record(runner._replayed)
+    rows = list[Tensor]()
+    for context in contexts:
+        answers(engine, [context], evolve(GREEDY, max_tokens=1, logprobs=1))
+        rows.append(seen[-1])
+    engine.close()
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [
+        ("gptq-int4", "bfloat16"),
+        *(
+            pytest.param(scheme, dtype, marks=pytest.mark.slow)
+            for scheme in SCHEMES
+            for dtype in ("float32", "bfloat16")
+            if (scheme, dtype) != ("gptq-int4", "bfloat16")
+        ),
+    ],
+)
+def test_native_ranks_round_as_near_as_one_process(scheme: str, dtype: str, tmp_path: Path) -> None:
+    """Free to go on, one near tie makes all later tokens others; so each context is given."""
+    pytest.importorskip("inferno_cpu._native", reason="needs native kernels")
+    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
+    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
+    engine = load_shared(path, load_catalog(), 1, dtype=dtype, threads=1, packed_cache="none")
+    drawn = tokens_of(answers(engine, PROMPTS, evolve(GREEDY, max_tokens=40)))
+    engine.close()
+    contexts = [
+        [*prompt, *cast(list[int], tokens[:count])]
+        for prompt, tokens in zip(PROMPTS, drawn, strict=True)
+        for count in range(0, 40, 2)
+    ]
+    one_NV, two_NV = (next_logits(path, ranks, contexts, {"dtype": dtype}) for ranks in (1, 2))
+    spread_N = one_NV.amax(1) - one_NV.amin(1)
+    assert ((two_NV - one_NV).square().mean(1).sqrt() <= 1e-2 * spread_N).all()
+    best_N2 = one_NV.topk(2).values
+    sure_N = best_N2[:, 0] - best_N2[:, 1] > 0.1
+    assert sure_N.sum() > len(contexts) // 2, "most say something"
+    assert torch.equal(one_NV.argmax(1)[sure_N], two_NV.argmax(1)[sure_N])
 
 
 class Reads(TorchDispatchMode):
