@@ -18,11 +18,13 @@ from inferno.testing.installed import Installed
 Open = Callable[..., Filled]
 
 
-def until(holds: Callable[[], bool], store: Filled) -> None:
+def until(holds: Callable[[], bool], *stores: Filled) -> None:
+    """Wait until this holds, while the stores go on: one may still be writing."""
     end = monotonic() + 20
     while not holds():
         assert monotonic() < end, "it never sees what the other one has written"
-        store.mover.poll()
+        for store in stores:
+            store.mover.poll()
         sleep(0.01)
 
 
@@ -66,7 +68,7 @@ class StoreBesideTests(Installed):
         other.save(KEYS[0], 3, 5)
         saved = other.bytes_at(0, 3), other.bytes_at(1, 5)
         other.settle()
-        until(lambda: mine.index.groups_of(KEYS[0]) == 0b11, mine)
+        until(lambda: mine.index.groups_of(KEYS[0]) == 0b11, mine, other)
         assert loaded(mine, KEYS[0]) == saved
         assert not mine.index.usage.folder_bytes, "it is not written again"
         assert mine.index.pin(KEYS, "session", float("inf")) == 1
@@ -97,7 +99,7 @@ class StoreBesideTests(Installed):
                 right = other.bytes_at(0, j % 7), other.bytes_at(1, (j + 1) % 7)
                 wrong += loaded(mine, keys[j]) not in (None, right)
         assert not wrong
-        until(lambda: mine.index.groups_of(keys[-1]) == 0b11, mine)
+        until(lambda: mine.index.groups_of(keys[-1]) == 0b11, mine, other)
         assert not mine.index.groups_of(keys[0])
 
     def test_a_process_that_starts_anew_is_read_on(self, opened: Open) -> None:
@@ -108,14 +110,14 @@ class StoreBesideTests(Installed):
         other.index.drop(KEYS[0])
         other.save(KEYS[1], 2, 2)
         other.settle()
-        until(lambda: mine.index.groups_of(KEYS[1]) == 0b11, mine)
-        until(lambda: not mine.index.groups_of(KEYS[0]), mine)
+        until(lambda: mine.index.groups_of(KEYS[1]) == 0b11, mine, other)
+        until(lambda: not mine.index.groups_of(KEYS[0]), mine, other)
 
     def test_what_is_dropped_is_promised_once_it_is_written_anew(self, opened: Open) -> None:
         mine, other = opened(0), opened(1)
         other.save(KEYS[0], 3, 5)
         other.settle()
-        until(lambda: mine.index.groups_of(KEYS[0]) == 0b11, mine)
+        until(lambda: mine.index.groups_of(KEYS[0]) == 0b11, mine, other)
         assert loaded(mine, KEYS[0])
         mine.index.drop(KEYS[0])
         assert mine.index.groups_of(KEYS[0]) == mine.index.near(KEYS[0]) == 0
