@@ -22,7 +22,7 @@ OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", 
 """Ops that a provider may implement besides `linear`; `inferno.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
 """Ops that only models with routed experts need, besides `grouped`."""
-ENCODER_OPS = ("gelu",)
+ENCODER_OPS = ("add_layer_norm", "gelu")
 """Ops that only models whose attention is bidirectional need."""
 ADAPTER_OPS = ("shrink", "expand")
 """Ops that only models with room for adapters need."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.contracts import Range, Shard
@@ -67,7 +66,7 @@ class ProjectionNorm(RMSNorm):
         return scaled.to(x.dtype) * self.weight
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Layer):
     """(x - mean(x)) / std(x) · weight + bias over the last dimension (arXiv:1607.06450)."""
 
     offset = 0.0
@@ -78,11 +77,16 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size))
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
+        self.ops = ops.TORCH
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+
+    def forward(self, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
+        """Return the norm of x or, with a residual, of their sum."""
+        return self.ops.add_layer_norm(x_TD, residual_TD, self.weight, self.bias, self.eps)
 
     def after(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x + delta and its norm; without a delta, x and its norm."""
         sum_TD = x_TD if delta_TD is None else x_TD + delta_TD
-        return sum_TD, self(sum_TD)
+        return sum_TD, self.forward(sum_TD)

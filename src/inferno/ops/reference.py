@@ -36,6 +36,19 @@ def add_rms_norm(
     return sum_TD, rms_norm(sum_TD, weight_D, eps)
 
 
+def add_layer_norm(
+    x_TD: Tensor,
+    residual_TD: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """(s - mean(s)) / std(s) · weight + bias over the last dimension of s = x + residual, computed
+    in float32 (arXiv:1607.06450). The sum itself may be rounded to x's dtype or not."""
+    sum_TD = x_TD if residual_TD is None else x_TD + residual_TD
+    return F.layer_norm(sum_TD, weight_D.shape, weight_D, bias_D, eps)
+
+
 def norm_rope(
     x_THC: Tensor,
     weight_C: Tensor | None,
@@ -232,6 +245,9 @@ class Ops:
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
+    add_layer_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], Tensor] = (
+        add_layer_norm
+    )
     norm_rope: Callable[..., Tensor] = norm_rope
     silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
     gelu: Callable[[Tensor], Tensor] = gelu

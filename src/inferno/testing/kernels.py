@@ -41,7 +41,6 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 """Largest difference, relative to the result's largest value: the last bit of each type, and the
 order of float32 sums."""
 
-
 PUBLIC = tuple(
     IntLayout(bits=bits, group=group, symmetric=symmetric)
     for bits in (4, 8)
@@ -120,12 +119,14 @@ class KernelProviderTests(AdapterOpTests):
         x_TD, delta_TD, weight_D = (
             random(*s).to(getattr(torch, dtype)) for s in ((rows, width), (rows, width), (width,))
         )
+        wide_TD = random(rows, 3 * width).to(x_TD.dtype)[:, width : 2 * width]
         if norm := self._op(item, "rms_norm", dtype):
-            assert_close(norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6), dtype)
-            wide_TD = random(rows, 3 * width).to(x_TD.dtype)[:, width : 2 * width]
-            assert_close(
-                norm(wide_TD, weight_D, 1e-6), ops.rms_norm(wide_TD, weight_D, 1e-6), dtype
-            )
+            for x in (x_TD, wide_TD):
+                assert_close(norm(x, weight_D, 1e-6), ops.rms_norm(x, weight_D, 1e-6), dtype)
+        if run := self._op(item, "add_layer_norm", dtype):
+            for residual, bias in ((delta_TD, None), (None, x_TD[0])):
+                inputs = (wide_TD, residual, weight_D, bias, 1e-5)
+                assert_close(run(*inputs), ops.add_layer_norm(*inputs), dtype, ulps=2)
         if add_norm := self._op(item, "add_rms_norm", dtype):
             before, args = x_TD.clone(), (x_TD, delta_TD, weight_D, 1e-5)
             for ours, theirs in zip(add_norm(*args), ops.add_rms_norm(*args), strict=True):
@@ -353,9 +354,8 @@ class KernelProviderTests(AdapterOpTests):
         experts_TX = random(tokens, count).topk(top).indices
         if dtype == "float32" and (run := self._op(item, "dispatch", dtype)):
             for picked_TX in (experts_TX, experts_TX[::2], experts_TX.flip(1).T.contiguous().T):
-                for ours, theirs in zip(
-                    run(picked_TX, count), ops.dispatch(picked_TX, count), strict=True
-                ):
+                both = run(picked_TX, count), ops.dispatch(picked_TX, count)
+                for ours, theirs in zip(*both, strict=True):
                     assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
         if run := self._op(item, "combine", dtype):
             y_ND, weights_TX = (

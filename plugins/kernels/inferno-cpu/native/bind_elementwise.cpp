@@ -17,6 +17,15 @@ void bind_elementwise(nb::module_& m) {
                                                norm, at(sum), at(y), T, D);
           });
         });
+  m.def("add_layer_norm",
+        [](int dtype, Address x, int64_t x_stride, Address delta, int64_t delta_stride,
+           Address weight, bool wide, float eps, Address bias, Address y, int64_t T, int64_t D) {
+          Norm norm{at(weight), wide, eps};
+          run([=] {
+            active().elementwise->add_layer_norm(dtype, at(x), x_stride, at(delta), delta_stride,
+                                                 norm, at(bias), at(y), T, D);
+          });
+        });
   m.def("rope",
         [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H,
            int64_t C, Address cos, Address sin, int64_t E, bool interleaved, Address y) {

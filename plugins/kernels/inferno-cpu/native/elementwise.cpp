@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "layer_norm.hpp"
 #include "parallel.hpp"
 #include "simd.hpp"
 
@@ -91,6 +92,22 @@ void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta,
         T* both = (T*)sums + t * D;
         add_row((const T*)x + t * x_stride, (const T*)delta + t * delta_stride, both, D);
         norm_row(both, norm, (T*)y + t * D, D);
+      }
+    });
+  });
+}
+
+void add_layer_norm(int dtype, const void* x, int64_t x_stride, const void* delta,
+                    int64_t delta_stride, const Norm& norm, const void* bias, void* y, int64_t rows,
+                    int64_t D) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(rows, min_rows(D), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        const T *x_row = (const T*)x + t * x_stride,
+                *delta_row = delta ? (const T*)delta + t * delta_stride : nullptr;
+        T* y_row = (T*)y + t * D;
+        layer_norm_row(x_row, delta_row, norm, bias, y_row, D);
       }
     });
   });
@@ -356,4 +373,5 @@ void sum_parts(int dtype, const void* const* parts, int count, void* y, int64_t 
 
 extern const Elementwise INFERNO_EXPORT(elementwise);
 const Elementwise INFERNO_EXPORT(elementwise) = {
-    rms_norm, add_rms_norm, rope, norm_rope, silu_mul, gelu, argmax, gather, sum_parts};
+    rms_norm, add_rms_norm, add_layer_norm, rope,   norm_rope,
+    silu_mul, gelu,         argmax,         gather, sum_parts};

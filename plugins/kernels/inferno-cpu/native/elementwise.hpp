@@ -24,6 +24,11 @@ struct Elementwise {
   void (*add_rms_norm)(int dtype, const void* x, int64_t x_stride, const void* delta,
                        int64_t delta_stride, const Norm& norm, void* sum, void* y, int64_t T,
                        int64_t D);
+  // y_TD = (s - mean(s)) / sqrt(variance(s) + eps) * weight_D + bias_D of each row s of x_TD +
+  // delta_TD, rounded once. delta and bias may be null; the bias has the weight's type.
+  void (*add_layer_norm)(int dtype, const void* x, int64_t x_stride, const void* delta,
+                         int64_t delta_stride, const Norm& norm, const void* bias, void* y,
+                         int64_t T, int64_t D);
   // Rotate the first 2 E channels of each head by the token's angles, in pairs (i, i + E) or, if
   // interleaved, (2 i, 2 i + 1), and copy the others.
   void (*rope)(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E,

@@ -123,6 +123,15 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             **dict.fromkeys(("sum", "y"), lambda a: a.T * a.D * WIDTH[a.dtype]),
         },
     ),
+    "add_layer_norm": (
+        "dtype x x_stride delta delta_stride weight wide eps bias y T D",
+        {
+            "x": lambda a: _rows(a.T, a.x_stride, a.D, WIDTH[a.dtype]),
+            "delta": lambda a: _rows(a.T, a.delta_stride, a.D, WIDTH[a.dtype]),
+            **dict.fromkeys(("weight", "bias"), lambda a: _norm(a, a.D)),
+            "y": lambda a: a.T * a.D * WIDTH[a.dtype],
+        },
+    ),
     "rope": (_ROPE.format(""), _ROTATED),
     "norm_rope": (_ROPE.format("weight wide eps "), _ROTATED),
     "silu_mul": (

@@ -203,6 +203,7 @@ def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatc
 def test_elementwise_ops(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_elementwise, "ROWS", [3])
     test_elementwise.test_norms(dtype)
+    test_elementwise.test_add_layer_norm(dtype)
     test_elementwise.test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype, 3)
     test_elementwise.test_silu_mul_of_halves_of_one_matrix(dtype)
     test_elementwise.test_gelu(dtype)

@@ -55,6 +55,26 @@ def test_norms(dtype: torch.dtype) -> None:
                 close(y_TD, ops.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)[1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_layer_norm(dtype: torch.dtype) -> None:
+    for T in ROWS:
+        for D in WIDTHS:
+            x_TD, other_TD = columns(T, D, dtype=dtype), columns(T, D, dtype=dtype, seed=1) + 3
+            weight_D, bias_D = draw(D, dtype=dtype, seed=2), draw(D, dtype=dtype, seed=3)
+            for residual, weight, bias in (
+                (other_TD, weight_D, bias_D),
+                (other_TD, weight_D.float(), bias_D.float()),
+                (None, weight_D, None),
+            ):
+                sum_TD = x_TD.double() if residual is None else x_TD.double() + other_TD.double()
+                shift = None if bias is None else bias.double()
+                exact_TD = F.layer_norm(sum_TD, (D,), weight.double(), shift, 1e-5)
+                ours_TD = native.add_layer_norm(x_TD, residual, weight, bias, 1e-5)
+                assert ours_TD.dtype == dtype and ours_TD.is_contiguous()
+                error_TD = (ours_TD.double() - exact_TD).abs()
+                assert (error_TD <= ULP[dtype] / 4 * exact_TD.abs() + 3e-6).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
     """As torch rounds them: ties, infinity and NaN included."""

@@ -72,6 +72,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 "add_rms_norm": "inferno_cpu.elementwise:add_rms_norm",
                 "norm_rope": "inferno_cpu.elementwise:norm_rope",
                 "silu_mul": "inferno_cpu.elementwise:silu_mul",
+                "add_layer_norm": "inferno_cpu.elementwise:add_layer_norm",
                 "gelu": "inferno_cpu.elementwise:gelu",
                 "gather": "inferno_cpu.elementwise:gather",
                 "argmax": "inferno_cpu.elementwise:argmax",

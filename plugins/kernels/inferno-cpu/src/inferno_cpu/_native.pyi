@@ -134,6 +134,21 @@ def silu_mul(
     I: int,
     /,
 ) -> None: ...
+def add_layer_norm(
+    dtype: int,
+    x: Address,
+    x_stride: int,
+    delta: Address,
+    delta_stride: int,
+    weight: Address,
+    wide: bool,
+    eps: float,
+    bias: Address,
+    y: Address,
+    T: int,
+    D: int,
+    /,
+) -> None: ...
 def gelu(dtype: int, x: Address, x_stride: int, T: int, I: int, /) -> None: ...
 def argmax(dtype: int, x: Address, x_stride: int, ids: Address, T: int, V: int, /) -> None: ...
 def gather(

@@ -51,6 +51,33 @@ def add_rms_norm(
     return sum_TD, y_TD
 
 
+def add_layer_norm(
+    x_TD: Tensor,
+    residual_TD: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Return (s - mean(s)) / std(s) · weight + bias over the last dimension of s = x + residual,
+    which is not rounded. Bias and weight are of one type."""
+    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    x_TD = _dense_rows(x_TD.reshape(-1, len(weight_D)))
+    if residual_TD is not None:
+        residual_TD = _dense_rows(residual_TD.reshape(x_TD.shape))
+    _native.add_layer_norm(
+        DTYPES[x_TD.dtype],
+        x_TD.data_ptr(),
+        x_TD.stride(0),
+        0 if residual_TD is None else residual_TD.data_ptr(),
+        0 if residual_TD is None else residual_TD.stride(0),
+        *_norm(weight_D, eps),
+        0 if bias_D is None else bias_D.data_ptr(),
+        y_TD.data_ptr(),
+        *x_TD.shape,
+    )
+    return y_TD
+
+
 def rope(x_THC: Tensor, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False) -> Tensor:
     """Rotate the first 2 E channels of each head by the token's angles, in pairs (i, i + E) or, if
     interleaved, (2 i, 2 i + 1). `cos_TE` and `sin_TE` are contiguous float32."""

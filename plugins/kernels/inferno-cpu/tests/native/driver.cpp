@@ -117,6 +117,7 @@ int64_t call(const std::string& name) {
   if (name == function) return call(kernel);
   CALL("rms_norm", chosen.elementwise->rms_norm)
   CALL("add_rms_norm", chosen.elementwise->add_rms_norm)
+  CALL("add_layer_norm", chosen.elementwise->add_layer_norm)
   CALL("rope", chosen.elementwise->rope)
   CALL("norm_rope", chosen.elementwise->norm_rope)
   CALL("silu_mul", chosen.elementwise->silu_mul)

@@ -77,8 +77,7 @@ class Embeddings(nn.Module):
         positions_T = batch.positions_T
         if self.positions == "from padding":
             positions_T = after_padding(ids_T, positions_T)
-        x_TD = x_TD + self.position_embeddings(positions_T)
-        y_TD: Tensor = self.LayerNorm(x_TD)
+        y_TD: Tensor = self.LayerNorm(x_TD, self.position_embeddings(positions_T))
         return y_TD
 
 
@@ -113,7 +112,7 @@ class Output(nn.Module):
         self.LayerNorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x_TI: Tensor, read_TD: Tensor) -> Tensor:
-        y_TD: Tensor = self.LayerNorm.after(self.dense(x_TI), read_TD)[1]
+        y_TD: Tensor = self.LayerNorm(self.dense(x_TI), read_TD)
         return y_TD
 
 

@@ -96,8 +96,8 @@ class EncoderLayer(nn.Module):
         self.post_mlp_layernorm = LayerNorm(size, eps)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        x_TD = self.post_attention_layernorm.after(x_TD, self.self_attn(x_TD, rotate, batch))[1]
-        y_TD: Tensor = self.post_mlp_layernorm.after(x_TD, self.mlp(x_TD))[1]
+        x_TD = self.post_attention_layernorm(self.self_attn(x_TD, rotate, batch), x_TD)
+        y_TD: Tensor = self.post_mlp_layernorm(self.mlp(x_TD), x_TD)
         return y_TD
 
 
