@@ -36,8 +36,7 @@ class Turns:
             )
 
     def __enter__(self) -> None:
-        if self.forked:
-            self.check()
+        self.check()
         with self._next:
             self._lock.acquire()
 
