@@ -28,6 +28,7 @@ from tests.stores.test_stored_caches import CASES, load, toy_of
 
 from inferno.core.engine import Engine
 from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import alike
 
 DRAW = random.Random(11)
@@ -76,6 +77,40 @@ def places(first: EngineOutput) -> tuple[int, int, int]:
     return first.num_cached, first.num_host + first.num_disk, first.num_remote
 
 
+Asked = Sequence[tuple[Sequence[int], SamplingParams]]
+"""Prompts, each twice: with other parameters the second time."""
+
+
+def answers_are_kept(
+    engine: Engine, asked: Asked, right: Sequence[Sequence[int]], *, again: bool
+) -> None:
+    """Check answers of an engine that keeps what has come: the first time of each prompt from the
+    other instance, unless it was started `again` with the tiers that it had."""
+    for i, ((prompt, params), tokens) in enumerate(zip(asked, right, strict=True)):
+        forget(engine)
+        ids, first = ask(engine, prompt, params)
+        assert ids == tokens
+        assert first.num_cached == whole(prompt)
+        if i % 2 or again:
+            assert first.num_remote == 0, "it is kept here"
+    stats = engine.stats()
+    assert stats.fallbacks == {} and stats.store_lost_parts == 0
+    assert stats.linked_prompts == (0 if again else len(asked) // 2)
+
+
+def answers_come_from_there(
+    other: Engine, engine: Engine, asked: Asked, right: Sequence[Sequence[int]]
+) -> None:
+    """Check answers of an engine that keeps nothing: the other one has kept all."""
+    for (prompt, params), tokens in zip(asked, right, strict=True):
+        forget(engine)
+        ids, first = ask(engine, prompt, params)
+        assert ids == tokens and first.num_remote == whole(prompt)
+    stats = other.stats()
+    assert stats.store_loaded_bytes > 0 and stats.store_lost_parts == 0, "it computes all again"
+    assert stats.linked_bytes == engine.stats().linked_bytes > 0
+
+
 @alike
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_cache_is_kept_at_both_ends(name: str, tmp_path: Path, url: str) -> None:
@@ -89,26 +124,11 @@ def test_every_kind_of_cache_is_kept_at_both_ends(name: str, tmp_path: Path, url
     for start in range(2):
         with prefilling(ref, url, **there) as prefiller, decoding(ref, url, **here) as engine:
             wait_for(partial(joined, engine))
-            for i, ((prompt, params), tokens) in enumerate(zip(pairs, right, strict=True)):
-                forget(engine)
-                ids, first = ask(engine, prompt, params)
-                assert ids == tokens
-                assert first.num_cached == whole(prompt)
-                if i % 2 or start:
-                    assert first.num_remote == 0, "it is kept here"
-            stats = engine.stats()
-            assert stats.fallbacks == {} and stats.store_lost_parts == 0
-            assert stats.linked_prompts == (0 if start else len(prompts))
+            answers_are_kept(engine, pairs, right, again=bool(start))
             assert bool(prefiller.engine.stats().linked_bytes) == (not start)
     with prefilling(ref, url, **there) as prefiller, decoding(ref, url, **case.options) as engine:
         wait_for(partial(joined, engine))
-        for (prompt, params), tokens in zip(pairs, right, strict=True):
-            forget(engine)
-            ids, first = ask(engine, prompt, params)
-            assert ids == tokens and first.num_remote == whole(prompt)
-        stats = prefiller.engine.stats()
-        assert stats.store_loaded_bytes > 0 and stats.store_lost_parts == 0, "it computes all again"
-        assert stats.linked_bytes == engine.stats().linked_bytes > 0
+        answers_come_from_there(prefiller.engine, engine, pairs, right)
 
 
 def converse(engine: Engine, prompt: Sequence[int], **given: Any) -> tuple[list[int], EngineOutput]:

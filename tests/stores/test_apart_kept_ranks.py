@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from tests.stores.test_apart import GREEDY, PROMPTS, SEEDED, ask, run, wait_for
-from tests.stores.test_apart_kept import TURN, converse, forget, places, ten_conversations, whole
+from tests.stores.test_apart_kept import (
+    TURN,
+    answers_are_kept,
+    answers_come_from_there,
+    converse,
+    places,
+    ten_conversations,
+    whole,
+)
 from tests.stores.test_apart_ranks import apart, links, plugin_of, right, url
 from tests.stores.test_stored_caches import CASES, toy_of
 from tests.stores.test_stored_ranks import load
@@ -48,25 +56,10 @@ def test_every_kind_of_cache_is_kept_by_all_ranks_of_both_ends(
     here, there = ({"kv_store": str(tmp_path / end)} for end in ("here", "there"))
     for start in range(2):
         with apart(links, ref, url, there=there, here=here, **options) as (prefiller, engine):
-            for i, ((prompt, params), tokens) in enumerate(zip(pairs, right, strict=True)):
-                forget(engine)
-                ids, first = ask(engine, prompt, params)
-                assert ids == tokens
-                assert first.num_cached == whole(prompt)
-                if i % 2 or start:
-                    assert first.num_remote == 0, "it is kept here"
-            stats = engine.stats()
-            assert stats.fallbacks == {} and stats.store_lost_parts == 0
-            assert stats.linked_prompts == (0 if start else len(prompts))
+            answers_are_kept(engine, pairs, right, again=bool(start))
         links.clear()
     with apart(links, ref, url, there=there, **options) as (prefiller, engine):
-        for (prompt, params), tokens in zip(pairs, right, strict=True):
-            forget(engine)
-            ids, first = ask(engine, prompt, params)
-            assert ids == tokens and first.num_remote == whole(prompt)
-        stats = prefiller.engine.stats()
-        assert stats.store_loaded_bytes > 0 and stats.store_lost_parts == 0, "it computes all again"
-        assert stats.linked_bytes == engine.stats().linked_bytes > 0
+        answers_come_from_there(prefiller.engine, engine, pairs, right)
 
 
 @pytest.mark.parametrize("pp", [1, 2])
