@@ -71,7 +71,7 @@ async def running(llm: AsyncLLM, streams: int) -> AsyncIterator[list[list[float]
 
 
 async def until(times: Sequence[Sequence[float]], counts: Sequence[int]) -> None:
-    """Wait until each stream has so many tokens."""
+    """Wait until each stream has its count of tokens."""
     while any(len(each) < count for each, count in zip(times, counts, strict=True)):
         await asyncio.sleep(0.01)
 

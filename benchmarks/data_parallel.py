@@ -12,8 +12,8 @@ time.
 All are loaded before the first round, and rounds take turns. Ratios are of figures of one round.
 Several engines need as many cores at once, and another one for this process, which hands out their
 tokens: where something else runs, compare processor time. What engines take of it for a token says
-what they would give on free cores. The first line is of engines without this process: they hand
-their tokens to nobody.
+what they would give on free cores. The first line is of engines alone: no process takes their
+tokens.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
     count, size = given.engines, (given.requests, given.prompt, given.tokens)
     alone = by_themselves(given)
     print(
-        f"{count} engines that hand their tokens to nobody: {median(alone):.2f} x one "
+        f"{count} engines whose tokens no process takes: {median(alone):.2f} x one "
         f"({alone[0]:.2f}-{alone[-1]:.2f})",
         flush=True,
     )
