@@ -74,7 +74,7 @@ class Paced:
         """Seconds to the next tick."""
         return max(0.0, self._next - perf_counter())
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, *, naps: bool = True) -> list[EngineOutput]:
         sleep(self.wait)
         self._next, self._steps = perf_counter() + self._pace, self._steps + 1
         return [self._draw(request) for request in list(self._running.values())]
