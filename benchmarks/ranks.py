@@ -52,7 +52,7 @@ EACH = 10
 
 
 def load(ref: str, ranks: int, threads: int, **options: Any) -> Engine:
-    given = Options(device="cpu", tp=ranks, threads=threads, max_model_len=1024, **options)
+    given = Options(tp=ranks, threads=threads, max_model_len=1024, **options)
     with open_model(ref, given) as opened:
         return load_engine(opened)
 
@@ -199,7 +199,9 @@ class Decoding:
     def __init__(self, given: Any, ranks: int, threads: int, **shape: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        options = {"dtype": given.dtype, "isq": given.isq, **shape}
+        one = given.device.partition(",")[0]
+        device = given.device if ranks * shape.get("pp", 1) > 1 else one
+        options = {"dtype": given.dtype, "isq": given.isq, "device": device, **shape}
         arguments = (theirs, given.model, ranks, threads, options)
         self.process = spawn.Process(target=decoding, args=arguments)
         self.process.start()
@@ -233,6 +235,7 @@ def main() -> None:
     for name, default in (("ranks", 2), ("rounds", 5), ("sequences", 4), ("tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="cpu", help="of ranks on GPUs: cuda, or cuda:0,cuda:1")
     parser.add_argument("--isq")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=3)

@@ -188,6 +188,12 @@ def load_torch_library() -> Thread | None:
     return None
 
 
+def no_nccl_monitor() -> None:
+    """Let no thread of torch's end this process when NCCL does not answer: the engine's heartbeat
+    does, and says which rank that is."""
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+
+
 def sleep_at_barriers() -> None:
     """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has said how
     long (`GOMP_SPINCOUNT`), or whether to (`OMP_WAIT_POLICY`).

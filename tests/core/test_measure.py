@@ -258,8 +258,13 @@ def test_a_gpu_without_memory_is_an_error_with_a_way_out(
 
 
 def test_only_cuda_devices_are_measured() -> None:
-    assert free_memory(Device("cuda", 1)) is not None
-    assert [free_memory(Device(kind)) for kind in ("cpu", "mps", "xpu")] == [None] * 3
+    plan = resolve("demo", Options(memory="2GiB", device="cpu"))
+    on_gpu = attrs.evolve(plan, device=Device("cuda", 1))
+    assert free_memory(on_gpu) is not None
+    others = [attrs.evolve(plan, device=Device(kind)) for kind in ("cpu", "mps", "xpu")]
+    ranks = resolve("demo", Options(memory="2GiB", device="cpu", tp=2)).ranks
+    others.append(attrs.evolve(on_gpu, ranks=ranks))
+    assert [free_memory(each) for each in others] == [None] * 4
 
 
 # --- the plan comes back --------------------------------------------------------------------------

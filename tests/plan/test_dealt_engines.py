@@ -13,12 +13,14 @@ from tests.process.toy_mixture import CONFIG
 from inferno import host
 from inferno.catalog import load_catalog
 from inferno.cli.render import explained
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, Device
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan import Options, Plan, plan_from_json, plan_of_engine, plan_to_json, resolve
 from inferno.plan.dealing import check_dealing
 from inferno.testing import random_tensors
 from inferno.testing.tiny import without_kernels
+
+CPU = Device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +94,12 @@ def test_what_they_cannot_be_combined_with_is_refused_by_name(
         divides={"q_proj": "heads"},
     )
     with pytest.raises(UnsupportedError, match=f"--dp 2 --ep cannot be combined with {name} yet"):
-        check_dealing(Options(dp=2, ep=True, **options), "Toy", architecture)
-    check_dealing(Options(dp=2, **options), "Toy", architecture)
+        check_dealing(Options(dp=2, ep=True, **options), CPU, "Toy", architecture)
+    check_dealing(Options(dp=2, **options), CPU, "Toy", architecture)
     with pytest.raises(UnsupportedError, match="Toy does not say how it is divided"):
-        check_dealing(Options(dp=2, ep=True), "Toy", evolve(architecture, divides={}))
+        check_dealing(Options(dp=2, ep=True), CPU, "Toy", evolve(architecture, divides={}))
+    with pytest.raises(UnsupportedError, match="share experts compute on CPUs only, not on cuda:0"):
+        check_dealing(Options(dp=2, ep=True), Device("cuda"), "Toy", architecture)
 
 
 def test_what_has_too_few_experts_or_none_is_refused_with_a_remedy(toy: Path) -> None:

@@ -120,7 +120,12 @@ def test_adapters_of_experts_need_them_on_the_device() -> None:
 
 def test_steps_between_which_the_host_computes_are_not_captured() -> None:
     decided = choose_capture(
-        Decided(()), (), Device("cuda"), max_tokens=8, max_blocks=8, hosted=True
+        Decided(()),
+        (),
+        Device("cuda"),
+        max_tokens=8,
+        max_blocks=8,
+        stops="the host computes experts",
     )
     assert decided.value is None and "the host computes experts" in decided.notes[0]
     captured = choose_capture(Decided(()), (), Device("cuda"), max_tokens=8, max_blocks=8)

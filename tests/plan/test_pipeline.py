@@ -254,8 +254,10 @@ def test_families_without_stages_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="not those of inferno.nn") as refused:
         check_ranks(Options(pp=2), CPU, "Toy", evolve(toy, divides={}), settings)
     assert "--tp 2" in refused.value.remedy
-    gpu = evolve(CPU, kind="cuda", index=0)
-    with pytest.raises(UnsupportedError, match="--pp 2: several ranks compute on CPUs only"):
+    gpu = evolve(CPU, kind="mps", index=0)
+    with pytest.raises(
+        UnsupportedError, match="--pp 2: several ranks compute on CPUs and CUDA devices only"
+    ):
         check_ranks(Options(pp=2), gpu, "Toy", toy)
 
 

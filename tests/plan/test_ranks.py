@@ -306,8 +306,8 @@ def test_ports_of_a_link_are_counted_over_engines_and_ranks() -> None:
 
 
 def test_ranks_on_other_devices_are_refused() -> None:
-    device = Device(kind="cuda", index=0, name="GPU", total=1 << 30, free=1 << 30)
-    with pytest.raises(UnsupportedError, match="CPUs only"):
+    device = Device(kind="mps", index=0, name="GPU", total=1 << 30, free=1 << 30)
+    with pytest.raises(UnsupportedError, match="CPUs and CUDA devices only"):
         check_ranks(Options(tp=2), device, "Toy", DENSE)
 
 

@@ -36,9 +36,11 @@ def rank_rows(plan: Plan, origin: str) -> Iterable[tuple[str, str, str]]:
     if ranks.shard.unit > 1:
         shared += f"; inner widths in multiples of {ranks.shard.unit}"
     yield "each has", shared, ""
+    if ranks.devices and plan.engines is None:
+        kind = plan.device.kind
+        yield "devices", _by_rank(f"{kind}:{number}" for number in ranks.devices), ""
     if ranks.cores and plan.engines is None:
-        bound = "; ".join(f"rank {i}: {_spans(numbers)}" for i, numbers in enumerate(ranks.cores))
-        yield "cores", bound, ""
+        yield "cores", _by_rank(map(_spans, ranks.cores)), ""
     for whole in ranks.whole:
         size = host.format_bytes(whole.nbytes)
         yield "whole", f"{whole.modules}, {size} on every rank: {whole.why}", ""
@@ -78,7 +80,8 @@ def _exchange_row(plan: Plan, what: str, over: str = "") -> tuple[str, str, str]
 
     used = next((use for use in plan.kernels if use.op == COLLECTIVES), None)
     if used is None:
-        return "exchange", f"{what}, through gloo{over}", ""
+        by = "gloo" if plan.ranks is None else plan.ranks.exchange
+        return "exchange", f"{what}, through {by}{over}", ""
     return "exchange", f"{what}, through memory of {used.name}", used.distribution
 
 
@@ -131,6 +134,10 @@ def _stage_rows(plan: Plan, ranks: RankUse) -> Iterable[tuple[str, str, str]]:
     over = " over TCP" if ranks.join is not None else ""
     traffic = f"{passed} per token from stage to stage, through gloo{over}"
     yield "pipeline", f"{ranks.stages} steps in flight, one in each stage; {traffic}", ""
+
+
+def _by_rank(values: Iterable[str]) -> str:
+    return "; ".join(f"rank {i}: {value}" for i, value in enumerate(values))
 
 
 def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, str]]:

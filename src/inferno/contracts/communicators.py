@@ -26,6 +26,8 @@ class RankPlace:
     """How long a rank waits for the others."""
     stages: int = 1
     """How many pipeline stages the ranks are. A kernel provider builds for those of one stage."""
+    device: str = "cpu"
+    """Where the tensors are that this rank exchanges, by torch's name."""
 
 
 class Communicator(Protocol):

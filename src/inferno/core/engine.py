@@ -97,7 +97,7 @@ class Engine:
         from inferno.device import device_errors
         from inferno.weights.measure import free_memory, measure
 
-        plan, free = opened.plan, free or free_memory(opened.plan.device)
+        plan, free = opened.plan, free or free_memory(opened.plan)
         queue = opened.parts.queue_policy.build
         before = free() if free is not None else 0
 

@@ -34,8 +34,9 @@ class Operators:
         self._library = torch.library.Library(name, "DEF")  # noqa: TOR901  # lives as long as this
         self._library.define("sum_(Tensor(a!) x) -> ()")
         self._library.define("gather(Tensor x, int[] widths) -> Tensor")
-        self._library.impl("sum_", sum_, "CPU")
-        self._library.impl("gather", gather, "CPU")
+        for device in ("CPU", "CUDA"):
+            self._library.impl("sum_", sum_, device)
+            self._library.impl("gather", gather, device)
         self._operators: Any = getattr(torch.ops, name)
 
     @classmethod

@@ -12,6 +12,7 @@ from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.capture_use import CUDA_GRAPHS, CaptureUse
 from inferno.plan.composite import arrangement, quant_config_of
+from inferno.plan.device_plan import plan_of_rank
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.engines import plan_of_engine
@@ -92,6 +93,7 @@ __all__ = [
     "open_model",
     "plan_from_json",
     "plan_of_engine",
+    "plan_of_rank",
     "plan_of_stage",
     "plan_to_json",
     "quant_config_of",

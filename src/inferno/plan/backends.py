@@ -242,13 +242,13 @@ def choose_capture(
     max_batched: int = 0,
     max_sequences: int = 0,
     reads_hidden: str | None = None,
-    hosted: bool = False,
+    stops: str | None = None,
 ) -> Decided[CaptureUse | None]:
     """Choose which steps are captured: by the kernel provider, if what it cannot see is all
     torch's. Work of another distribution, outside torch's dispatcher, would be left out. CUDA
     graphs see all kernels, from whatever library. None if a proposer, named `reads_hidden`, needs
-    the hidden states: a captured step returns only logits; or if experts are `hosted` beside
-    another device.
+    the hidden states: a captured step returns only logits; or if something on the host `stops` a
+    device in between.
 
     On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
     devices it is the other way round."""
@@ -257,8 +257,8 @@ def choose_capture(
     encoder = any(use.need.bidirectional for use in attention)  # it has no decode steps
     if encoder or (not able and device.kind != "cuda"):
         return Decided(None)
-    if hosted and device.kind != "cpu":
-        return Decided(None, notes=(f"{NOT_CAPTURED}: the host computes experts in between",))
+    if stops is not None and device.kind != "cpu":
+        return Decided(None, notes=(f"{NOT_CAPTURED}: {stops} in between",))
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
     tokens = [use.tokens or BackendUse(use.name, use.distribution) for use in attention]

@@ -11,6 +11,7 @@ from inferno.plan import stages
 from inferno.plan.addresses import check_addresses
 from inferno.plan.audio import audio_memory, choose_audio
 from inferno.plan.audio_use import AudioUse
+from inferno.plan.compute import Compute, choose_compute
 from inferno.plan.dealing import check_dealing
 from inferno.plan.decided import Decided
 from inferno.plan.devices import Machine
@@ -23,6 +24,7 @@ from inferno.plan.image_use import ImageUse
 from inferno.plan.images import choose_images, image_memory
 from inferno.plan.invariance import check_asked, choose_invariance
 from inferno.plan.notes import notes_of_model, notes_of_positions
+from inferno.plan.rank_choice import exchange_memory
 from inferno.plan.ranks import check_ranks
 from inferno.plan.sandbox import check_reachable, choose_sandbox, files_of
 from inferno.plan.sandbox_use import SandboxUse
@@ -39,7 +41,7 @@ class Computation:
     """What computes, and where."""
 
     model: stages.ModelFacts
-    compute: stages.Compute
+    compute: Compute
     proposal: stages.Proposal
     engines: Decided[EnginesUse | None]
     weights: stages.Weights
@@ -132,7 +134,7 @@ def choose(given: stages.Given) -> Choices:
 
 def _choose_computation(given: stages.Given) -> Computation:
     model = stages.read_model(given)
-    compute = stages.choose_compute(given, model)
+    compute = choose_compute(given.options, model.checkpoint, given.machine)
     check_asked(given.options, compute.device, model)
     check_reachable(given.options)
     check_addresses(given.options)
@@ -141,9 +143,9 @@ def _choose_computation(given: stages.Given) -> Computation:
     proposal = stages.choose_proposal(given, model)
     architecture = model.architecture.value
     check_ranks(given.options, compute.device, model.name, architecture, model.config)
-    check_dealing(given.options, model.name, architecture)
+    check_dealing(given.options, compute.device, model.name, architecture)
     elsewhere = given.machine is not None and given.machine.elsewhere
-    engines = choose_engines(given.options, compute.device, elsewhere=elsewhere)
+    engines = choose_engines(given.options, compute.devices, elsewhere=elsewhere)
     weights = stages.choose_weights(given, model, compute, proposal)
     attention = stages.choose_layers(given, model, compute, proposal, weights)
     kernels = given.catalog.hint("kernels", "cpu")
@@ -170,8 +172,10 @@ def _choose_blocks(given: stages.Given, parts: Computation, media: Media) -> Blo
     sent = given.options.max_num_batched_tokens if far else 0
     encoders = image_memory(media.images.value, model.config, dtype, sent)
     encoders += audio_memory(media.audio.value, model.config, dtype, sent)
+    tokens = given.options.max_num_batched_tokens
+    beside = encoders + exchange_memory(parts.weights.ranks.value, model.config, dtype, tokens)
     cache = stages.choose_cache(
-        given, model, compute, parts.weights, attention, parts.drafting, encoders
+        given, model, compute, parts.weights, attention, parts.drafting, beside
     )
     catalog, options, longest = given.catalog, given.options, cache.size.value.max_model_len
     return Blocks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from inferno.contracts import DTYPE_BYTES, Architecture, HeldMatrix, ModelConfig, Shard
+from inferno.contracts import DTYPE_BYTES, Architecture, Device, HeldMatrix, ModelConfig, Shard
 from inferno.errors import UnsupportedError
 from inferno.plan.dealt_use import DealtUse
 from inferno.plan.options import Options
@@ -15,12 +15,17 @@ PAIR_BYTES = 12
 """Bytes that say which expert a token is for, and with what weight."""
 
 
-def check_dealing(options: Options, name: str, architecture: Architecture) -> None:
+def check_dealing(options: Options, device: Device, name: str, architecture: Architecture) -> None:
     """Raise UnsupportedError for what engines that share experts cannot do yet. `name` is the
     model's architecture."""
     if not options.deals:
         return
     flag = f"--dp {options.dp} --ep"
+    if device.kind != "cpu":
+        raise UnsupportedError(
+            f"{flag}: engines that share experts compute on CPUs only, not on {device}",
+            "Leave --ep out: every engine has all experts. Or add --device cpu.",
+        )
     if not architecture.divides:
         raise UnsupportedError(
             f"{flag}: {name} does not say how it is divided, so its experts cannot be dealt out",

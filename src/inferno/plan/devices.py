@@ -8,15 +8,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from inferno import host
 from inferno.contracts import Device, DeviceKind
-from inferno.errors import DeviceError
+from inferno.errors import DeviceError, OptionError
 from inferno.plan import nvml
 from inferno.plan.nvml import Gpu
 
 KNOWN = "auto, cpu, cuda, cuda:N, mps, xpu"
+_ONE_BY_ONE = "Name one for each process: --device cuda:0,cuda:1."
 
 _KIBIBYTES_OF_A_BLOCK = {
     (7, 0): 96,
@@ -120,6 +121,42 @@ def find_device(name: str, machine: Machine | None = None) -> Device:
     if index < len(devices):
         return devices[index]
     raise DeviceError(f"there is no device {name}{problem}", _remedy(machine))
+
+
+def find_devices(name: str, count: int, machine: Machine | None = None) -> tuple[Device, ...]:
+    """Return the device of each of `count` processes, all alike: `name` is a list of their devices,
+    or the first one, after which the next ones of its kind are taken. A CPU is everybody's. On
+    another machine (`Machine.elsewhere`) there are as many as are needed. Raises DeviceError, and
+    OptionError."""
+    machine, names = machine or Machine(), name.split(",")
+    devices = [find_device(each.strip(), machine) for each in names]
+    first = devices[0]
+    if len(devices) > 1 and len(devices) != count:
+        raise OptionError(
+            f"--device names {len(devices)} devices for {count} process{'es' * (count > 1)}",
+            _ONE_BY_ONE,
+        )
+    if len(devices) == 1 < count and first.kind == "cuda":
+        last = first.index + count
+        if machine.elsewhere:
+            devices = [evolve(first, index=i) for i in range(first.index, last)]
+        else:
+            devices = machine.cuda()[first.index : last]
+    elif len(devices) == 1:
+        devices *= count
+    if len(devices) < count:
+        raise DeviceError(
+            f"{count} processes need a device each, and from {first} on there are {len(devices)}",
+            f"Use fewer, or --device cpu. {_remedy(machine)}",
+        )
+    for other in devices:
+        if (other.kind, other.name, other.capability) != (first.kind, first.name, first.capability):
+            raise DeviceError(
+                f"{first} and {other} differ: processes that share a model need devices that are "
+                "alike",
+                f"{_ONE_BY_ONE} {_remedy(machine)}",
+            )
+    return tuple(devices)
 
 
 def agree_on_device(planned: Device, machine: Machine | None = None) -> None:

@@ -14,3 +14,5 @@ class EnginesUse:
     cores: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Those that each engine's ranks are bound to, by engine and rank; an engine without ranks has
     one entry. None: the system chooses."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """The numbers of their devices, likewise; none: all compute on the CPU."""

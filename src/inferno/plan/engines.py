@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from inferno import host
 from inferno.contracts import Device
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
+from inferno.plan.device_plan import device_numbers, on_device
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.numa import process_cores
 from inferno.plan.options import Options
@@ -15,16 +18,16 @@ from inferno.plan.plan import Plan
 
 
 def choose_engines(
-    options: Options, device: Device, *, elsewhere: bool = False
+    options: Options, devices: Sequence[Device], *, elsewhere: bool = False
 ) -> Decided[EnginesUse | None]:
-    """Return the engines, if there are several. `elsewhere`: the plan is for another machine, which
-    may have more cores. Raises OptionError, UnsupportedError."""
+    """Return the engines, if there are several, on the devices of each process. `elsewhere`: the
+    plan is for another machine, which may have more cores. Raises OptionError, UnsupportedError."""
     if options.dp == 1:
         return Decided(None)
-    flag = f"--dp {options.dp}"
-    if device.kind != "cpu":
+    flag, device = f"--dp {options.dp}", devices[0]
+    if device.kind not in ("cpu", "cuda"):
         raise UnsupportedError(
-            f"{flag}: several engines compute on CPUs only, not on {device}",
+            f"{flag}: several engines compute on CPUs and CUDA devices only, not on {device}",
             "Start a server for each device (--device), or add --device cpu.",
         )
     given = {
@@ -45,9 +48,14 @@ def choose_engines(
         notes = (f"{cause}: the plan is for another machine",)
     elif count > cores:  # slow, as more ranks of one engine than cores are
         notes = (f"{count} processes take turns on {cores} cores: fewer would be faster",)
-    shares, each = process_cores(options), options.ranks
-    dealt = tuple(shares[i : i + each] for i in range(0, len(shares), each))
-    return Decided(EnginesUse(count=options.dp, cores=dealt), notes=notes)
+    shares, each = process_cores(options, devices), options.ranks
+    numbers = device_numbers(devices)
+    use = EnginesUse(
+        count=options.dp,
+        cores=tuple(shares[i : i + each] for i in range(0, len(shares), each)),
+        devices=tuple(numbers[i : i + each] for i in range(0, len(numbers), each)),
+    )
+    return Decided(use, notes=notes)
 
 
 def plan_of_engine(plan: Plan, index: int, folder: str = "") -> Plan:
@@ -56,6 +64,11 @@ def plan_of_engine(plan: Plan, index: int, folder: str = "") -> Plan:
     if plan.engines is None:
         return plan
     by_rank = plan.engines.cores[index] if plan.engines.cores else ()
+    if plan.engines.devices:
+        numbers = plan.engines.devices[index]
+        plan = on_device(plan, numbers[0])
+        if plan.ranks is not None:
+            plan = evolve(plan, ranks=evolve(plan.ranks, devices=numbers))
     if plan.store is not None:
         plan = evolve(plan, store=evolve(plan.store, engine=index))
     if plan.events is not None:

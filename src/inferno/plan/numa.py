@@ -6,33 +6,43 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from inferno import host
+from inferno.contracts import Device
 from inferno.errors import OptionError
 from inferno.plan.options import Options
 
 
-def process_cores(options: Options) -> tuple[tuple[int, ...], ...]:
-    """Return the cores of each process on this machine that computes: of the ranks of one engine
-    after those of another. Empty unless they are bound. Raises OptionError."""
+def process_cores(options: Options, devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
+    """Return the cores of each process on this machine that computes, on these devices: of the
+    ranks of one engine after those of another. Empty unless they are bound. Raises OptionError."""
     if options.numa is None:
         return ()
-    return rank_cores(options.numa, options.processes_here, host.numa_nodes())
+    near = [device.numa_node for device in devices]
+    return rank_cores(options.numa, options.processes_here, host.numa_nodes(), near)
 
 
 def rank_cores(
-    asked: str | None, ranks: int, nodes: Mapping[int, Sequence[int]]
+    asked: str | None,
+    ranks: int,
+    nodes: Mapping[int, Sequence[int]],
+    near: Sequence[int | None] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """Return the cores of each rank: those of a node, or a part of them if several ranks are on it.
     `asked` is `auto`, or nodes by number; None: the system chooses, and nothing is returned.
-    `nodes` are the machine's, with the cores that may be used. Raises OptionError."""
+    `nodes` are the machine's, with the cores that may be used; those `near` the ranks' devices are
+    what `auto` takes if all are known. Raises OptionError."""
     if asked is None:
         return ()
     if not nodes:
         raise OptionError(f"numa {asked!r}: this system names no NUMA nodes", "Leave --numa out.")
     chosen = sorted(nodes) if asked == "auto" else _parsed(asked, nodes)
     chosen = chosen[:ranks]
+    of_ranks = [chosen[rank * len(chosen) // ranks] for rank in range(ranks)]
+    known = [node for node in near if node is not None and node in nodes]
+    if asked == "auto" and len(known) == ranks:
+        of_ranks = known
     sharing = defaultdict[int, list[int]](list)
-    for rank in range(ranks):
-        sharing[chosen[rank * len(chosen) // ranks]].append(rank)
+    for rank, node in enumerate(of_ranks):
+        sharing[node].append(rank)
     cores = dict[int, tuple[int, ...]]()
     for node, members in sharing.items():
         all_cores = nodes[node]

@@ -74,6 +74,11 @@ class RankUse:
     cores: tuple[tuple[int, ...], ...] = ()
     """Those that each rank is bound to, by rank; none: the system chooses. Another machine binds
     its ranks to its own."""
+    devices: tuple[int, ...] = ()
+    """The numbers of a machine's devices, by rank; none: all compute on the CPU."""
+    exchange: str = "gloo"
+    """How torch.distributed exchanges tensors where no kernels do: `gloo`, or between GPUs
+    `nccl`."""
     numa: str = ""
     """The NUMA nodes that were asked for, as the user wrote them."""
     divided: tuple[str, ...] = ()

@@ -54,9 +54,10 @@ def check_ranks(
                 "Say how many: --tp N.",
             )
         return
-    if device.kind != "cpu":
+    if device.kind not in ("cpu", "cuda"):
         raise UnsupportedError(
-            f"{options.shared_by}: several ranks compute on CPUs only, not on {device}",
+            f"{options.shared_by}: several ranks compute on CPUs and CUDA devices only, not on "
+            f"{device}",
             f"Leave {options.shared_by} out, or add --device cpu.",
         )
     if not divides_of(architecture, config):

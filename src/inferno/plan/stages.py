@@ -21,8 +21,6 @@ from inferno.contracts import (
     CacheDType,
     CachePolicy,
     Checkpoint,
-    Device,
-    DType,
     FetchOptions,
     ModelConfig,
     Proposer,
@@ -42,9 +40,9 @@ from inferno.plan.backends import (
 from inferno.plan.cache_groups import StateUse, state_uses
 from inferno.plan.capture_use import CaptureUse
 from inferno.plan.composite import Override, composed
+from inferno.plan.compute import Compute
 from inferno.plan.decided import Decided
-from inferno.plan.devices import Machine, find_device
-from inferno.plan.dtypes import compute_dtype, on_device
+from inferno.plan.devices import Machine
 from inferno.plan.encoder_file import EncoderChoice
 from inferno.plan.encoders import is_encoder
 from inferno.plan.host_experts import choose_host_experts
@@ -125,22 +123,6 @@ def read_model(given: Given) -> ModelFacts:
 
 
 @frozen(kw_only=True)
-class Compute:
-    """Where the model computes, and in which type."""
-
-    device: Device
-    dtype: Decided[DType]
-
-
-def choose_compute(given: Given, model: ModelFacts) -> Compute:
-    """Raises DeviceError, OptionError."""
-    options = given.options
-    device = find_device(options.device, given.machine)
-    wanted = compute_dtype(options.dtype, model.checkpoint)
-    return Compute(device=device, dtype=on_device(wanted, options.dtype, device))
-
-
-@frozen(kw_only=True)
 class Proposal:
     """What proposes drafts, before its cost and memory are known."""
 
@@ -196,7 +178,7 @@ def choose_weights(
     matrices = shared.matrices
     machine, device = given.machine or Machine(), compute.device
     environ = machine.environ
-    ranks = choose_ranks(catalog, options, device, shared, model.config, dtype, environ)
+    ranks = choose_ranks(catalog, options, compute.devices, shared, model.config, dtype, environ)
     base = AdapterBase(architecture=architecture, config=model.checkpoint.config)
     vocab_size, mtp = model.config.vocab_size, bool(proposal.mtp.tensors)
     adapters = choose_adapters(catalog, options, given.fetch, base, vocab_size, mtp=mtp)
@@ -230,16 +212,16 @@ def choose_weights(
         packed_cache=choose_folder(options, environ, device, model.checkpoint, kernels)
         if matrices.nbytes >= KEPT_FROM
         else None,
-        threads=options.threads or _threads(matrices.nbytes, model.config, options),
+        threads=options.threads or _threads(matrices.nbytes, model.config, options, compute),
     )
 
 
-def _threads(weights: int, config: ModelConfig, options: Options) -> int:
+def _threads(weights: int, config: ModelConfig, options: Options, compute: Compute) -> int:
     """One for tiny models: handing work to another core takes microseconds, as long as a whole
     layer. Ranks and engines share the cores."""
     if weights < (ENCODERS_SHARED_FROM if is_encoder(config) else SHARED_FROM):
         return 1
-    shares = process_cores(options)
+    shares = process_cores(options, compute.devices)
     return min(map(len, shares), default=max(1, host.usable_cores() // options.processes_here))
 
 
@@ -338,7 +320,7 @@ def choose_cache(
     options, dtype = given.options, compute.dtype.value
     elsewhere = given.machine is not None and given.machine.elsewhere
     limit = memory_limit(options, compute.device, elsewhere=elsewhere)
-    limit = evolve(limit, value=limit.value // options.processes_here)  # they share the memory
+    limit = evolve(limit, value=limit.value // compute.sharing)
     hosted = weights.host.value if compute.device.kind != "cpu" else None
     fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options, hosted)
     fixed += drafting.memory if drafting is not None else ()
@@ -358,6 +340,15 @@ def choose_cache(
         count=weights.shared.count,
     )
     return Cache(limit=limit, fixed=fixed, size=size)
+
+
+def _on_the_host(weights: Weights) -> str | None:
+    """Return what the host does within a device's step, if anything."""
+    if weights.host.value is not None:
+        return "the host computes experts"
+    if (ranks := weights.ranks.value) is not None and ranks.shard.ranks > 1:
+        return "gloo exchanges in the host's memory" if ranks.exchange == "gloo" else None
+    return None
 
 
 @frozen(kw_only=True)
@@ -390,10 +381,11 @@ def choose_steps(
         max_batched=0 if attention.states else given.options.max_num_batched_tokens,
         max_sequences=rows,
         reads_hidden=proposer.item.name if proposer is not None and proposal.mtp.specs else None,
-        hosted=weights.host.value is not None,
+        stops=_on_the_host(weights),
     )
     return Steps(
         capture=capture,
-        overlap=compute.device.kind == "cuda" and drafting is None,
+        # Ranks are told what a step drew before they are told the next one.
+        overlap=compute.device.kind == "cuda" and drafting is None and given.options.ranks == 1,
         max_step_time=max_step_time(given.options.max_step_time, compute.device.kind),
     )

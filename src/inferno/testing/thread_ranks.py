@@ -165,16 +165,18 @@ def load_shared(
     catalog: Catalog,
     ranks: int = RANKS,
     plan: Callable[[Plan], Plan] = lambda plan: plan,
+    kind: type[ThreadRanks] = ThreadRanks,
     **options: Any,
 ) -> Engine:
     """Load a model that is shared by ranks in threads, as many for each pipeline stage (`pp`), or
-    with one rank in this one alone. Its limits are those of `load_toy`. `plan` changes its plan."""
+    with one rank in this one alone. Its limits are those of `load_toy`. `plan` changes its plan.
+    `kind` starts and connects the ranks."""
     settings = small_options({"device": "cpu", **options, "tp": ranks})
     with open_model(str(path), settings, catalog) as opened:
         opened = evolve(opened, plan=plan(opened.plan))
         if (shared := opened.plan.ranks) is None:
             return Engine.load(opened)
-        threads = ThreadRanks(shared.count, catalog, shared.stages)
+        threads = kind(shared.count, catalog, shared.stages)
         home = LeadingHome.starting(threads.start, threads.communicator)
         return Engine.load(opened, home_of=home)
 

@@ -12,7 +12,6 @@ from typing import Protocol
 from attrs import evolve
 from torch import nn
 
-from inferno.contracts import Device
 from inferno.device import device_errors
 from inferno.device.offload import empty_caches
 from inferno.nn import Attention, State
@@ -60,10 +59,14 @@ class Captures(Protocol):
     def forget_captures(self) -> None: ...
 
 
-def free_memory(device: Device) -> FreeMemory | None:
+def free_memory(plan: Plan) -> FreeMemory | None:
     """Return a function that reads the device's free memory, or None where nothing is measured. On
-    a CPU free memory also changes for other reasons; the other kinds are untested."""
-    return (lambda: find_device(device.torch_name).free) if device.kind == "cuda" else None
+    a CPU free memory also changes for other reasons; the other kinds are untested. Ranks, which
+    have as many blocks each, keep to what is planned."""
+    device = plan.device
+    if device.kind != "cuda" or plan.ranks is not None:
+        return None
+    return lambda: find_device(device.torch_name).free
 
 
 def measure(

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import FileStore
 
 from inferno.contracts import Communicator, RankPlace
 from inferno.ops.collectives import Operators
+from inferno.plan import Plan
 
 STORE = "store"
 """The file in the ranks' folder by which they find each other."""
@@ -26,6 +27,13 @@ LOOK = timedelta(seconds=0.25)
 
 Build = Callable[[RankPlace], Communicator]
 """Builds a rank's communicator."""
+
+
+def place_of(plan: Plan, rank: int, folder: str) -> RankPlace:
+    """Return the place of a rank, whose own plan this is (`plan_of_rank`)."""
+    assert plan.ranks is not None, "a plan with ranks"
+    count, stages, device = plan.ranks.count, plan.ranks.stages, plan.device.torch_name
+    return RankPlace(rank=rank, ranks=count, folder=folder, stages=stages, device=device)
 
 
 class Gloo:
@@ -51,6 +59,8 @@ class Gloo:
     def _exchange(self, x: Tensor) -> Sequence[Tensor]:
         if (group := self._group) is None:
             raise ConnectionError("this rank has left the others")
+        if x.device.type != "cpu":  # gloo exchanges what is in the host's memory
+            return [part.to(x.device) for part in self._exchange(x.cpu())]
         parts = [torch.empty_like(x) for _ in range(self._place.ranks)]
         work = group.allgather([parts], [x])
         while True:

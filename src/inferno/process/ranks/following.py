@@ -12,16 +12,16 @@ from attrs import define, evolve
 
 from inferno.catalog import Catalog
 from inferno.constraints import Drafts
-from inferno.contracts import Communicator, Drafter, RankPlace
+from inferno.contracts import Communicator, Drafter
 from inferno.errors import InfernoError, PluginError
 from inferno.images.seeing import Seeing
-from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_stage, reopen
+from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_rank, reopen
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.arriving import first_of, reach
 from inferno.process.ranks.binding import bind
-from inferno.process.ranks.exchange import Build
+from inferno.process.ranks.exchange import Build, place_of
 from inferno.process.ranks.group import PLAN
 from inferno.process.ranks.keeping_blocks import KeptBlocks
 from inferno.process.ranks.keeping_links import KeptBoth, KeptLink
@@ -303,15 +303,13 @@ def run(
         assert plan.ranks is not None, "a plan with ranks"
         bind(plan, rank)
         met = str(folder) if first is None or not first.folder else first.folder
-        count, stages = plan.ranks.count, plan.ranks.stages
-        place = RankPlace(rank=rank, ranks=count, folder=met, stages=stages)
+        own = plan_of_rank(plan, rank)
         with reopen(plan, catalog) as opened:
             build = build or build_of(opened)
             if (uses := plan.ranks.join) is not None:
                 build = meeting_by(build, first.own_host if first else uses.host, meeting)
-            communicator = build(place)
-            stage_plan = plan_of_stage(plan, plan.ranks.stage_of(rank))
-            opened = evolve(opened, plan=stage_plan, rank=rank, communicator=communicator)
+            communicator = build(place_of(own, rank, met))
+            opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             follower = Follower.load(opened, far=first is not None)
         say(messages.WORDS, words(None, follower.places, sees=follower.sees))

@@ -15,13 +15,13 @@ from pathlib import Path
 from queue import Empty
 from tempfile import TemporaryDirectory
 
-from inferno.contracts import MachineStart, RankPlace, RankProcess, RankStart
+from inferno.contracts import MachineStart, RankProcess, RankStart
 from inferno.errors import EngineDeadError, EngineKilledError
 from inferno.plan import AdapterPlaces, Plan, plan_to_json
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
 from inferno.process.ranks.arriving import STEPS
-from inferno.process.ranks.exchange import Build, Gloo
+from inferno.process.ranks.exchange import Build, Gloo, place_of
 from inferno.process.ranks.machines import Machines
 from inferno.process.ranks.meeting import Meeting
 from inferno.process.ranks.passing import meeting_by
@@ -72,8 +72,7 @@ class Group:
         if machines is not None:
             build = meeting_by(build, machines.host, self._meeting)
             machines.folder = str(folder) if machines.use.nodes == 1 else ""
-        place = RankPlace(rank=0, ranks=self.ranks, folder=str(folder), stages=plan.ranks.stages)
-        self.communicator = build(place)
+        self.communicator = build(place_of(plan, 0, str(folder)))
         self._listener = listener(folder / STEPS, self.ranks)
         self._wires: list[Wire] = []
         self._far = set[Wire]()

@@ -20,6 +20,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import Executor, FetchOptions, RankProcess, RankStart
 from inferno.errors import CheckpointError, EngineDeadError, InfernoError, ModelNotFoundError
 from inferno.plan import Plan, plan_from_json, plan_to_json, reopen
+from inferno.plan.device_plan import on_device
 from inferno.plan.numa import rank_cores
 from inferno.plan.packed_folder import default_folder
 from inferno.process.protocol import Failure
@@ -189,6 +190,8 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
         bound = rank_cores(use.numa, len(numbers), host.numa_nodes())
         by_rank = dict(zip(numbers, bound, strict=True))
         use = evolve(use, cores=tuple(by_rank.get(rank, ()) for rank in range(use.count)))
+    if use.devices and numbers[0] >= use.here:  # the first ones of another machine
+        plan, use = on_device(plan, 0), evolve(use, devices=tuple(range(use.here)))
     packed = plan.packed_cache and str(default_folder(asked.environ))
     drafts = plan.speculation and evolve(plan.speculation, draft=None)  # rank 0 drafts alone
     threads = asked.threads or max(1, min(plan.threads, cores // len(numbers)))

@@ -16,7 +16,7 @@ from inferno.core.home import Home
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import Sampled, Step
-from inferno.plan import Opened, Plan, plan_of_stage
+from inferno.plan import Opened, Plan, plan_of_rank
 from inferno.process.ranks import messages
 from inferno.process.ranks.binding import bind
 from inferno.process.ranks.changing import LeadingResident
@@ -59,7 +59,9 @@ class LeadingRunner(ModelRunner):
 
     def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
         with self._group.together():
-            return super().draw(launched, masks)
+            sampled = super().draw(launched, masks)
+            self._group.check()  # else a device may have gone on without the others
+            return sampled
 
     def _send_pixels(self, step: Step) -> None:
         """Send other machines the images that a step needs which is about to be sent."""
@@ -193,6 +195,7 @@ class LastStage(LeadingRunner):
                     self._group.send(messages.COMPUTE)
                 computed = ModelRunner.launch(self, pending.ticket.step, pending.told)
                 computed.draw(pending.masks)
+                self._group.check()
                 self._untold.append(drawn := _drawn_by(computed))
                 if self._shares:
                     self._group.send(messages.DREW, messages.encode(drawn))
@@ -249,8 +252,8 @@ class LeadingHome(Home):
             group = Group(opened.plan, start, build or build_of(opened), machines, launch)
             unbind = bind(opened.plan, 0)
             try:
-                stage_plan = plan_of_stage(opened.plan, opened.plan.ranks.stage_of(0))
-                shared = evolve(opened, plan=stage_plan, communicator=group.communicator)
+                own = plan_of_rank(opened.plan, 0)
+                shared = evolve(opened, plan=own, communicator=group.communicator)
                 home = cls.load(shared, packed, group=group, unbind=unbind)
                 home.resident = LeadingResident.leading(home.resident, group)
                 group.meet(wanted)
@@ -267,8 +270,7 @@ class LeadingHome(Home):
         self, plan: Plan, groups: CacheGroups, sessions: Sessions | None, *, trial: bool = False
     ) -> tuple[ModelRunner, NoStore]:
         assert plan.ranks is not None, "a plan with ranks"
-        stage_plan = plan_of_stage(plan, plan.ranks.stage_of(0))
-        return super().run(stage_plan, groups, sessions, trial=trial)
+        return super().run(plan_of_rank(plan, 0), groups, sessions, trial=trial)
 
     def runner(self, *given: Any, **more: Any) -> ModelRunner:
         around = Neighbours.of(self.resident.opened, self.resident.present.model)

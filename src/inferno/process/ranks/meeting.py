@@ -34,10 +34,13 @@ class Meeting(_Base):  # type: ignore[misc]  # torch's class has no types
         self._told[key] = bytes(value)
         self._say(messages.MEET, messages.encode((key, bytes(value))))
 
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._told for key in keys)
+
     def get(self, key: str) -> bytes:
         self.wait([key])
         return self._told[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        while not all(key in self._told for key in keys):
+        while not self.check(keys):
             self._listen()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from attrs import define
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from inferno.contracts import COLLECTIVES, Communicator, RankPlace
 from inferno.core.runner import StepArrays, StepPart
@@ -25,6 +26,7 @@ from inferno.plan import Opened
 from inferno.process.ranks.exchange import LOOK, LOOPBACK, Build, Gloo
 from inferno.process.ranks.hosts import address_of
 from inferno.process.ranks.meeting import Meeting
+from inferno.process.ranks.nccl import Nccl
 from inferno.process.ranks.socket_link import SocketLink
 
 _TAGS = 1 << 20
@@ -73,12 +75,15 @@ class GlooLink(Gloo):
         while len(sent) > self._place.stages:
             work, _ = sent.popleft()
             self._heard(work.wait)
-        copied = x.clone()
+        copied = x.clone() if x.device.type == "cpu" else x.cpu()
         sent.append((self._open.send([_bytes(copied)], to, self._tag(to, True)), copied))
 
     def receive(self, x: Tensor, source: int) -> None:
         group, tag = self._open, self._tag(source, False)
-        self._heard(lambda: group.recv([_bytes(x)], source, tag).wait())
+        near = x if x.device.type == "cpu" else torch.empty_like(x, device="cpu")
+        self._heard(lambda: group.recv([_bytes(near)], source, tag).wait())
+        if near is not x:
+            x.copy_(near)
 
     def flush(self) -> None:
         for sent in self._sent.values():
@@ -158,7 +163,7 @@ class Pipelined:
 
 
 def pipelined(
-    build: Build,
+    build: Callable[..., Communicator],
     place: RankPlace,
     host: str = LOOPBACK,
     store: Any = None,
@@ -171,28 +176,33 @@ def pipelined(
         folder = Path(place.folder) / f"stage {place.rank // each}"
         folder.mkdir(exist_ok=True)
         rank, seconds = place.rank % each, place.seconds
-        inner = build(RankPlace(rank=rank, ranks=each, folder=str(folder), seconds=seconds))
+        inner_place = RankPlace(
+            rank=rank, ranks=each, folder=str(folder), seconds=seconds, device=place.device
+        )
+        # Kernels that exchange are of one machine; NCCL's ranks may be on several.
+        met = (host, PrefixStore(folder.name, store)) if store is not None and build is Nccl else ()
+        inner = build(inner_place, *met)
     return Pipelined(link, place, inner)
 
 
 def build_of(opened: Opened) -> Build:
     """Return what builds the communicator that the plan has chosen."""
-    build: Build = Gloo
+    ranks = opened.plan.ranks
+    build: Build = Nccl if ranks is not None and ranks.exchange == "nccl" else Gloo
     for use in opened.plan.kernels:
         if use.op == COLLECTIVES:
             build = opened.parts.kernels[use.name].ops[COLLECTIVES]
-    stages = 1 if opened.plan.ranks is None else opened.plan.ranks.stages
-    if stages == 1:
+    if ranks is None or ranks.stages == 1:
         return build
     link = SocketLink if opened.plan.sandbox is not None else GlooLink  # a sandbox has no network
     return partial(pipelined, build, link_of=link)
 
 
 def meeting_by(build: Build, host: str, meeting: Meeting) -> Build:
-    """Return what builds a communicator that meets others over the network, by gloo: native ones
-    are of one machine."""
-    by_gloo: Any = build if build is Gloo or isinstance(build, partial) else None
-    return build if by_gloo is None else partial(by_gloo, host=address_of(host), store=meeting)
+    """Return what builds a communicator that meets others over the network, by torch.distributed:
+    native ones are of one machine."""
+    by_torch: Any = build if build in (Gloo, Nccl) or isinstance(build, partial) else None
+    return build if by_torch is None else partial(by_torch, host=address_of(host), store=meeting)
 
 
 @define(eq=False)
