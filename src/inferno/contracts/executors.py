@@ -36,6 +36,8 @@ class MachineStart:
     """Of each machine."""
     threads: int
     """Of each rank."""
+    gpus: int = 0
+    """Of each machine: one for each of its ranks, or none."""
     address: str
     """Where the first machine is joined: HOST:PORT."""
     command: Sequence[str]

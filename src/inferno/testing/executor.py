@@ -67,13 +67,14 @@ class MachineExecutorTests(Installed):
         return catalog.named(Executor, cls.executor).item
 
     def asked(
-        self, code: str, *arguments: str, machines: int = 1, threads: int = 1
+        self, code: str, *arguments: str, machines: int = 1, threads: int = 1, gpus: int = 0
     ) -> MachineStart:
         """Return what starts machines that run this Python code instead."""
         return MachineStart(
             machines=machines,
             ranks=1,
             threads=threads,
+            gpus=gpus,
             address="127.0.0.1:1",
             command=(sys.executable, "-c", code, *arguments),
             token="the secret of the machines",

@@ -61,7 +61,11 @@ def cluster() -> Iterator[None]:
         environ.setenv("RAY_AUTH_MODE", "token")
         ray = pytest.importorskip("ray", reason="Ray is large: pip install ray")
         ray.init(
-            num_cpus=4, object_store_memory=80_000_000, log_to_driver=False, include_dashboard=False
+            num_cpus=4,
+            num_gpus=2,  # Ray only counts them
+            object_store_memory=80_000_000,
+            log_to_driver=False,
+            include_dashboard=False,
         )
         yield
         ray.shutdown()
@@ -75,6 +79,21 @@ class TestRay(MachineExecutorTests):
         for _ in range(6):  # of a cluster that has room for four
             [process] = self.start(item, self.asked("import time; time.sleep(600)"))
             process.kill()
+
+    def test_a_machine_has_as_many_gpus_as_ranks(self, item: Executor, tmp_path: Path) -> None:
+        code = (
+            "import pathlib, sys; from os import environ;"
+            "pathlib.Path(sys.argv[1]).write_text(environ['CUDA_VISIBLE_DEVICES'])"
+        )
+        seen = tmp_path / "seen"
+        [process] = self.start(item, self.asked(code, str(seen), gpus=2))
+        process.wait()
+        process.kill()
+        assert sorted(seen.read_text().split(",")) == ["0", "1"]
+        with pytest.raises(OSError, match="no room for 1 times 1 CPUs and 3 GPUs"):
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr("inferno_ray.cluster.ROOM_SECONDS", 1)
+                self.start(item, self.asked(code, str(seen), gpus=3))
 
     def test_a_cluster_without_room_says_so(
         self, item: Executor, monkeypatch: pytest.MonkeyPatch

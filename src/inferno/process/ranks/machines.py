@@ -137,6 +137,7 @@ class Machines:
             machines=self.awaited,
             ranks=self.use.each,
             threads=plan.threads,
+            gpus=0 if plan.device.kind == "cpu" else self.use.each,
             address=self.address,
             command=(*INFERNO, "rank", "--join", self.address, "--wait", "10"),
             token=self.token.decode("utf-8", "replace"),

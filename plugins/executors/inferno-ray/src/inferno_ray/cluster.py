@@ -86,17 +86,22 @@ def _start(what: MachineStart) -> Sequence[ActorProcess]:
     # The first bundle is where the engine is, so that the others are elsewhere.
     bundles = [{f"node:{ray.util.get_node_ip_address()}": _HERE}] if spread else []
     first = len(bundles)
-    bundles += [{"CPU": cpus}] * what.machines
+    each: dict[str, float] = {"CPU": cpus, **({"GPU": what.gpus} if what.gpus else {})}
+    bundles += [each] * what.machines
     group = placement_group(bundles, strategy="STRICT_SPREAD" if spread else "SPREAD")
     room = Room(group)
     if not group.wait(ROOM_SECONDS):
         room.leave(None)
-        raise OSError(f"the Ray cluster has no room for {what.machines} times {cpus} CPUs")
+        asked = f"{cpus} CPUs" + (f" and {what.gpus} GPUs" if what.gpus else "")
+        raise OSError(f"the Ray cluster has no room for {what.machines} times {asked}")
     machine = ray.remote(Machine)
     processes = []
     for index in range(what.machines):
         place = PlacementGroupSchedulingStrategy(group, first + index)
-        actor = machine.options(num_cpus=cpus, scheduling_strategy=place).remote()
+        # Ray shows an actor the GPUs that it gives it, and no others.
+        actor = machine.options(
+            num_cpus=cpus, num_gpus=what.gpus, scheduling_strategy=place
+        ).remote()
         room.actors.add(actor)
         ending = actor.run.remote(list(what.command), what.token)
         processes.append(ActorProcess(actor, ending, room))
