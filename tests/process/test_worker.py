@@ -12,6 +12,7 @@ import pytest
 
 from inferno.plan import Options, plan_to_json, resolve
 from inferno.process import protocol
+from inferno.process import worker as worker_module
 from inferno.process.worker import Worker
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason
 from inferno.testing.tiny import run_python
@@ -162,3 +163,96 @@ def test_a_plan_is_opened_without_what_another_thread_imports_meanwhile(
     )
     done = run_python(code, str(tmp_path / "plan.json"))
     assert (done.returncode, done.stdout) == (3, "set()\n"), done.stderr
+
+
+class Heard(Socket):
+    """A client that keeps the tokens of each message, and may have sent something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = list[list[int | None]]()
+        self.pending = list[list[bytes]]()
+
+    def poll(self, timeout: int) -> int:
+        return len(self.pending)
+
+    def recv_multipart(self) -> list[bytes]:
+        return self.pending.pop(0)
+
+    def send_multipart(self, frames: list[bytes]) -> None:
+        super().send_multipart(frames)
+        if frames[0] == protocol.TOKENS:
+            tokens = protocol.decode_tokens(frames[1])
+            self.tokens.append([token.token_id for token in tokens])
+
+
+class Quick(Prefilling):
+    """An engine whose steps take half a millisecond, or `slow` ones longer."""
+
+    def __init__(self, clock: SimpleNamespace, slow: int = 0, ends: int = 0) -> None:
+        super().__init__()
+        self.clock, self.slow, self.ends = clock, slow, ends
+        self.unfinished = ["mine"]
+
+    def step(self, *, naps: bool) -> list[EngineOutput]:
+        self.steps += 1
+        self.clock.now += 0.1 if self.steps == self.slow else 0.0005
+        finish = FinishReason.LENGTH if self.steps == self.ends else None
+        return [EngineOutput("mine", self.steps, finish)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(worker_module.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def served(clock: SimpleNamespace, steps: int, **engine: int) -> list[list[int | None]]:
+    worker = worker_of(socket := Heard(), Quick(clock, **engine))
+    for _ in range(steps):
+        assert worker._serve()
+    return socket.tokens
+
+
+def test_tokens_of_quick_steps_are_sent_together_soon(clock: SimpleNamespace) -> None:
+    assert served(clock, 9) == [[1], [2, 3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_tokens_of_slow_steps_are_sent_at_once(clock: SimpleNamespace) -> None:
+    assert served(clock, 4, slow=3) == [[1], [2, 3]], "what came before it, with it"
+    assert served(clock, 2, slow=2) == [[1], [2]]
+
+
+def test_a_requests_end_is_told_at_once(clock: SimpleNamespace) -> None:
+    assert served(clock, 3, ends=3) == [[1], [2, 3]]
+
+
+def test_tokens_go_before_what_a_message_asks_for(clock: SimpleNamespace) -> None:
+    """The client takes no token of a request whose abort was confirmed."""
+    worker = worker_of(socket := Heard(), Quick(clock))
+    worker._serve()
+    worker._serve()
+    assert socket.tokens == [[1]]
+    socket.pending.append([protocol.ABORT, protocol.encode("other")])
+    worker._serve()
+    assert socket.tokens == [[1], [2]]
+    assert socket.sent.index(protocol.ABORTED) > len(socket.sent) - 1 - socket.sent[::-1].index(
+        protocol.TOKENS
+    )
+
+
+def test_tokens_before_a_step_that_fails_are_sent(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = worker_of(socket := Heard(), engine := Quick(clock))
+    worker._serve()
+    worker._serve()
+
+    def fails(*, naps: bool) -> list[EngineOutput]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine, "step", fails)
+    with pytest.raises(RuntimeError):
+        worker._serve_all()
+    assert socket.tokens == [[1], [2]]

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,9 @@ _STOPS = ("sleep", "update_weights", "pause")
 """What is done once running requests have ended, are aborted, or are kept."""
 _STATS_EVERY = 16
 """Steps between two messages with the engine's stats: to fit what steps cost takes a while."""
+_SOON = 0.002
+"""Seconds by which tokens of quick steps may be late, to be sent with those of the next ones: a
+message costs its reader as much as twenty tokens."""
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
 
@@ -40,6 +44,9 @@ class Worker:
     def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
         self._socket, self._parent, self._heart = socket, parent, heart
         self._num_steps = 0
+        self._unsent: list[EngineOutput] = []
+        self._sent_at = 0.0
+        """When tokens were sent last."""
         self._told = b""
         """The stats that were sent last in a time without requests."""
         self._patient = False
@@ -97,6 +104,7 @@ class Worker:
             while self._serve():
                 self._heart.moved()
         except BaseException:
+            self._send_tokens()
             # Now: the system closes a process's connections once all of its memory is given back.
             if self._together is not None:
                 self._together.leave()
@@ -133,15 +141,22 @@ class Worker:
                 self._send(protocol.STATS, stats)
             return True
         if (descriptor := engine.waits_for) is not None and not self._owes:
+            self._send_tokens()
             self._wait(descriptor, told)
         while self._socket.poll(0):
+            self._send_tokens()  # the step of a new prompt may take long
             if not self._take(*self._socket.recv_multipart()):
                 return False
         rounds = others.rounds if others is not None else 0
         if is_busy := self._busy:
             self._num_steps += 1
-            if tokens := engine.step(naps=False):  # `_wait` waits for the store
-                self._send(protocol.TOKENS, protocol.encode(tokens))
+            begun = time.monotonic()
+            tokens = engine.step(naps=False)  # `_wait` waits for the store
+            self._unsent += tokens
+            late = time.monotonic() - min(begun, self._sent_at)
+            ends = others is not None or any(token.finish is not None for token in tokens)
+            if late >= _SOON or ends or not self._busy:
+                self._send_tokens()
         if others is not None and others.rounds == rounds and others.owes:
             others.attend()
             if not is_busy:
@@ -275,6 +290,12 @@ class Worker:
             for kind, body in waiting
             if kind != protocol.ADD or protocol.decode_request(body).id != request_id
         ]
+
+    def _send_tokens(self) -> None:
+        if self._unsent:
+            tokens, self._unsent = self._unsent, []
+            self._sent_at = time.monotonic()
+            self._send(protocol.TOKENS, protocol.encode(tokens))
 
     def _send(self, kind: bytes, body: bytes) -> None:
         with self._taking_long():  # the client may be stopped
