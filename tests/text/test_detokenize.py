@@ -28,6 +28,18 @@ def test_any_chunking_of_any_bytes_gives_the_decoded_text(
     assert "".join(parts) == bytes_tokenizer.decode(token_ids)
 
 
+@given(ids, st.integers(1, 9), st.booleans())
+def test_many_tokens_at_once_give_the_text_of_one_by_one(
+    bytes_tokenizer: Tokenizer, token_ids: list[int], size: int, skipped: bool
+) -> None:
+    """Unknown ids and special tokens included. A stop string that never comes has them one by
+    one."""
+    asked: dict[str, Any] = {"continues": True, "skip_special_tokens": skipped}
+    watched = TextStream(bytes_tokenizer, stop=["\0never\0"], **asked)
+    wanted = "".join(fed(watched, token_ids, 1))
+    assert "".join(fed(TextStream(bytes_tokenizer, **asked), token_ids, size)) == wanted
+
+
 @given(ids)
 def test_special_tokens_are_text_when_asked_for(
     bytes_tokenizer: Tokenizer, token_ids: list[int]

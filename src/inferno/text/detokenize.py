@@ -46,8 +46,16 @@ class TextStream:
         self.stopped: str | None = None
         """The stop string that ended the text, if any."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether a stop string may end the text."""
+        return self._stops is not None
+
     def feed(self, token_ids: Iterable[int]) -> str:
         """Return the text that is now certain. Empty once a stop string has ended it."""
+        if self._stops is None and self._continues:
+            data = self._tokenizer.middle_bytes(token_ids, skip_special=self._skip_special)
+            return self._utf8.decode(data)
         sure = []
         for token_id in token_ids:
             if self.stopped is not None:

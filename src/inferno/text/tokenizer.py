@@ -175,6 +175,13 @@ class Tokenizer:
             data = self._known[token_id] = self._middle(token_id)
         return data
 
+    def middle_bytes(self, token_ids: Iterable[int], *, skip_special: bool = False) -> bytes:
+        """Return `token_bytes` of several tokens."""
+        known, skipped = self._known, self._special if skip_special else ()
+        return b"".join(
+            [known[i] if i in known else self.token_bytes(i) for i in token_ids if i not in skipped]
+        )
+
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as a printable string; an incomplete character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
