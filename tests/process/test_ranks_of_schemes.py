@@ -34,7 +34,16 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "compressed-tensors": {"group": 32},
     "fp8": {},
     "q8_0": {},
+    "q4_k_m": {},
+    "iq4_nl": {},
 }
+
+
+def written(scheme: str, folder: Path) -> Path:
+    """Return the demo model in this scheme."""
+    path = folder / ("toy" if SCHEMES[scheme] or scheme == "fp8" else "toy.gguf")
+    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +69,7 @@ def same_tokens(path: Path, catalog: Catalog, ranks: int) -> None:
 def test_ranks_give_the_tokens_of_one_process(
     scheme: str, catalog: Catalog, tmp_path: Path
 ) -> None:
-    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
-    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
-    same_tokens(path, catalog, 2)
+    same_tokens(written(scheme, tmp_path), catalog, 2)
 
 
 @pytest.mark.slow
@@ -121,8 +128,7 @@ def next_logits(
 def test_native_ranks_round_as_near_as_one_process(scheme: str, dtype: str, tmp_path: Path) -> None:
     """Free to go on, one near tie makes all later tokens others; so each context is given."""
     pytest.importorskip("inferno_cpu._native", reason="needs native kernels")
-    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
-    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
+    path = written(scheme, tmp_path)
     engine = load_shared(path, load_catalog(), 1, dtype=dtype, threads=1, packed_cache="none")
     drawn = tokens_of(answers(engine, PROMPTS, evolve(GREEDY, max_tokens=40)))
     engine.close()
@@ -187,8 +193,7 @@ def _plain(values: Any) -> list[Tensor]:
 )
 def test_a_rank_reads_its_share(scheme: str, rank: int, catalog: Catalog, tmp_path: Path) -> None:
     """And at most a twentieth more: norms, and what all of a matrix have in common."""
-    path = tmp_path / ("toy.gguf" if scheme == "q8_0" else "toy")
-    convert("demo", scheme, path, WriteOptions(**SCHEMES[scheme]))
+    path = written(scheme, tmp_path)
     options = Options(tp=2, device="cpu", memory="2GiB", packed_cache="none")
     with open_model(str(path), options, catalog) as opened:
         assert opened.plan.ranks is not None and not opened.plan.ranks.whole
