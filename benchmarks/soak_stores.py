@@ -20,6 +20,7 @@ import os
 import random
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import urllib.error
@@ -252,6 +253,11 @@ def mean(samples: Sequence[Sample]) -> float:
     return sum(each.megabytes for each in samples) / len(samples)
 
 
+def end(server: subprocess.Popen[str]) -> None:
+    server.terminate()
+    server.wait(60)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("model", nargs="?", default="demo")
@@ -264,26 +270,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         conversations = known(url)
     finally:
-        server.terminate()
-        server.wait(60)
+        end(server)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(folder)
         stored = ["--kv-store", name, "--kv-store-size", str(LIMIT)]
-        link, servers = f"shm://soak-{secrets.token_hex(4)}", []
-        if options.apart:
-            servers.append(serve(options.model, *SIZES, "--prefill-for", link)[0])
-            stored += ["--decode-with", link, "--pd-min-uncached", "64"]
-        server, url, _ = serve(options.model, *SIZES, *stored)
-        prefilling = servers[0].pid if servers else None
-        run = Run(url, server.pid, folder, options.seconds, prefilling)
-        servers.append(server)
-        try:
+        link, prefilling = f"shm://soak-{secrets.token_hex(4)}", None
+        with contextlib.ExitStack() as servers:
+            if options.apart:
+                other, _, _ = serve(options.model, *SIZES, "--prefill-for", link)
+                servers.callback(end, other)
+                prefilling = other.pid
+                stored += ["--decode-with", link, "--pd-min-uncached", "64"]
+            server, url, _ = serve(options.model, *SIZES, *stored)
+            servers.callback(end, server)
+            run = Run(url, server.pid, folder, options.seconds, prefilling)
             asyncio.run(run.go(conversations, options.clients, options.kill_every))
-        finally:
-            for each in servers:
-                each.terminate()
-                each.wait(60)
         counts = run.counts
         print(
             f"{counts['answers']} answers, {len(run.wrong)} of them wrong, {counts['kills']} kills,"

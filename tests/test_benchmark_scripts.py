@@ -51,6 +51,27 @@ def test_conversations_with_a_store_survive_kills() -> None:
     assert ", 0 of them wrong" in done.stdout
 
 
+def test_a_server_that_does_not_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    soak_stores = pytest.importorskip("soak_stores")
+    ended, commands = list[object](), list[tuple[str, ...]]()
+
+    class Server:
+        pid = 1
+
+    def serve(*command: str) -> tuple[Server, str, int]:
+        commands.append(command)
+        if "--decode-with" in command:
+            raise SystemExit("the server did not start")
+        return Server(), "", 2
+
+    monkeypatch.setattr(soak_stores, "serve", serve)
+    monkeypatch.setattr(soak_stores, "known", lambda url: [])
+    monkeypatch.setattr(soak_stores, "end", ended.append)
+    with pytest.raises(SystemExit, match="did not start"):
+        soak_stores.main(["--apart"])
+    assert len(ended) == 2 and len(commands) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_stopped_stage_is_told_to_streams_and_the_next_answer_is_right() -> None:
