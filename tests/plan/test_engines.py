@@ -161,8 +161,6 @@ def test_engines_are_linked_one_to_one() -> None:
     assert urls(decode_with="shm://a") == ["shm://a"] * 3
     assert urls(decode_with="shm://a", cpu_mem_fold=2.0) == ["shm://a"] * 3
     assert urls(decode_with="shm://a, shm://a-1") == ["shm://a", "shm://a-1", "shm://a"]
-    with pytest.raises(UnsupportedError, match=r"names 3 instances: .* there is 2\n.*--dp 3"):
-        plan_of(dp=2, tp=2, decode_with="shm://a,shm://b,shm://c")
     with pytest.raises(OptionError, match="names shm://b twice"):
         plan_of(dp=2, decode_with="shm://a,shm://b,shm://b")
     with pytest.raises(OptionError, match="names 2 instances: --prefill-for takes one"):

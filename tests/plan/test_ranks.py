@@ -21,7 +21,7 @@ from inferno.contracts import (
     Shard,
     divides_heads,
 )
-from inferno.errors import UnsupportedError
+from inferno.errors import OptionError, UnsupportedError
 from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve
 from inferno.plan.addresses import address_of
 from inferno.plan.ranks import Division, check_ranks
@@ -293,6 +293,9 @@ def test_each_rank_has_an_address_of_a_link() -> None:
     assert urls(decode_with="shm://a-1", dp=2) == ["shm://a-1", "shm://a-1.1"] * 2
     both = "shm://a,shm://a-1"
     assert urls(decode_with=both, dp=2) == urls(prefill_for="shm://a", dp=2)
+    assert urls(decode_with="shm://a,shm://b") == ["shm://a", "shm://b", "shm://a.1", "shm://b.1"]
+    with pytest.raises(OptionError, match=r"shm://a\.1 would be an address of two instances"):
+        urls(decode_with="shm://a,shm://a.1")
     token = {"pd_token_file": str(Path(__file__).parent / "token")}
     with pytest.raises(UnsupportedError, match="token"):
         urls(prefill_for="tcp://h:7000", **token)

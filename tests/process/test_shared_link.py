@@ -38,8 +38,9 @@ def shared_by_threads(own: BlockStore, *, late: bool = False) -> BlockStore:
 
     def follower(rank: int, need: StoreNeed) -> tuple[Follower, Wire]:
         assert need.link is not None
-        url = address_of(need.link.url, 0, RANKS, rank)
-        built = own.build(evolve(need, link=evolve(need.link, url=url)))
+        urls = need.link.url, *need.link.others
+        url, *others = (address_of(each, 0, RANKS, rank) for each in urls)
+        built = own.build(evolve(need, link=evolve(need.link, url=url, others=tuple(others))))
         here, there = socket.socketpair()
         kept = KeptLink.of(halves_of(built, late=late))
         return Follower(rank, kept, Wire(there)), Wire(here)

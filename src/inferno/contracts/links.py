@@ -56,6 +56,9 @@ class LinkedPrompt:
     name: bytes = b""
     """At most 16 random bytes, under which all ranks of the decoding end ask for it; empty: there
     is one. Prefilling ends that were asked under one name give it the same `id`."""
+    instance: int = 0
+    """Which of the link's addresses is asked, from 1: all ranks but the first ask where that one
+    does. 0: the end that asks chooses."""
 
 
 @runtime_checkable
@@ -70,11 +73,17 @@ class LinkIndex(Protocol):
 
     # --- the decoding end -------------------------------------------------------------------------
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
         """Ask for blocks of a prompt: of each, by its key, the parts of these groups, as a set of
-        bits. Returns False if the prompt is to be computed here, at once. Else `Mover.poll` names
-        its id once all that will come has come; `release` ends it, in whatever state it is. All
-        ranks but the first ask without tokens, salt and adapter, under the first one's name."""
+        bits. Returns which of the link's addresses was asked, from 1; 0 if the prompt is to be
+        computed here, at once. Then `Mover.poll` names its id once all that will come has come;
+        `release` ends it, in whatever state it is.
+
+        All ranks but the first ask without tokens, salt and adapter, under the first one's name and
+        where that one does. A prompt with a name is asked for again if it ended for the ranks with
+        less than all: at an address that was not asked yet, within the same time. What has come
+        stays, and `poll` does not name the id for the former ask any more. 0 then says that the
+        rest is computed here."""
         ...
 
     # --- the prefilling end -----------------------------------------------------------------------

@@ -109,7 +109,9 @@ class StoreUse:
         else:
             urls = urls_of(link.url)
             url, *others = urls[self.engine % len(urls) :: self.engines]
-            engine, link = 0, evolve(link, others=tuple(others))
+            engine = 0
+            more = tuple(address_of(each, 0, self.ranks, rank or 0) for each in others)
+            link = evolve(link, others=more)
         return evolve(link, url=address_of(url, engine, self.ranks, rank or 0))
 
     def addresses(self) -> list[str]:

@@ -12,7 +12,7 @@ from inferno.catalog import Catalog, Choice
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
 from inferno.errors import OptionError, UnsupportedError
-from inferno.plan.addresses import urls_of
+from inferno.plan.addresses import address_of, urls_of
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -118,7 +118,7 @@ def _link(options: Options) -> Link | None:
 
 
 def _check_urls(urls: list[str], options: Options) -> None:
-    """Raise OptionError or UnsupportedError for several instances that cannot all be used."""
+    """Raise OptionError for several instances that cannot all be used."""
     count = len(urls)
     if options.prefill_for and count > 1:
         raise OptionError(
@@ -128,11 +128,13 @@ def _check_urls(urls: list[str], options: Options) -> None:
         )
     if count > options.dp and (twice := next((u for u in urls if urls.count(u) > 1), None)):
         raise OptionError(f"--decode-with names {twice} twice", "Name each instance once.")
-    if count > options.dp and options.ranks > 1:
-        raise UnsupportedError(
-            f"--decode-with names {count} instances: with --tp or --pp it takes one for each "
-            f"engine, and there is {options.dp}",
-            f"Name one, or start an engine for each: --dp {count}.",
+    ranks, each = options.ranks, dict.fromkeys(urls)
+    taken = [address_of(url, 0, ranks, rank) for url in each for rank in range(ranks)]
+    if twice := next((url for url in taken if taken.count(url) > 1), None):
+        raise OptionError(
+            f"--decode-with: {twice} would be an address of two instances: the {ranks} ranks of "
+            "each listen beside each other",
+            f"Leave {ranks} ports to each instance.",
         )
 
 

@@ -83,11 +83,11 @@ class Stacked:
     def link(self) -> LinkIndex:
         return cast(LinkIndex, self.link_index)
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
-        is_sent = self.link.ask(prompt, keys, wanted)
-        if is_sent:
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
+        asked = self.link.ask(prompt, keys, wanted)
+        if asked:
             self._awaited.setdefault(prompt.id, set()).add("link")
-        return is_sent
+        return asked
 
     @property
     def is_asked(self) -> bool:

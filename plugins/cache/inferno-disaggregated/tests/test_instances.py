@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed
 from inferno_disaggregated.client import Asked, Came, Ended
@@ -164,3 +165,60 @@ def test_an_instance_that_was_away_has_no_cached_blocks(end: End) -> None:
     end.index.poll()
     end.a.joined = True
     assert end.ask("1", KEYS[:4]) is end.b, "it may have started anew"
+
+
+NAMED = LinkedPrompt(id="0", token_ids=(*range(30),), name=bytes(16))
+
+
+def test_of_several_ranks_the_first_one_says_when_another_instance_is_asked(end: End) -> None:
+    assert end.index.ask(NAMED, KEYS[:3], [BOTH] * 3) == 1
+    end.comes(0, [0, 1])
+    assert end.ends(0, "lost") == ["0"] and not end.b.asked
+    assert end.index.ask(NAMED, KEYS[:3], [0, BOTH, BOTH]) == 2, "another rank lacks the second"
+    [rest] = end.b.asked
+    assert rest.message.wanted == [0, BOTH, BOTH] and rest.message.name == NAMED.name
+    assert rest.deadline == end.a.asked[0].deadline
+    end.comes(1, [1, 2])
+    assert end.ends(1, "lost") == ["0"] and end.near(*KEYS[:3]) == [BOTH] * 3
+    assert end.index.usage.fallbacks == {}
+    assert end.index.ask(NAMED, KEYS[:3], [0, 0, BOTH]) == 0, "none is left"
+    assert end.index.usage.fallbacks == {"lost": 1} and end.index.usage.linked_prompts == 1
+    end.index.release("0")
+    assert end.near(*KEYS[:3]) == [0, 0, 0]
+    assert 0 in end.a.released and end.b.released == [1]
+
+
+def test_other_ranks_ask_where_the_first_one_does(end: End) -> None:
+    followed = evolve(NAMED, token_ids=(), instance=2)
+    assert end.index.ask(followed, KEYS[:2], [BOTH] * 2) == 2 and not end.a.asked
+    end.index.release("0")
+    end.b.joined = False
+    assert end.index.ask(followed, KEYS[:2], [BOTH] * 2) == 0 and not end.a.asked
+
+
+def test_what_one_rank_gets_nothing_of_is_given_up_by_all(end: End) -> None:
+    end.index.ask(NAMED, KEYS[:2], [BOTH] * 2)
+    end.comes(0, [0])
+    end.index.poll()
+    end.news.put(Ended(0, ""))
+    assert end.index.ask(NAMED, KEYS[:2], [BOTH] * 2) == 2
+    assert end.a.released == [0] and end.near(KEYS[0]) == [0]
+    assert not end.index.poll(), "it is asked for again"
+    assert [i.failures for i in end.index.usage.instances.values()] == [{"rank": 1}, {}]
+
+
+def test_an_ask_that_was_held_before_is_not_named_for_the_next(end: End) -> None:
+    end.index.ask(NAMED, KEYS[:2], [BOTH] * 2)
+    end.comes(0, [0])
+    assert end.ends(0, "lost") == ["0"]
+    end.index.fetch([(KEYS[0], BOTH)], "0")
+    assert end.index.ask(NAMED, KEYS[:2], [0, BOTH]) == 2
+    assert not end.index.poll() and end.near(KEYS[0]) == [BOTH]
+
+
+@pytest.mark.parametrize("cause", ["late", "short"])
+def test_ranks_ask_no_other_instance_where_it_could_not_help(end: End, cause: str) -> None:
+    end.index.ask(NAMED, KEYS[:3], [BOTH] * 3)
+    end.ends(0, cause)
+    assert end.index.ask(NAMED, KEYS[:3], [BOTH] * 3) == 0 and not end.b.asked
+    assert end.index.usage.fallbacks == {cause: 1}

@@ -34,7 +34,9 @@ class KeptLink(KeptBlocks):
     def take(self, call: StoreCall) -> None:
         match call.action:
             case "ask":
-                prompt = LinkedPrompt(id=call.owner, token_ids=(), name=call.name)
+                prompt = LinkedPrompt(
+                    id=call.owner, token_ids=(), name=call.name, instance=call.instance
+                )
                 if self.link.ask(prompt, call.keys, call.groups):
                     self._fetches.setdefault(call.owner, []).append(call)
                 else:

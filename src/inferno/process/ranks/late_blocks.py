@@ -187,9 +187,9 @@ class LateLink(LateBlocks):
     def link(self) -> LinkIndex:
         return cast(LinkIndex, self.index)
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
         # Where ids come again, a release that waits would end this prompt.
-        return not self._unreleased[prompt.id] and self.link.ask(prompt, keys, wanted)
+        return 0 if self._unreleased[prompt.id] else self.link.ask(prompt, keys, wanted)
 
     def fetch(self, wanted: Sequence[tuple[bytes, int]], owner: str) -> None:
         """Hold at once what is near: it may have come for another prompt, whose release waits for

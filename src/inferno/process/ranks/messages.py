@@ -94,6 +94,8 @@ class StoreCall:
     until: float = 0.0
     name: bytes = b""
     """Under which all ranks ask for a prompt."""
+    instance: int = 0
+    """Where they do (`LinkedPrompt.instance`)."""
     error: str = ""
     """Why a prompt could not be computed."""
     linked: bool = False

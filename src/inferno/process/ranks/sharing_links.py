@@ -1,8 +1,10 @@
 """Rank 0's end of a link between two instances: each rank is linked to the other instance's rank of
 its number, and sends or pulls its share of a prompt's blocks there.
 
-In the decoding end all ranks ask under one random name. A block is near once it has come to all of
-them, which followers tell as they answer a fetch of stored blocks. In the prefilling end rank 0
+In the decoding end all ranks ask under one random name, each at the address of the instance that
+rank 0's end has chosen. A block is near once it has come to all of them, which followers tell as
+they answer a fetch of stored blocks. What has not come to all of them, all ask for again where that
+end says, if there is another instance. In the prefilling end rank 0
 begins with a prompt once all ranks were asked for it. Followers are told between which steps it
 begins and ends, and so save what rank 0 saves.
 """
@@ -31,7 +33,11 @@ ANOTHER_RANK = "rank"
 class _Ask(Fetch):
     """A prompt that was asked for, and that has not ended on every rank."""
 
-    num_parts: int = 0
+    prompt: LinkedPrompt = field(kw_only=True)
+
+    @property
+    def num_parts(self) -> int:
+        return sum(groups.bit_count() for _, groups in self.wanted)
 
 
 @define(eq=False)
@@ -61,33 +67,66 @@ class SharedLink(SharedStore):
 
     # --- the decoding end -------------------------------------------------------------------------
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
         named = evolve(prompt, name=secrets.token_bytes(_NAME_BYTES))
-        if not self.link.ask(named, keys, wanted):
-            return False
-        number, pairs = next(self._numbers), [*zip(keys, wanted, strict=True)]
-        num_parts = sum(groups.bit_count() for groups in wanted)
-        self._fetches[number] = _Ask(prompt.id, pairs, self.others.ranks - 1, num_parts=num_parts)
-        call = StoreCall("ask", prompt.id, [*keys], [*wanted], number=number, name=named.name)
-        self._tell(call)
-        return True
+        if instance := self.link.ask(named, keys, wanted):
+            self._have_asked(named, [*zip(keys, wanted, strict=True)], instance)
+        return instance
+
+    def _have_asked(
+        self, prompt: LinkedPrompt, wanted: Sequence[tuple[bytes, int]], instance: int
+    ) -> None:
+        """Let the others ask for their parts too."""
+        number = next(self._numbers)
+        self._fetches[number] = _Ask(prompt.id, wanted, self.others.ranks - 1, prompt=prompt)
+        self._tell(
+            StoreCall(
+                "ask",
+                prompt.id,
+                [key for key, _ in wanted],
+                [groups for _, groups in wanted],
+                number=number,
+                name=prompt.name,
+                instance=instance,
+            )
+        )
 
     def _is_vain(self, fetch: Fetch) -> bool:
         """Whether no part of a prompt can come to all ranks: one of them has got none."""
         if not isinstance(fetch, _Ask):
             return False
         here = not fetch.ended or any(self.index.near(key) & each for key, each in fetch.wanted)
-        return not here or len(fetch.lost) == fetch.num_parts
+        return not here or bool(fetch.lost) and len(fetch.lost) == fetch.num_parts
+
+    def _asks_again(self, fetch: _Ask) -> bool:
+        """Ask another instance for what has not come to all ranks. Returns False if there is no
+        such part, or none is to be asked."""
+        wanted, is_vain = fetch.wanted, self._is_vain(fetch)
+        if not is_vain:
+            lost, near = Counter[bytes](), self.index.near
+            for key, bit in fetch.lost:
+                lost[key] += bit
+            wanted = [(key, groups & (~near(key) | lost[key])) for key, groups in wanted]
+        keys, rest = [key for key, _ in wanted], [groups for _, groups in wanted]
+        if not any(rest) or not (instance := self.link.ask(fetch.prompt, keys, rest)):
+            return False
+        if not is_vain:
+            super()._end(fetch)
+        self._have_asked(fetch.prompt, wanted, instance)
+        return True
 
     def _end(self, fetch: Fetch) -> None:
-        if isinstance(fetch, _Ask) and (fetch.lost - self._not_here(fetch)):
-            fallbacks = self.usage.fallbacks
-            fallbacks[ANOTHER_RANK] = fallbacks.get(ANOTHER_RANK, 0) + 1
-        if self._is_vain(fetch):  # others need not wait for what does not count
+        if isinstance(fetch, _Ask):
+            if self._asks_again(fetch):
+                return
+            if fetch.lost - self._not_here(fetch):
+                fallbacks = self.usage.fallbacks
+                fallbacks[ANOTHER_RANK] = fallbacks.get(ANOTHER_RANK, 0) + 1
+        if not self._is_vain(fetch):
+            super()._end(fetch)
+        elif not self._held.get(fetch.owner):  # others need not wait for what does not count
             self.index.release(fetch.owner)
             self._tell(StoreCall("release", fetch.owner))
-        else:
-            super()._end(fetch)
 
     def _not_here(self, fetch: Fetch) -> set[Part]:
         """Return what did not come to this rank either: that is not another one's fault."""

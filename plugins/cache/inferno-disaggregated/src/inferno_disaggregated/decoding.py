@@ -45,6 +45,8 @@ class Coming:
     parts: list[tuple[bytes, int]] = field(factory=list)
     """What has come: keys and groups."""
     ended: bool = False
+    cause: str = ""
+    """Why not all of it has come, once it has ended."""
     holders: set[str] = field(factory=set)
     """Requests that need what has come: its own, and those that load some of it."""
 
@@ -74,34 +76,65 @@ class Decoding:
 
     # --- LinkIndex --------------------------------------------------------------------------------
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
+        if (before := self._coming.get(prompt.id)) is not None:
+            return self._ask_again(before, prompt, wanted)
         sizes = self.need.sizes
         nbytes = sum(sizes[g] for each in wanted for g in range(len(sizes)) if each >> g & 1)
         if not any(each.client.joined for each in self.instances):
             self._fall_back("not connected")
-            return False
+            return 0
         on_their_way = sum(coming.nbytes for coming in self._coming.values())
         most = MOST_PROMPTS * len(self.instances)
         busy = len(self._coming) >= most or on_their_way + nbytes > self.link.buffer
         if self._coming and busy:
             self._fall_back("busy")
-            return False
+            return 0
         deadline = time.monotonic() + self.link.timeout
         number = next(self._numbers)
         coming = Coming(prompt, number, keys, nbytes, [*wanted], [*wanted], deadline)
         if not self._send(coming):
             self._fall_back("not connected")  # lost since the check above
-            return False
-        self._hold(prompt.id, coming)
-        self._coming[prompt.id] = self._by_number[coming.number] = coming
+            return 0
+        self._begin(coming)
         self._usage.linked_prompts += 1
-        return True
+        return self._number_of(coming)
+
+    def _begin(self, coming: Coming) -> None:
+        self._hold(coming.prompt.id, coming)
+        self._coming[coming.prompt.id] = self._by_number[coming.number] = coming
+
+    def _number_of(self, coming: Coming) -> int:
+        """Return which address was asked last, from 1."""
+        return 1 + [*self.instances].index(coming.asked[-1])
+
+    def _ask_again(self, before: Coming, prompt: LinkedPrompt, wanted: Sequence[int]) -> int:
+        """Ask another instance for what has not come to all ranks."""
+        if not before.ended and before.holders == {prompt.id}:  # one rank got nothing
+            self._forget(before)
+            self._held[prompt.id].remove(before)
+        before.ended = True
+        self._ended = [each for each in self._ended if each != prompt.id]
+        if not before.cause:  # it all came, or would have: to this rank
+            before.asked[-1].ended(before.number, before.keys, "rank")
+        able = before.cause in ("", *AGAIN) or (before.cause == "failed" and not before.parts)
+        number, deadline = next(self._numbers), before.deadline
+        asked = [*before.asked]
+        rest = [*wanted], [*wanted]
+        coming = Coming(prompt, number, before.keys, before.nbytes, *rest, deadline, asked)
+        if not able or time.monotonic() > deadline or not self._send(coming):
+            if before.cause and not prompt.instance:
+                self._fall_back(before.cause)
+            return 0
+        self._begin(coming)
+        return self._number_of(coming)
 
     def _send(self, coming: Coming) -> bool:
-        """Ask the best instance that was not asked for this prompt yet. Returns whether there was
-        one."""
+        """Ask the best instance that was not asked for this prompt yet, or the one that the first
+        rank has asked. Returns whether there was one."""
         prompt, count = coming.prompt, len(coming.prompt.token_ids)
-        instance = best(self.instances, coming.asked, coming.keys, count)
+        among = self.instances[prompt.instance - 1 :][:1] if prompt.instance else self.instances
+        instance = best(among, coming.asked, coming.keys, count)
         if instance is None:
             return False
         message = messages.Ask(
@@ -182,11 +215,15 @@ class Decoding:
         for coming in self._held.pop(owner, ()):
             coming.holders.discard(owner)
             if not coming.holders:
-                del self._by_number[coming.number]
-                self._discard(coming)
-                coming.asked[-1].ended(coming.number, coming.keys, "")
-                for instance in coming.asked:  # one that was lost may be back, and still hold it
-                    instance.client.release(coming.number)
+                self._forget(coming)
+
+    def _forget(self, coming: Coming) -> None:
+        """Forget a prompt, and have its instances do so."""
+        del self._by_number[coming.number]
+        self._discard(coming)
+        coming.asked[-1].ended(coming.number, coming.keys, "")
+        for instance in coming.asked:  # one that was lost may be back, and still hold it
+            instance.client.release(coming.number)
 
     # --- Mover ------------------------------------------------------------------------------------
 
@@ -225,17 +262,19 @@ class Decoding:
 
     def _no_more(self, coming: Coming, cause: str) -> None:
         """Note that no more of a prompt comes from the instance asked last, and ask another one for
-        the rest, or for all after a failure, if the cause allows."""
+        the rest, or for all after a failure, if the cause allows. Of several ranks, all have to:
+        the first one says so (`ask`)."""
         coming.asked[-1].ended(coming.number, coming.keys, cause)
         starts_over = cause == "failed" and coming.holders == {coming.prompt.id}
         if starts_over:  # what has come may be wrong too
             self._discard(coming)
             coming.wanted = [*coming.lacking]
-        if (starts_over or cause in AGAIN) and any(coming.wanted) and self._send(coming):
+        is_shared, able = bool(coming.prompt.name), starts_over or cause in AGAIN
+        if not is_shared and able and any(coming.wanted) and self._send(coming):
             return
-        coming.ended = True
+        coming.ended, coming.cause = True, cause
         self._ended.append(coming.prompt.id)
-        if cause:
+        if cause and not is_shared:
             self._fall_back(cause)
 
     def _came(self, coming: Coming, came: Came) -> None:

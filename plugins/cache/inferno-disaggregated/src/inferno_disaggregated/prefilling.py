@@ -78,8 +78,8 @@ class Prefilling:
             else:
                 self._finish(transfer)
 
-    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> bool:
-        return False
+    def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
+        return 0
 
     def _finish(self, transfer: Transfer) -> None:
         """Say that all has been sent, if it has."""
