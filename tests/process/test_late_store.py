@@ -138,14 +138,11 @@ class StagedMachine(StoreMachine):
                     assert not self.open, "requests are waiting but none runs"
                     return
                 if step.is_empty:
+                    self.take([])
                     self.settle()
                     self.store.sleep()
                 continue
-            for token in self.scheduler.commit(*self.compute()):
-                assert token.token_id is not None, "these requests end with a token"
-                self.output[token.request_id].append(token.token_id)
-                if token.finish is not None:
-                    self._finished(self.open.pop(token.request_id), token.finish)
+            self.take(self.scheduler.commit(*self.compute()))
 
     @rule()
     def drain(self) -> None:

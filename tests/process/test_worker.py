@@ -12,7 +12,6 @@ import pytest
 
 from inferno.plan import Options, plan_to_json, resolve
 from inferno.process import protocol
-from inferno.process import worker as worker_module
 from inferno.process.worker import Worker
 from inferno.request.requests import EngineOutput, EngineStats, FinishReason
 from inferno.testing.tiny import run_python
@@ -204,7 +203,7 @@ class Quick(Prefilling):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(worker_module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("inferno.process.worker.monotonic", lambda: clock.now)
     return clock
 
 

@@ -12,8 +12,8 @@ from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import LinkedPrompt, Placed, StoreUsage
-from inferno.testing.cache_policy import BLOCK_SIZE
-from inferno.testing.fake_runner import number_of
+from inferno.testing.cache_policy import BLOCK_SIZE, VOCAB_SIZE
+from inferno.testing.fake_runner import next_token, number_of
 
 Source = dict[tuple[bytes, int], Tensor]
 """Bytes of parts, by key and group, as they were saved first."""
@@ -35,6 +35,10 @@ class PretendedLink:
     noted: dict[bytes, int] = field(factory=dict)
     """Parts that are wanted, and that the next step saves."""
     sent: int = 0
+    drawn: int = 0
+    """First tokens that were told."""
+    _drawing: dict[str, int] = field(factory=dict)
+    """Those that may be."""
     _coming: dict[str, list[tuple[bytes, int]]] = field(factory=dict)
     _near: dict[tuple[bytes, int], set[str]] = field(factory=dict)
     """Owners of what has come."""
@@ -55,6 +59,8 @@ class PretendedLink:
         self.expect(prompt.token_ids, keys)
         self._coming[prompt.id] = parts
         self.draw.shuffle(self._coming[prompt.id])
+        if prompt.drawing:
+            self._drawing[prompt.id] = next_token(prompt.token_ids, VOCAB_SIZE)
         os.eventfd_write(self._descriptor, 1)
         return True
 
@@ -77,8 +83,13 @@ class PretendedLink:
         for key in keys:
             self.wanted[key] = (1 << self.num_groups) - 1
 
-    def end(self, prompt_id: str, error: str = "") -> None:
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
         return None
+
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        owners = [owner for owner in self._drawing if self.draw.random() < 0.4]
+        self.drawn += len(owners)
+        return [(owner, self._drawing.pop(owner)) for owner in owners]
 
     # --- StoreIndex -------------------------------------------------------------------------------
 
@@ -113,6 +124,7 @@ class PretendedLink:
 
     def release(self, owner: str) -> None:
         self._coming.pop(owner, None)
+        self._drawing.pop(owner, None)
         for part, owners in [*self._near.items()]:
             owners.discard(owner)
             if not owners:

@@ -101,7 +101,12 @@ def ask(
     """The tokens of an answer, and the first output."""
     engine.submit(Request(id="0", token_ids=tuple(prompt), params=params, **given))
     outputs = run(engine)
-    return [o.token_id for o in outputs if o.token_id is not None], outputs[0]
+    return [o.token_id for o in outputs if o.token_id is not None], counted(outputs)
+
+
+def counted(outputs: Sequence[EngineOutput]) -> EngineOutput:
+    """The output that says what was cached: the first that the engine itself has drawn."""
+    return next((output for output in outputs if output.queue_seconds), outputs[0])
 
 
 def run(engine: Engine) -> list[EngineOutput]:
@@ -172,7 +177,7 @@ def test_many_prompts_at_once_come_whole(url: str) -> None:
         for i, tokens in enumerate(right):
             mine = [o for o in outputs if o.request_id == str(i)]
             assert [o.token_id for o in mine] == tokens
-            assert mine[0].num_remote == (len(prompts[i]) - 1) // 16 * 16
+            assert counted(mine).num_remote == (len(prompts[i]) - 1) // 16 * 16
         store: Any = engine._store
         assert not store.index._near and not store.index._coming, "blocks are kept for nobody"
 

@@ -20,6 +20,7 @@ from tests.stores.test_apart import (
     SEEDED,
     SHORT,
     ask,
+    counted,
     run,
     tcp_url,
     token_file,
@@ -217,7 +218,7 @@ def test_many_prompts_at_once_come_whole(url: str, links: list[KeptLink]) -> Non
         for i, tokens in enumerate(right):
             mine = [o for o in outputs if o.request_id == str(i)]
             assert [o.token_id for o in mine] == tokens
-            assert mine[0].num_cached == remote(prompts[i])
+            assert counted(mine).num_cached == remote(prompts[i])
         assert engine.stats().fallbacks == {}
         nothing_is_left(prefiller, engine, links)
 
@@ -283,7 +284,7 @@ def test_a_rank_that_loses_its_link_in_a_transfer_leaves_a_shorter_prefix(
         prefiller.pauses = False
         outputs = run(engine)
         assert [o.token_id for o in outputs] == right[2]
-        assert 0 < outputs[0].num_remote < 128, "the prefix that all ranks hold"
+        assert 0 < counted(outputs).num_remote < 128, "the prefix that all ranks hold"
         assert engine.stats().fallbacks == {["lost", "rank"][rank]: 1}
         wait_for(lambda: not prefiller.engine.busy)
         nothing_is_left(prefiller, engine, links)
@@ -416,7 +417,7 @@ def test_stages_of_the_same_number_are_linked_too(
         for i, prompt in enumerate(prompts):
             mine = [o for o in outputs if o.request_id == str(i)]
             assert [o.token_id for o in mine] == ask(one, [7, *prompt])[0]
-            assert mine[0].num_cached == remote([7, *prompt])
+            assert counted(mine).num_cached == remote([7, *prompt])
         assert engine.stats().fallbacks == {}
         nothing_is_left(prefiller, engine, links)
 

@@ -12,6 +12,7 @@ from tests.stores.test_apart import (
     SHORT,
     Prefiller,
     ask,
+    counted,
     joined,
     run,
     wait_for,
@@ -40,7 +41,7 @@ def test_prompts_are_shared_out_and_one_instance_may_end() -> None:
             engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=GREEDY))
         outputs = run(engine)
         mine = [[o for o in outputs if o.request_id == str(i)] for i in range(len(PROMPTS))]
-        return [([o.token_id for o in each], each[0].num_remote or 0) for each in mine]
+        return [([o.token_id for o in each], counted(each).num_remote or 0) for each in mine]
 
     expected = [
         (tokens, (len(prompt) - 1) // 16 * 16)

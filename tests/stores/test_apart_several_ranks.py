@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.stores.test_apart import GREEDY, PROMPTS, SHORT, ask, run, wait_for
+from tests.stores.test_apart import GREEDY, PROMPTS, SHORT, ask, counted, run, wait_for
 from tests.stores.test_apart_ranks import (
     Prefiller,
     link_of,
@@ -74,7 +74,7 @@ def test_prompts_are_shared_out_and_one_instance_may_end(
         def answers() -> list[tuple[list[int | None], int]]:
             outputs = run(engine)
             mine = [[o for o in outputs if o.request_id == str(i)] for i in range(len(PROMPTS))]
-            return [([o.token_id for o in each], each[0].num_remote or 0) for each in mine]
+            return [([o.token_id for o in each], counted(each).num_remote or 0) for each in mine]
 
         begin()
         assert answers() == expected

@@ -183,6 +183,8 @@ class LinkedMachine(StoreMachine):
     sends: ClassVar[bool] = False
     moved: ClassVar[list[int]] = []
     """What came or was sent in each history."""
+    drawn: ClassVar[list[int]] = []
+    """The first tokens that came."""
 
     def open_store(self) -> NoStore:
         tiers = self.item
@@ -203,7 +205,7 @@ class LinkedMachine(StoreMachine):
             store = Prefilling(*given, adapters={})
         else:
             terms = Link(role="decode", url="", min_tokens=1, min_uncached=1)
-            store = Decoding(*given, terms=terms)
+            store = Decoding(*given, terms=terms, vocab_size=VOCAB_SIZE)
         store.speeds = _Fickle(self.built[0].usage)
         return store
 
@@ -213,6 +215,7 @@ class LinkedMachine(StoreMachine):
     def teardown(self) -> Any:
         super().teardown()
         self.moved.append(self.link.sent + self.link.usage.loaded_bytes)
+        self.drawn.append(self.link.drawn)
 
 
 class SendingMachine(LinkedMachine):
@@ -232,6 +235,7 @@ class SendingMachine(LinkedMachine):
 @pytest.mark.parametrize("groups", GROUPS)
 def test_right_content_whatever_comes(groups: str, tmp_path: Path) -> None:
     assert run_histories(LinkedMachine, GROUPS[groups], tmp_path) > 0, "nothing came"
+    assert sum(LinkedMachine.drawn) > 10
 
 
 @alike
@@ -245,6 +249,7 @@ def run_histories(
 ) -> int:
     item = installed().named(BlockStore, "offload").item
     machine.moved.clear()
+    machine.drawn.clear()
     folders = (folder / str(i) for i in range(1 << 30))
     run_state_machine_as_test(
         lambda: machine(item, groups, next(folders), TestTiers, []),  # type: ignore[arg-type]  # whatever makes one will do

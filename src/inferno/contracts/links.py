@@ -53,6 +53,9 @@ class LinkedPrompt:
     """Its `cache_salt`."""
     adapter: str = ""
     """Digest of its adapter; empty: it has none."""
+    drawing: bytes = b""
+    """How its first token is drawn, as the engines of both ends understand it, at most 1 MiB;
+    empty: the decoding end draws it itself."""
     name: bytes = b""
     """At most 16 random bytes, under which all ranks of the decoding end ask for it; empty: there
     is one. Prefilling ends that were asked under one name give it the same `id`."""
@@ -86,6 +89,11 @@ class LinkIndex(Protocol):
         rest is computed here."""
         ...
 
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        """Take the first tokens of prompts, by their ids, that the other ends have drawn since:
+        before `Mover.poll` names the prompt, as the last blocks come later."""
+        ...
+
     # --- the prefilling end -----------------------------------------------------------------------
 
     @property
@@ -102,7 +110,7 @@ class LinkIndex(Protocol):
         """Note the keys of a prompt's full blocks. It is about to be computed."""
         ...
 
-    def end(self, prompt_id: str, error: str = "") -> None:
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
         """Note that a prompt has been computed, and its blocks are saved or noted; or why it could
-        not be."""
+        not be. `token_id` is its first token, if it was to be drawn here."""
         ...

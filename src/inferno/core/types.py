@@ -57,6 +57,8 @@ class Sequence:
     """Those of `num_cached` that were loaded from a store, from afar or not."""
     num_remote: int = 0
     """Those of `num_stored` that another instance computed for it."""
+    num_given: int = 0
+    """Output tokens that another instance has drawn for it: one at most."""
     waited: float = 0.0
     """Seconds from then to its first admission."""
     keys: list[bytes] = field(factory=list)

@@ -169,6 +169,8 @@ class OutputBuilder:
             return
         if not self.first_token_at:
             self._begin(token)
+        elif token.queue_seconds:  # another instance has drawn the first
+            self._count_cached(token)
         if token.num_drafts:
             self._num_drafts += token.num_drafts
             self._num_accepted += token.num_accepted
@@ -186,10 +188,13 @@ class OutputBuilder:
     def _begin(self, token: EngineOutput) -> None:
         """Note what only a request's first output has."""
         self.first_token_at = time.time()
+        self._count_cached(token)
+        self.embedding, self._prompt_logprobs = token.embedding, token.prompt_logprobs
+
+    def _count_cached(self, token: EngineOutput) -> None:
         self._num_cached, self._num_host = token.num_cached, token.num_host
         self._num_disk, self._num_remote = token.num_disk, token.num_remote
-        self._queue_seconds, self.embedding = token.queue_seconds, token.embedding
-        self._prompt_logprobs = token.prompt_logprobs
+        self._queue_seconds = token.queue_seconds
 
     def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish

@@ -10,10 +10,10 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import zmq
@@ -150,10 +150,10 @@ class Worker:
         rounds = others.rounds if others is not None else 0
         if is_busy := self._busy:
             self._num_steps += 1
-            begun = time.monotonic()
+            begun = monotonic()
             tokens = engine.step(naps=False)  # `_wait` waits for the store
             self._unsent += tokens
-            late = time.monotonic() - min(begun, self._sent_at)
+            late = monotonic() - min(begun, self._sent_at)
             ends = others is not None or any(token.finish is not None for token in tokens)
             if late >= _SOON or ends or not self._busy:
                 self._send_tokens()
@@ -294,7 +294,7 @@ class Worker:
     def _send_tokens(self) -> None:
         if self._unsent:
             tokens, self._unsent = self._unsent, []
-            self._sent_at = time.monotonic()
+            self._sent_at = monotonic()
             self._send(protocol.TOKENS, protocol.encode(tokens))
 
     def _send(self, kind: bytes, body: bytes) -> None:

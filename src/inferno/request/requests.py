@@ -206,7 +206,8 @@ class EngineOutput(Struct, omit_defaults=True, gc=False):
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """On a request's first token, if asked for: one entry per prompt token, None for the first."""
     num_cached: int = 0
-    """On a request's first token: prompt tokens found in the cache."""
+    """On the first token that this engine draws for a request: prompt tokens found in the cache.
+    Another instance may have drawn the one before it (`contracts.LinkIndex`)."""
     num_host: int = 0
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0
@@ -214,7 +215,7 @@ class EngineOutput(Struct, omit_defaults=True, gc=False):
     num_remote: int = 0
     """Those that another instance computed."""
     queue_seconds: float = 0.0
-    """On a request's first token: how long it waited in the queue."""
+    """With `num_cached`: how long it waited in the queue."""
     num_drafts: int = 0
     """On the first token of a step: draft tokens that the step verified for the request."""
     num_accepted: int = 0

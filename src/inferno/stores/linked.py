@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
-from attrs import define, field
+import msgspec
+from attrs import define, evolve, field
+from msgspec import Struct
 
 from inferno.contracts import Link, LinkedPrompt, LinkIndex, Placed
 from inferno.errors import RequestError
@@ -27,7 +29,45 @@ if TYPE_CHECKING:
     from inferno.core.types import Sequence as Sequence_
 
 _ONE = SamplingParams(temperature=0, max_tokens=1)
-"""What is asked of a prompt that is computed for another: its one token is not used."""
+"""What is asked of a prompt whose first token the other end draws: the one here is not used."""
+
+
+class Drawing(Struct):
+    """How the first token of a prompt is drawn (`LinkedPrompt.drawing`)."""
+
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Drawing).decode
+
+
+def drawn_elsewhere(request: Request) -> SamplingParams | None:
+    """Return how the other end draws a request's first token; None if it takes more than that
+    has: masks, scores, plugins."""
+    params = request.params
+    masks = params.structured_outputs, params.reasoning, params.bad_words, params.logits_processors
+    scores = params.logprobs, params.prompt_logprobs, request.pooling
+    if any(masks) or any(each is not None for each in scores):
+        return None
+    most = min(1, params.min_tokens)
+    return evolve(params, max_tokens=1, min_tokens=most, n=1, stop=(), seed=request.seed)
+
+
+def _drawing_of(request: Request) -> bytes:
+    params = drawn_elsewhere(request)
+    return b"" if params is None else _encode(Drawing(params, request.eos_token_ids))
+
+
+def _drawing(request: Request, drawing: bytes) -> Request:
+    """Return the request of a prompt, whose one token is drawn as is asked. Raises RequestError,
+    and msgspec's errors."""
+    if not drawing:
+        return request
+    asked = _decode(drawing)
+    request = evolve(request, params=asked.params, eos_token_ids=asked.eos_token_ids)
+    # No more is drawn than the other end may ask for, whatever it has asked for.
+    return evolve(request, params=drawn_elsewhere(request) or _ONE)
 
 
 @define(eq=False)
@@ -79,8 +119,13 @@ class Decoding(Linked):
     saved."""
 
     terms: Link = field(kw_only=True)
+    vocab_size: int = field(kw_only=True)
     _sent: dict[str, bool] = field(factory=dict, init=False)
     """Whether a request was sent out, once that is decided."""
+    _first: list[EngineOutput] = field(factory=list, init=False)
+    """First tokens that the other end has drawn."""
+    _num_first: int = field(default=0, init=False)
+    """How many of them the stats lack."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
         """Return the longest match of memory, what is near in the tiers, and what has come over the
@@ -106,6 +151,39 @@ class Decoding(Linked):
             added = whole.num_blocks - kept.num_blocks if self._sent.get(owner) else 0
             sequence.num_remote = added * self.groups.block_size
         return whole
+
+    def come(self) -> list[Sequence_]:
+        come = super().come()
+        waiting = {**self.fetching, **{sequence.request.id: sequence for sequence in come}}
+        for owner, token_id in self.link.take_first_tokens():
+            if (sequence := waiting.get(owner)) is not None:
+                self._give(sequence, token_id)
+        return come
+
+    def _give(self, sequence: Sequence_, token_id: int) -> None:
+        """Begin a sequence's output with a token, unless that ends it: then it is drawn again. The
+        next token's output says what was cached."""
+        goes_on = token_id not in sequence.end_ids and len(sequence.token_ids) + 1 < sequence.limit
+        known = len(sequence.token_ids) > len(sequence.request.token_ids)
+        if known or not goes_on or not 0 <= token_id < self.vocab_size:
+            return
+        sequence.token_ids.append(token_id)
+        sequence.num_given = 1
+        sequence.inner = range(sequence.inner.start + 1, sequence.inner.stop)
+        self._first.append(EngineOutput(sequence.request.id, token_id))
+
+    def answered(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """Return the outputs of a step after the first tokens that came before it."""
+        if not self._first:
+            return outputs
+        first, self._first = self._first, []
+        self._num_first += len(first)
+        return first + outputs
+
+    def gauge(self, stats: EngineStats) -> None:
+        super().gauge(stats)
+        stats.generated_tokens += self._num_first
+        self._num_first = 0
 
     def release(self, owner: str) -> None:
         super().release(owner)
@@ -136,7 +214,13 @@ class Decoding(Linked):
             if (bit := 1 << group.index) & kept_near(sequence.keys[i]):
                 wanted[i] &= ~bit
                 near.append((sequence.keys[i], bit))
-        prompt = LinkedPrompt(id=sequence.request.id, token_ids=tokens, salt=salt, adapter=adapter)
+        prompt = LinkedPrompt(
+            id=sequence.request.id,
+            token_ids=tokens,
+            salt=salt,
+            adapter=adapter,
+            drawing=_drawing_of(sequence.request),
+        )
         if not (any(wanted) and self.link.ask(prompt, sequence.keys[:count], wanted)):
             return False
         if self.stacked is not None:
@@ -157,8 +241,8 @@ class Prefilling(Linked):
 
     adapters: Mapping[str, AdapterRef] = field(kw_only=True)
     """Those that are loaded, by digest: others' prompts may need no other."""
-    _owned: set[str] = field(factory=set)
-    """Requests of the other ends in progress."""
+    _owned: dict[str, bool] = field(factory=dict)
+    """Requests of the other ends in progress, and whether their first tokens are theirs."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
         return match if self.stacked is None else super().extended(sequence, match)
@@ -188,20 +272,22 @@ class Prefilling(Linked):
                 self.link.end(prompt.id, "it has no tokens")
                 continue
             extend_keys(keys, tokens, size, prompt.salt, prompt.adapter)
+            request = Request(
+                id=prompt.id,
+                token_ids=tokens,
+                params=_ONE,
+                cache_salt=prompt.salt,
+                adapter=adapter,
+            )
             try:
-                submit(
-                    Request(
-                        id=prompt.id,
-                        token_ids=tokens,
-                        params=_ONE,
-                        cache_salt=prompt.salt,
-                        adapter=adapter,
-                    )
-                )
+                submit(_drawing(request, prompt.drawing))
             except RequestError as error:
                 self.link.end(prompt.id, error.cause)
                 continue
-            self._owned.add(prompt.id)
+            except msgspec.MsgspecError as error:
+                self.link.end(prompt.id, f"how its first token is to be drawn: {error}")
+                continue
+            self._owned[prompt.id] = bool(prompt.drawing)
             self.link.begin(prompt.id, keys)
         for prompt_id in unwanted:
             if prompt_id in self._owned:
@@ -214,11 +300,13 @@ class Prefilling(Linked):
         if not ours:
             return outputs
         for output in ours:
-            failed = output.finish is FinishReason.ERROR
-            self._end(output.request_id, output.error or "the engine failed" if failed else "")
+            if output.finish is FinishReason.ERROR:
+                self._end(output.request_id, output.error or "the engine failed")
+            else:
+                self._end(output.request_id, "", output.token_id)
         ids = {output.request_id for output in ours}
         return [output for output in outputs if output.request_id not in ids]
 
-    def _end(self, prompt_id: str, error: str) -> None:
-        self._owned.discard(prompt_id)
-        self.link.end(prompt_id, error)
+    def _end(self, prompt_id: str, error: str, token_id: int | None = None) -> None:
+        draws = self._owned.pop(prompt_id, False)
+        self.link.end(prompt_id, error, token_id if draws else None)

@@ -63,7 +63,7 @@ def _open_store(
     if link is None:
         return Storing(groups, index, mover, sizes)
     if link.role == "decode":
-        return Decoding(groups, index, mover, sizes, terms=link)
+        return Decoding(groups, index, mover, sizes, terms=link, vocab_size=plan.vocab_size)
     loaded = plan.adapters.loaded if plan.adapters is not None else ()
     refs = {use.adapter.digest: use.adapter for use in loaded}
     return Prefilling(groups, index, mover, sizes, adapters=refs)

@@ -99,8 +99,11 @@ class Stacked:
     def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
         self.link.begin(prompt_id, keys)
 
-    def end(self, prompt_id: str, error: str = "") -> None:
-        self.link.end(prompt_id, error)
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
+        self.link.end(prompt_id, error, token_id)
+
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        return self.link.take_first_tokens()
 
     # --- StoreIndex -------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from inferno.core.kvcache import (
     extend_keys,
 )
 from inferno.core.schedule.scheduler import Scheduler
-from inferno.request.requests import FinishReason, Request
+from inferno.request.requests import EngineOutput, FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
 from inferno.stores import NO_STORE, NoStore
 from inferno.testing.alike import alike
@@ -304,16 +304,21 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(count):
             step = self.scheduler.plan()
             if step.is_empty and self.store.waits_for is not None:
+                self.take([])
                 self.store.sleep()
                 continue
             assert not (step.is_empty and self.open), "requests are waiting but none runs"
             if step.is_empty:
                 return
-            for token in self.scheduler.commit(step, self.runner.run(step)):
-                assert token.token_id is not None, "these requests end with a token"
-                self.output[token.request_id].append(token.token_id)
-                if token.finish is not None:
-                    self._finished(self.open.pop(token.request_id), token.finish)
+            self.take(self.scheduler.commit(step, self.runner.run(step)))
+
+    def take(self, outputs: list[EngineOutput]) -> None:
+        """Take the outputs of a step, and those of the store."""
+        for token in self.store.answered(outputs):
+            assert token.token_id is not None, "these requests end with a token"
+            self.output[token.request_id].append(token.token_id)
+            if token.finish is not None:
+                self._finished(self.open.pop(token.request_id), token.finish)
 
     def _finished(self, request: Request, finish: FinishReason) -> None:
         count = min(request.params.max_tokens or 0, MAX_MODEL_LEN - len(request.token_ids))

@@ -32,9 +32,15 @@ class Ends:
         self.link = cast(LinkIndex, self.here.index)
         self.serving = cast(LinkIndex, self.there.index)
 
-    def ask(self, keys: Sequence[bytes], wanted: Sequence[int], name: str = "a") -> None:
+    def ask(
+        self,
+        keys: Sequence[bytes],
+        wanted: Sequence[int],
+        name: str = "a",
+        drawing: bytes = b"",
+    ) -> None:
         """Ask for parts of a prompt, and let the other end begin with it."""
-        prompt = evolve(PROMPT, id=name)
+        prompt = evolve(PROMPT, id=name, drawing=drawing)
         until(lambda: self.link.ask(prompt, keys, wanted))
         self.here.index.usage.fallbacks.clear()  # of before they knew each other
         prompts, unwanted = self.asked()
@@ -123,6 +129,24 @@ class LinkTests(Installed):
         ends.there.mover.save([placed])
         ends.here.wait("a")
         assert ends.near(KEYS[0]) == [BOTH]
+
+    def test_the_first_token_comes_before_the_last_blocks(self, ends: Ends) -> None:
+        ends.ask(KEYS[:1], [BOTH], drawing=b"with a seed")
+        placed = Placed(KEYS[0], (3, 3))
+        ends.there.index.note(placed)
+        ends.serving.end(ends.named, token_id=7)
+        told = list[tuple[str, int]]()
+
+        def comes() -> bool:
+            assert not ends.here.mover.poll()
+            told.extend(ends.link.take_first_tokens())
+            return bool(told)
+
+        until(comes)
+        assert told == [("a", 7)]
+        ends.there.mover.save([placed])
+        ends.here.wait("a")
+        assert ends.near(KEYS[0]) == [BOTH] and not ends.link.take_first_tokens()
 
     def test_only_what_is_wanted_need_be_saved(self, ends: Ends) -> None:
         assert ends.there.index.groups_of(KEYS[0]) == BOTH

@@ -22,7 +22,7 @@ from inferno_disaggregated import messages, shared_memory
 from inferno_disaggregated.address import own_folder, parse
 from inferno_disaggregated.client import Asked, Client, Ended
 from inferno_disaggregated.messages import Foreign, Session
-from inferno_disaggregated.server import Finish, Run, Server, Transfer
+from inferno_disaggregated.server import Note, Run, Server, Transfer
 from inferno_disaggregated.shared_memory import Arena
 
 LAYOUT, SIZES = '{"dtype": "a"}', (8, 16)
@@ -200,6 +200,7 @@ BODY = bytes(range(16))
 SUM = xxhash.xxh3_64_intdigest(BODY) >> 1
 LIES: dict[str, tuple[Any, bytes | None]] = {
     "of a block that nobody asked for": (messages.Blocks(0, 0, [0, 2], SUM, -1), BODY),
+    "of a token that nobody asked for": (messages.First(0, 5), None),
     "of a block beyond the prompt": (messages.Blocks(0, 0, [0, 1 << 40], SUM, -1), BODY),
     "twice the same": (messages.Blocks(0, 0, [0, 0], SUM, -1), BODY),
     "of no group": (messages.Blocks(0, 7, [0, 1], SUM, -1), BODY),
@@ -361,7 +362,7 @@ def test_bytes_that_wait_to_be_sent_are_counted_until_they_are(url: str, server:
     peer = transfer.peer
     peer.wait(32)
     server.post(Run(transfer, 0, [0, 1, 2, 3], np.zeros((4, 8), np.uint8), -1))
-    server.post(Finish(transfer, ""))
+    server.post(Note(transfer, messages.Done(0, "", "")))
     until(lambda: not peer.waiting)
     client.release(0)
     until(lambda: not peer.transfers)
@@ -391,8 +392,8 @@ def test_the_end_of_a_prompt_that_was_let_go_is_not_that_of_the_next_of_its_numb
     until(lambda: not arrivals[0].peer.transfers)
     ask()
     until(lambda: len(come()) == 2)
-    server.post(Finish(arrivals[0], "full"))
-    server.post(Finish(arrivals[1], ""))
+    server.post(Note(arrivals[0], messages.Done(0, "full", "")))
+    server.post(Note(arrivals[1], messages.Done(0, "", "")))
     until(lambda: client.news)
     (ended,) = client.news.take()
     assert isinstance(ended, Ended) and ended.cause == ""

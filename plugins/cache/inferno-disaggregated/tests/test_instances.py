@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed
-from inferno_disaggregated.client import Asked, Came, Ended
+from inferno_disaggregated.client import Asked, Came, Ended, News
 from inferno_disaggregated.decoding import Decoding
 from inferno_disaggregated.instances import Instance
 from inferno_disaggregated.mailbox import Mailbox
@@ -43,7 +43,7 @@ class End:
     def __init__(self) -> None:
         link = Link(role="decode", url="shm://a", others=("shm://b",))
         self.a, self.b = StandIn("shm://a"), StandIn("shm://b")
-        self.news = Mailbox[Came | Ended]()
+        self.news = Mailbox[News]()
         instances = [Instance(cast(Any, each)) for each in (self.a, self.b)]
         need = StoreNeed(layout="{}", sizes=SIZES, link=link)
         self.index = Decoding(need, link, instances, self.news)

@@ -221,8 +221,11 @@ class LateLink(LateBlocks):
             if (said := self._said.get(key)) is not None and said.groups:
                 self._owed[key] = said.groups & ~self.index.groups_of(key)
 
-    def end(self, prompt_id: str, error: str = "") -> None:
-        self._do(partial(self.link.end, prompt_id, error))
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
+        self._do(partial(self.link.end, prompt_id, error, token_id))
+
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        return self.link.take_first_tokens()
 
     def groups_of(self, key: bytes) -> int:
         return super().groups_of(key) & ~self._owed.get(key, 0)

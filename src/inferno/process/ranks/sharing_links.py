@@ -137,6 +137,9 @@ class SharedLink(SharedStore):
     def _lose(self, part: Part) -> None:
         """Do nothing: unlike stored blocks, those of a link are not promised before they come."""
 
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        return self.link.take_first_tokens()
+
     # --- the prefilling end -----------------------------------------------------------------------
 
     @property
@@ -193,7 +196,7 @@ class SharedLink(SharedStore):
         self.link.begin(prompt_id, keys)
         self._tell(StoreCall("begin", prompt_id, [*keys]))
 
-    def end(self, prompt_id: str, error: str = "") -> None:
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
         keys = self._begun.pop(prompt_id, frozenset[bytes]())
         if prompt_id in self._cut:
             self._cut.remove(prompt_id)
@@ -201,7 +204,7 @@ class SharedLink(SharedStore):
                 self._cut_now.remove(prompt_id)
             else:  # it was aborted, and what has come to all ranks is right
                 error = ""
-        self.link.end(prompt_id, error)
+        self.link.end(prompt_id, error, token_id)
         call = StoreCall("end", prompt_id, error=error)
         if not error and (waits := {key for key in keys if key in self._unsaved}):
             self._ending[prompt_id] = call, waits

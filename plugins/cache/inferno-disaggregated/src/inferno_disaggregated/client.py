@@ -57,6 +57,17 @@ class Ended:
     """Why not all has come; empty: it has."""
 
 
+@frozen
+class First:
+    """A prompt's first token."""
+
+    transfer: int
+    token_id: int
+
+
+News = Came | First | Ended
+
+
 @define(eq=False)
 class Client:
     """Keeps one connection in a thread. `news` receives what comes; clients may share one."""
@@ -67,7 +78,7 @@ class Client:
     layout: str
     sizes: tuple[int, ...]
     """Bytes of a part in each group."""
-    news: Mailbox[Came | Ended] = field(factory=Mailbox)
+    news: Mailbox[News] = field(factory=Mailbox)
     joined: bool = False
     """Whether the other end takes prompts."""
     _todo: Mailbox[Asked | int | None] = field(factory=Mailbox)
@@ -237,6 +248,11 @@ class Client:
             raise Foreign(f"a {type(message).__name__} before a welcome")
         elif isinstance(message, messages.Blocks):
             self._blocks(message, frames[2] if len(frames) > 2 else None)
+        elif isinstance(message, messages.First):
+            if (request := self._open.get(message.transfer)) is not None:
+                if not request.message.drawing:
+                    raise Foreign("a token that was not asked for")
+                self.news.put(First(message.transfer, message.token_id))
         elif isinstance(message, messages.Done):
             if message.text:
                 self._complain(f"{self.url} did not compute a prompt: {message.text}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed, StoreUsage
 from inferno_disaggregated import messages
-from inferno_disaggregated.client import Asked, Came, Client, Ended
+from inferno_disaggregated.client import Asked, Came, Client, First, News
 from inferno_disaggregated.instances import Instance, best
 from inferno_disaggregated.mailbox import Mailbox
 from inferno_disaggregated.pieces import Bytes, GroupCopies
@@ -58,7 +58,7 @@ class Decoding:
     need: StoreNeed
     link: Link
     instances: Sequence[Instance]
-    news: Mailbox[Came | Ended]
+    news: Mailbox[News]
     """What all instances send."""
     _usage: StoreUsage = field(factory=StoreUsage)
     _near: dict[bytes, dict[int, dict[int, Place]]] = field(factory=dict)
@@ -69,6 +69,8 @@ class Decoding:
     """By request, what it holds."""
     _numbers: itertools.count[int] = field(factory=itertools.count)
     _ended: list[str] = field(factory=list)
+    _first: list[tuple[str, int]] = field(factory=list)
+    """First tokens that have come, by request."""
     _copies: list[GroupCopies] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -144,6 +146,7 @@ class Decoding:
             prompt.salt,
             prompt.adapter,
             prompt.name,
+            prompt.drawing,
         )
         coming.asked.append(instance)
         instance.ask(Asked(message, coming.deadline), coming.keys, count)
@@ -157,8 +160,12 @@ class Decoding:
     def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
         return None
 
-    def end(self, prompt_id: str, error: str = "") -> None:
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
         return None
+
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        first, self._first = self._first, []
+        return first
 
     def _fall_back(self, cause: str) -> None:
         self._usage.fallbacks[cause] = self._usage.fallbacks.get(cause, 0) + 1
@@ -253,6 +260,8 @@ class Decoding:
                 continue
             if isinstance(news, Came):
                 self._came(coming, news)
+            elif isinstance(news, First):
+                self._first.append((coming.prompt.id, news.token_id))
             else:
                 self._no_more(coming, news.cause)
         ended, self._ended = self._ended, []

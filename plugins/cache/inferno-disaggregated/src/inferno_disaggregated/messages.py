@@ -1,7 +1,7 @@
 """What the two ends say to each other, and how a message is sealed.
 
 decode -> prefill   hello, then sealed: join, mapped, ask, release, ping
-prefill -> decode   challenge or unknown, then sealed: welcome or refused, blocks, done, pong
+prefill -> decode   challenge or unknown, then sealed: welcome or refused, blocks, first, done, pong
 
 A sealed message is a header in msgpack and a code that only those can make who know the token, have
 both nonces and have counted the messages before it. Blocks may follow as a third frame; the header
@@ -19,7 +19,7 @@ import msgspec
 from attrs import define, field
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 2
 _PURPOSE = b"inferno prefill and decode apart, 1"
 _CODE_BYTES = 16
 NAME_BYTES = 16
@@ -84,6 +84,8 @@ class Ask(Struct, tag=True, frozen=True):
     adapter: Name
     name: Annotated[bytes, Meta(max_length=NAME_BYTES)] = b""
     """Random, and the same from all ranks of the decoding end; empty if it has one rank."""
+    drawing: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    """How the first token is drawn; empty: it is not wanted."""
 
 
 class Release(Struct, tag=True, frozen=True):
@@ -103,6 +105,13 @@ class Blocks(Struct, tag=True, frozen=True):
     """Where they are in shared memory; -1: in the next frame."""
 
 
+class First(Struct, tag=True, frozen=True):
+    """The prompt is computed, and its last blocks follow."""
+
+    transfer: Number
+    token_id: Number
+
+
 class Done(Struct, tag=True, frozen=True):
     transfer: Number
     cause: Cause
@@ -118,7 +127,7 @@ class Pong(Struct, tag=True, frozen=True):
 
 
 ToPrefill = Hello | Join | Mapped | Ask | Release | Ping
-ToDecode = Challenge | Unknown | Welcome | Refused | Blocks | Done | Pong
+ToDecode = Challenge | Unknown | Welcome | Refused | Blocks | First | Done | Pong
 encode = msgspec.msgpack.Encoder().encode
 _to_prefill: Any = msgspec.msgpack.Decoder(ToPrefill)
 _to_decode: Any = msgspec.msgpack.Decoder(ToDecode)

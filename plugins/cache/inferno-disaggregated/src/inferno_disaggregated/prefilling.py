@@ -9,8 +9,9 @@ from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import LinkedPrompt, Placed, StoreNeed, StoreUsage
+from inferno_disaggregated import messages
 from inferno_disaggregated.pieces import Bytes, GroupCopies
-from inferno_disaggregated.server import Finish, Run, Server, Transfer, Unwanted
+from inferno_disaggregated.server import Note, Run, Server, Transfer, Unwanted
 
 RUN_BYTES = 8 << 20
 """What is sent at once, unless one part is larger."""
@@ -47,15 +48,7 @@ class Prefilling:
                 self._close(news.transfer)
                 continue
             self._open[news.id] = news
-            prompts.append(
-                LinkedPrompt(
-                    id=news.id,
-                    token_ids=news.token_ids,
-                    salt=news.salt,
-                    adapter=news.adapter,
-                    name=news.name,
-                )
-            )
+            prompts.append(news.prompt)
         return prompts, unwanted
 
     def begin(self, prompt_id: str, keys: Sequence[bytes]) -> None:
@@ -68,15 +61,22 @@ class Prefilling:
             if transfer.lacks[i]:
                 self._wanted.setdefault(key, {})[transfer.id] = transfer, i
 
-    def end(self, prompt_id: str, error: str = "") -> None:
+    def end(self, prompt_id: str, error: str = "", token_id: int | None = None) -> None:
         if (transfer := self._open.get(prompt_id)) is not None and transfer.error is None:
             transfer.error = error
             if error:
                 self._forget(transfer)
                 refused = not transfer.keys
-                self.server.post(Finish(transfer, "refused" if refused else "failed", error))
-            else:
-                self._finish(transfer)
+                cause: messages.Cause = "refused" if refused else "failed"
+                done = messages.Done(transfer.number, cause, error[:500])
+                self.server.post(Note(transfer, done))
+                return
+            if token_id is not None:
+                self.server.post(Note(transfer, messages.First(transfer.number, token_id)))
+            self._finish(transfer)
+
+    def take_first_tokens(self) -> Sequence[tuple[str, int]]:
+        return ()
 
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
         return 0
@@ -85,7 +85,8 @@ class Prefilling:
         """Say that all has been sent, if it has."""
         if transfer.error == "" and not transfer.noted:
             self._forget(transfer)
-            self.server.post(Finish(transfer, "short" if transfer.is_short else ""))
+            cause: messages.Cause = "short" if transfer.is_short else ""
+            self.server.post(Note(transfer, messages.Done(transfer.number, cause, "")))
 
     def _forget(self, transfer: Transfer) -> None:
         """Want nothing more for a prompt."""

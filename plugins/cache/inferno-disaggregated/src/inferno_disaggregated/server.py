@@ -17,12 +17,13 @@ import xxhash
 import zmq
 from attrs import define, field, frozen
 
+from inferno.contracts import LinkedPrompt
 from inferno.errors import OptionError
 from inferno_disaggregated import messages, pulling, shared_memory
 from inferno_disaggregated.address import Address, own_folder
 from inferno_disaggregated.layouts import differences
 from inferno_disaggregated.mailbox import Mailbox, waiting
-from inferno_disaggregated.messages import Cause, Foreign, Session
+from inferno_disaggregated.messages import Foreign, Session
 from inferno_disaggregated.pieces import Bytes
 from inferno_disaggregated.shared_memory import Arena
 
@@ -43,17 +44,12 @@ _SENDING_MS = 20
 class Transfer:
     """A prompt that another end has asked for."""
 
-    id: str
+    prompt: LinkedPrompt
     peer: Peer
     number: int
-    token_ids: tuple[int, ...]
-    salt: str
-    adapter: str
     lacks: list[int]
     """By block, the groups whose parts are wanted and not noted yet. The engine's thread alone
-    writes this and all that follows but the name."""
-    name: bytes = b""
-    """Under which ranks ask for it (`LinkedPrompt.name`)."""
+    writes this and all that follows."""
     noted: dict[int, int] = field(factory=dict)
     """By block, the groups whose parts the next step saves."""
     keys: list[bytes] = field(factory=list)
@@ -63,6 +59,10 @@ class Transfer:
     """Whether there was no room for all its blocks."""
     runs: list[tuple[int, int]] = field(factory=list)
     """What it takes of its peer's memory."""
+
+    @property
+    def id(self) -> str:
+        return self.prompt.id
 
 
 @define(eq=False)
@@ -113,10 +113,11 @@ class Run:
 
 
 @frozen(eq=False)
-class Finish:
+class Note:
+    """What else to say of a prompt."""
+
     transfer: Transfer
-    cause: Cause
-    text: str = ""
+    message: messages.First | messages.Done
 
 
 @frozen(eq=False)
@@ -133,7 +134,7 @@ class Server:
     layout: str
     buffer: int
     news: Mailbox[Transfer | Unwanted] = field(factory=Mailbox)
-    _todo: Mailbox[Run | Finish | None] = field(factory=Mailbox)
+    _todo: Mailbox[Run | Note | None] = field(factory=Mailbox)
     _peers: dict[bytes, Peer] = field(factory=dict)
     _names: itertools.count[int] = field(factory=itertools.count)
     _lock: int = -1
@@ -175,7 +176,7 @@ class Server:
         if path is not None:
             path.chmod(0o600)
 
-    def post(self, work: Run | Finish) -> None:
+    def post(self, work: Run | Note) -> None:
         """Have something sent."""
         self._todo.put(work)
 
@@ -299,42 +300,37 @@ class Server:
         # A shorter name could equal the number that another end's next prompt gets here.
         whole &= len(ask.name) in (0, messages.NAME_BYTES)
         name = f"link-{ask.name.hex() or next(self._names)}"
-        if ask.transfer in peer.transfers or not whole or self._has(name):
+        others = {each.id for one in self._peers.values() for each in one.transfers.values()}
+        if ask.transfer in peer.transfers or not whole or name in others:
             raise Foreign("a transfer that cannot be")
-        transfer = Transfer(
+        prompt = LinkedPrompt(
             id=name,
-            peer=peer,
             name=ask.name,
-            number=ask.transfer,
             token_ids=tuple(np.frombuffer(ask.token_ids, "<i4").tolist()),
             salt=ask.salt,
             adapter=ask.adapter,
-            lacks=ask.wanted,
+            drawing=ask.drawing,
         )
+        transfer = Transfer(prompt, peer, ask.transfer, ask.wanted)
         if sum(len(each.transfers) for each in self._peers.values()) >= MOST_PROMPTS:
             self._tell(peer, messages.Done(ask.transfer, "full", ""))
             return
         peer.transfers[ask.transfer] = transfer
         self.news.put(transfer)
 
-    def _has(self, name: str) -> bool:
-        """Whether a prompt of this name is in progress."""
-        peers = self._peers.values()
-        return any(each.id == name for peer in peers for each in peer.transfers.values())
-
     def _release(self, peer: Peer, number: int) -> None:
         if (transfer := peer.transfers.pop(number, None)) is not None:
             # The engine's thread gives the memory back: it may be writing to it.
             self.news.put(Unwanted(transfer))
 
-    def _do(self, work: Run | Finish) -> None:
+    def _do(self, work: Run | Note) -> None:
         transfer, peer = work.transfer, work.transfer.peer
         if peer.gone or peer.transfers.get(transfer.number) is not transfer:
             if isinstance(work, Run) and work.offset < 0:
                 peer.wait(-work.parts.nbytes)
             return
-        if isinstance(work, Finish):
-            self._tell(peer, messages.Done(transfer.number, work.cause, work.text[:500]))
+        if isinstance(work, Note):
+            self._tell(peer, work.message)
             return
         checksum = xxhash.xxh3_64_intdigest(work.parts.data) >> 1
         message = messages.Blocks(transfer.number, work.group, work.indices, checksum, work.offset)

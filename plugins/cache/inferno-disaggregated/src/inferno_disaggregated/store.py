@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferno.contracts import Mover, StoreIndex, StoreNeed
 from inferno_disaggregated.address import own_folder, parse, token_of
-from inferno_disaggregated.client import Came, Client, Ended
+from inferno_disaggregated.client import Client, News
 from inferno_disaggregated.decoding import Decoding
 from inferno_disaggregated.instances import Instance
 from inferno_disaggregated.mailbox import Mailbox
@@ -26,7 +26,7 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     for address in addresses.values():
         if address.path is not None:
             own_folder(address.path)
-    news = Mailbox[Came | Ended]()
+    news = Mailbox[News]()
     clients = [
         Client(address, url, tokens[url], need.layout, need.sizes, news)
         for url, address in addresses.items()
