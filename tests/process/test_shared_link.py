@@ -14,6 +14,7 @@ from tests.process.test_shared_store import FOLLOWERS, Follower, Stepping, Threa
 
 from inferno.catalog import Catalog
 from inferno.contracts import BlockStore, Link, Mover, Placed, StoreIndex, StoreNeed
+from inferno.errors import EngineDeadError
 from inferno.plan.addresses import address_of
 from inferno.process.ranks.keeping_links import KeptLink
 from inferno.process.ranks.late_blocks import LateBlocks
@@ -150,6 +151,20 @@ class TestSharedLink(LinkTests):
         ends.here.wait("a")
         assert ends.near(*KEYS[:2]) == [0, 0]
         assert not link.is_asked and not link._cut
+
+    def test_a_rank_that_has_ended_ends_an_engine_that_only_this_rank_is_asked(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No prompt begins then, and it never rests if it is asked again and again."""
+
+        def ended(threads: Threads) -> None:
+            raise EngineDeadError("rank 1 was killed", "It is started anew.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Threads, "take_told", ended)
+            assert ends.serving.is_asked
+            with pytest.raises(EngineDeadError):
+                ends.serving.take_asked()
 
     def test_a_prompt_that_one_rank_was_not_asked_for_does_not_begin(self, ends: Ends) -> None:
         until(lambda: ends.link.ask(PROMPT, KEYS[:1], [BOTH]))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import cast
 
 from attrs import define, evolve, field
@@ -144,9 +143,10 @@ class SharedLink(SharedStore):
 
     @property
     def is_asked(self) -> bool:
-        with suppress(InfernoError):  # what has ended a rank is raised by the next step
-            if not self.others.is_over:
-                self._hear()
+        try:
+            self._hear()
+        except InfernoError:  # of one that has ended: a step raises it, in `take_asked`
+            return True
         if self.link.is_asked:
             self._take_own()
         return bool(self._cut_now or self._next())
