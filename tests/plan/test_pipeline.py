@@ -230,23 +230,6 @@ def test_more_stages_than_layers_are_refused_with_the_number_that_works() -> Non
     assert "--pp 4" in refused.value.remedy
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"prefill_for": "shm://x"},
-        {"decode_with": "shm://x"},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_stages_on_several_machines_are_not_linked(options: dict[str, Any]) -> None:
-    toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
-    [name] = options
-    flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(UnsupportedError, match=f"--pp 2 --nodes 2 cannot be combined with {flag}"):
-        check_ranks(Options(pp=2, nodes=2, **options), CPU, "Toy", toy)
-    check_ranks(Options(pp=2, **options), CPU, "Toy", toy)
-
-
 def test_families_without_stages_are_refused_by_name() -> None:
     toy = Architecture(name="Toy", config=Config, build=Config, divides=DECODER)
     check_ranks(Options(pp=2), CPU, "Toy", toy)

@@ -266,18 +266,34 @@ def resolve_path() -> Path:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "match"),
     [
-        {"prefill_for": "shm://x"},
-        {"decode_with": "shm://x"},
+        (
+            {"prefill_for": "shm://x"},
+            r"--nodes 2: .* not linked through shm://x\n.*tcp://HOST\+HOST",
+        ),
+        ({"decode_with": "tcp://a+b:1,shm://x"}, "--nodes 2: .* not linked through shm://x"),
+        ({"prefill_for": "tcp://a:1"}, r"names 1 of 2 machines.*\n.*tcp://\*:PORT"),
+        ({"decode_with": "tcp://a+b:1", "nodes": 1, "tp": 1}, "several hosts of one instance"),
     ],
-    ids=lambda options: next(iter(options)),
 )
-def test_ranks_on_several_machines_are_not_linked(options: dict[str, Any]) -> None:
-    [name] = options
-    flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(UnsupportedError, match=f"--tp 2 --nodes 2 cannot be combined with {flag}"):
-        plan_of(tp=2, nodes=2, **options)
+def test_ranks_of_several_machines_are_linked_by_all_hosts(
+    options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises((OptionError, UnsupportedError), match=match):
+        plan_of(**{"tp": 2, "nodes": 2} | options)
+
+
+def test_each_rank_of_several_machines_has_a_port_of_a_link(tmp_path: Path) -> None:
+    pytest.importorskip("inferno_disaggregated")
+    token = tmp_path / "token"
+    token.write_text("x" * 32)
+    token.chmod(0o600)
+    given: dict[str, Any] = {"tp": 2, "nodes": 2, "pd_token_file": str(token)}
+    for name, url in (("prefill_for", "a+b"), ("prefill_for", "*"), ("decode_with", "a+b")):
+        store = plan_of(**given, **{name: f"tcp://{url}:7000"}).store
+        assert store is not None
+        assert store.addresses() == [f"tcp://{url}:7000", f"tcp://{url}:7001"]
 
 
 def test_each_rank_has_an_address_of_a_link() -> None:

@@ -18,7 +18,7 @@ LINK_OPTIONS = [
         "--prefill-for",
         metavar="URL",
         help="Compute prompts for other instances, which connect to this URL: shm://NAME on "
-        "one machine, tcp://HOST:PORT from others.",
+        "one machine, tcp://HOST:PORT from others, tcp://HOST+HOST:PORT with --nodes.",
     ),
     _engine(
         "--decode-with",

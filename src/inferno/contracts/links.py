@@ -24,7 +24,8 @@ class Link:
     role: Literal["prefill", "decode"]
     """Whether this end computes prompts or asks for them."""
     url: str
-    """Where the prefilling end listens."""
+    """Where the prefilling end listens. `tcp://HOST+HOST:PORT` has several hosts where ranks are on
+    several machines: it listens at that which is its own, and the decoding end tries all."""
     others: tuple[str, ...] = ()
     """Where further prefilling ends listen, for a decoding end, which chooses one of all for each
     prompt."""

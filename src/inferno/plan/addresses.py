@@ -23,6 +23,13 @@ def address_of(url: str, engine: int, ranks: int = 1, rank: int = 0) -> str:
     return f"{url}{f'-{engine}' * bool(engine)}{f'.{rank}' * bool(rank)}"
 
 
+def hosts_of(url: str) -> list[str]:
+    """Return the hosts that a URL with a port names: where ranks of several machines listen, it has
+    one for each, `tcp://HOST+HOST:PORT`, and a rank's port tells which of them is meant."""
+    parts = _WITH_PORT.fullmatch(url)
+    return [] if parts is None else parts[2].split("+")
+
+
 def urls_of(text: str) -> list[str]:
     """Return the URLs of a list that is separated by commas."""
     return [url.strip() for url in text.split(",")]

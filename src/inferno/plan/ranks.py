@@ -66,8 +66,6 @@ def check_ranks(
             f"Leave {options.shared_by} out: one process computes it with all cores.",
         )
     flags: dict[str, object] = {
-        "--prefill-for": options.nodes > 1 and options.prefill_for,
-        "--decode-with": options.nodes > 1 and options.decode_with,
         "--sandbox": options.sandbox and (options.nodes > 1 or options.executor),
     }
     if options.ep and not architecture.divides:

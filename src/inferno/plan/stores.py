@@ -12,7 +12,7 @@ from inferno.catalog import Catalog, Choice
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
 from inferno.errors import OptionError, UnsupportedError
-from inferno.plan.addresses import address_of, urls_of
+from inferno.plan.addresses import address_of, hosts_of, urls_of
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
@@ -126,6 +126,8 @@ def _check_urls(urls: list[str], options: Options) -> None:
             "other engines listen beside it",
             "Name the first engine's.",
         )
+    for url in urls:
+        _check_hosts(url, options)
     if count > options.dp and (twice := next((u for u in urls if urls.count(u) > 1), None)):
         raise OptionError(f"--decode-with names {twice} twice", "Name each instance once.")
     ranks, each = options.ranks, dict.fromkeys(urls)
@@ -135,6 +137,28 @@ def _check_urls(urls: list[str], options: Options) -> None:
             f"--decode-with: {twice} would be an address of two instances: the {ranks} ranks of "
             "each listen beside each other",
             f"Leave {ranks} ports to each instance.",
+        )
+
+
+def _check_hosts(url: str, options: Options) -> None:
+    """Raise OptionError or UnsupportedError if an instance's ranks cannot be at the hosts that its
+    URL names."""
+    hosts, nodes = hosts_of(url), options.nodes
+    if nodes > 1 and not hosts:
+        raise UnsupportedError(
+            f"--nodes {nodes}: ranks of several machines are not linked through {url}",
+            "Name each machine's host: tcp://HOST+HOST:PORT.",
+        )
+    if options.prefill_for and nodes > 1 and hosts != ["*"] and len(hosts) < nodes:
+        raise OptionError(
+            f"--prefill-for {url} names {len(hosts)} of {nodes} machines, and each has ranks that "
+            "listen",
+            "Name each machine's host, or every address of each: tcp://*:PORT.",
+        )
+    if len(hosts) > 1 and options.ranks == 1:
+        raise OptionError(
+            f"{url} names several hosts of one instance, which has one rank",
+            "Separate instances by commas, or start ranks: --tp N.",
         )
 
 

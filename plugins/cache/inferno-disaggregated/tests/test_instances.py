@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -10,10 +13,13 @@ import torch
 from attrs import evolve
 
 from inferno.contracts import Link, LinkedPrompt, Placed, StoreNeed
+from inferno.errors import OptionError
 from inferno_disaggregated.client import Asked, Came, Ended, News
 from inferno_disaggregated.decoding import Decoding
 from inferno_disaggregated.instances import Instance
 from inferno_disaggregated.mailbox import Mailbox
+from inferno_disaggregated.prefilling import Prefilling
+from inferno_disaggregated.store import build
 
 KEYS = [bytes([i]) * 16 for i in range(12)]
 BOTH = 0b11
@@ -44,7 +50,7 @@ class End:
         link = Link(role="decode", url="shm://a", others=("shm://b",))
         self.a, self.b = StandIn("shm://a"), StandIn("shm://b")
         self.news = Mailbox[News]()
-        instances = [Instance(cast(Any, each)) for each in (self.a, self.b)]
+        instances = [Instance((cast(Any, each),)) for each in (self.a, self.b)]
         need = StoreNeed(layout="{}", sizes=SIZES, link=link)
         self.index = Decoding(need, link, instances, self.news)
         self.cache = [torch.zeros(4, size, dtype=torch.uint8) for size in SIZES]
@@ -222,3 +228,30 @@ def test_ranks_ask_no_other_instance_where_it_could_not_help(end: End, cause: st
     end.ends(0, cause)
     assert end.index.ask(NAMED, KEYS[:3], [BOTH] * 3) == 0 and not end.b.asked
     assert end.index.usage.fallbacks == {cause: 1}
+
+
+def test_a_rank_of_several_machines_is_found_at_whichever_host_it_is(tmp_path: Path) -> None:
+    """203.0.113.1 is nobody's."""
+    token = tmp_path / "token"
+    token.write_text("x" * 32)
+    token.chmod(0o600)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"tcp://203.0.113.1+127.0.0.1:{port}"
+    link = Link(role="prefill", url=url, token_file=token)
+    need = StoreNeed(layout="{}", sizes=SIZES, link=link)
+    there, _ = build(need)
+    here, _ = build(evolve(need, link=evolve(link, role="decode")))
+    assert isinstance(here, Decoding) and isinstance(there, Prefilling)
+    [instance] = here.instances
+    end = time.monotonic() + 10
+    while not instance.client.joined:
+        assert time.monotonic() < end, "they do not meet"
+        time.sleep(0.01)
+    assert instance.client.url == f"tcp://127.0.0.1:{port}" and len(instance.clients) == 2
+    here.close()
+    there.close()
+    elsewhere = evolve(link, url="tcp://203.0.113.1+203.0.113.2:7000")
+    with pytest.raises(OptionError, match="are all addresses of other machines"):
+        build(evolve(need, link=elsewhere))

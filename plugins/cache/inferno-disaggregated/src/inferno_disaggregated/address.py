@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,12 +54,46 @@ def parse(url: str) -> Address:
     raise OptionError(f"{url!r} is no address of a prefill instance", f"Write {_FORMS}.")
 
 
+def parse_all(url: str) -> dict[str, Address]:
+    """Return the addresses that a URL names, by their URLs: `tcp://HOST+HOST:PORT` has several
+    hosts, where the ranks of an instance are on several machines. Raises OptionError."""
+    scheme, _, rest = url.partition("://")
+    hosts, _, port = rest.rpartition(":")
+    urls = [f"{scheme}://{host}:{port}" for host in hosts.split("+")] if "+" in hosts else [url]
+    return {each: parse(each) for each in urls}
+
+
+def own_of(addresses: Mapping[str, Address]) -> Address:
+    """Return the address at which this machine listens: the only one, or that of several hosts
+    which is its own. Raises OptionError."""
+    for url, address in addresses.items():
+        if len(addresses) == 1 or _is_own(url.partition("://")[2].rpartition(":")[0]):
+            return address
+    raise OptionError(
+        f"{' and '.join(addresses)} are all addresses of other machines",
+        "Name each machine's: tcp://HOST+HOST:PORT.",
+    )
+
+
+def _is_own(host: str) -> bool:
+    try:
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_DGRAM
+        )
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
 def refuses(need: StoreNeed) -> str | None:
     """Say why a link cannot be opened, or None."""
     if need.link is None:
         return "it links instances, and keeps no blocks"
     try:
-        addresses = [parse(url) for url in (need.link.url, *need.link.others)]
+        urls = need.link.url, *need.link.others
+        addresses = [address for url in urls for address in parse_all(url).values()]
         for address in addresses:
             token_of(need.link, address)
     except OptionError as error:

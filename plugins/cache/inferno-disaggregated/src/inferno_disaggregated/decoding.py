@@ -74,7 +74,7 @@ class Decoding:
     _copies: list[GroupCopies] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self._usage.instances = {each.client.url: each.usage for each in self.instances}
+        self._usage.instances = {each.url: each.usage for each in self.instances}
 
     # --- LinkIndex --------------------------------------------------------------------------------
 
@@ -314,5 +314,5 @@ class Decoding:
         return self.news.descriptor
 
     def close(self) -> None:
-        for each in self.instances:
-            each.client.close()
+        for client in (client for each in self.instances for client in each.clients):
+            client.close()

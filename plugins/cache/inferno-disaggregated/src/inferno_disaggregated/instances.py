@@ -18,12 +18,24 @@ MOST_KNOWN = 1 << 16
 class Instance:
     """What this end knows of one of them, which may compute prompts for other ends too."""
 
-    client: Client
+    clients: tuple[Client, ...]
+    """One, or one for each host that may have this rank's end of several machines': the others find
+    nobody there."""
     usage: LinkedInstance = field(factory=LinkedInstance)
     _waiting: dict[int, float] = field(factory=dict)
     """By a prompt's number, the tokens of it that were to be computed when it was sent."""
     _known: dict[bytes, None] = field(factory=dict)
     """Keys of blocks that its prefix cache may have; first the one asked for longest ago."""
+
+    @property
+    def url(self) -> str:
+        """Its first host's address."""
+        return self.clients[0].url
+
+    @property
+    def client(self) -> Client:
+        """The one that is connected."""
+        return next((each for each in self.clients if each.joined), self.clients[0])
 
     def ask(self, asked: Asked, keys: Sequence[bytes], num_tokens: int) -> None:
         """Send it a prompt of `num_tokens` tokens, whose blocks have these keys."""

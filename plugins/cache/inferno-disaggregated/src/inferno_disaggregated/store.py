@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno.contracts import Mover, StoreIndex, StoreNeed
-from inferno_disaggregated.address import own_folder, parse, token_of
+from inferno_disaggregated.address import own_folder, own_of, parse_all, token_of
 from inferno_disaggregated.client import Client, News
 from inferno_disaggregated.decoding import Decoding
 from inferno_disaggregated.instances import Instance
@@ -17,19 +17,25 @@ def build(need: StoreNeed) -> tuple[StoreIndex, Mover]:
     listen."""
     assert need.link is not None, "it refuses to be without"
     link = need.link
-    addresses = {url: parse(url) for url in (link.url, *link.others)}
-    tokens = {url: token_of(link, address) for url, address in addresses.items()}
     if link.role == "prefill":
-        server = Server(addresses[link.url], tokens[link.url], need.layout, link.buffer)
+        address = own_of(parse_all(link.url))
+        server = Server(address, token_of(link, address), need.layout, link.buffer)
         prefilling = Prefilling(need, server, link.buffer)
         return prefilling, prefilling
-    for address in addresses.values():
+    each = [parse_all(url) for url in (link.url, *link.others)]
+    tokens = [{url: token_of(link, address) for url, address in at.items()} for at in each]
+    for address in (address for at in each for address in at.values()):
         if address.path is not None:
             own_folder(address.path)
     news = Mailbox[News]()
-    clients = [
-        Client(address, url, tokens[url], need.layout, need.sizes, news)
-        for url, address in addresses.items()
+    instances = [
+        Instance(
+            tuple(
+                Client(address, url, known[url], need.layout, need.sizes, news)
+                for url, address in at.items()
+            )
+        )
+        for at, known in zip(each, tokens, strict=True)
     ]
-    decoding = Decoding(need, link, [*map(Instance, clients)], news)
+    decoding = Decoding(need, link, instances, news)
     return decoding, decoding
