@@ -3,6 +3,7 @@ instance to the next together."""
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tests.stores.test_stored_ranks import load
 
 from inferno.core.engine import Engine
 from inferno.process.ranks.keeping_links import KeptLink
-from inferno.request.requests import Request
+from inferno.request.requests import EngineOutput, Request
 
 __all__ = ["links"]
 pytest.importorskip("inferno_disaggregated")
@@ -107,3 +108,45 @@ def test_an_instance_that_one_rank_has_lost_is_passed_over(links: list[KeptLink]
         assert stats.fallbacks == {} and not one.engine.stats().linked_prompts
         assert stats.instances[urls[0]].failures.keys() == {"rank"}
         nothing_is_left(other, engine, links)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ranks": 1, "pp": 2}, {"cpu_mem_fold": 2.0}],
+    ids=["ranks", "stages", "tiers"],
+)
+def test_links_that_break_at_random_cost_no_token(
+    options: dict[str, Any], links: list[KeptLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferno_disaggregated.client._AGAIN", 0.05)
+    draw, one = random.Random(5), load("demo", 1, dtype="float32")
+    prompts = [[draw.randrange(100) for _ in range(draw.randrange(40, 150))] for _ in range(9)]
+    prompts += [prompt[:64] + [draw.randrange(100) for _ in range(40)] for prompt in prompts[:3]]
+    right, came = [ask(one, prompt)[0] for prompt in prompts], 0
+    with several(links, **options) as (*both, engine, _):
+        ends = all_clients(engine, links)
+        for _ in range(20):
+            engine._scheduler._groups.reset()
+            chosen, outputs = draw.sample(range(len(prompts)), 5), list[EngineOutput]()
+            for i in chosen:
+                engine.submit(Request(id=str(i), token_ids=tuple(prompts[i]), params=GREEDY))
+            dropped = draw.choice(chosen)
+            while engine.busy:
+                outputs += engine.step()
+                engine.check()
+                if draw.random() < 0.05:
+                    draw.choice(ends)._lose("lost")
+                if draw.random() < 0.01:
+                    engine.abort(str(dropped))
+                for each in both:
+                    each.pauses = draw.random() < (0.5 if each.pauses else 0.02)
+            for i in {*chosen} - {dropped}:
+                mine = [output for output in outputs if output.request_id == str(i)]
+                assert [output.token_id for output in mine] == right[i]
+                came += mine[0].num_remote or 0
+        assert came and not any(each.error for each in both)
+        wait_for(lambda: all(client.joined for client in ends))
+        if "cpu_mem_fold" not in options:
+            for each in both:
+                nothing_is_left(each, engine, links)
