@@ -77,4 +77,4 @@ def test_one_host_computes_what_the_other_goes_on_with(
             process.stdout.close()
     right = ask(load("demo"), range(100))[0][:4]
     assert [int(token_id) for token_id, _ in lines] == right
-    assert lines[0][1] == "96", "no block came from the other host"
+    assert "96" in {remote for _, remote in lines}, "no block came from the other host"

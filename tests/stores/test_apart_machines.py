@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.process.test_machines import FIRST, GREEDY, OPTIONS, OTHER, Cable, cable, ranks_of
-from tests.stores.test_apart import PROMPTS, token_file
+from tests.stores.test_apart import PROMPTS, counted, token_file
 
 from inferno.plan import Options, resolve
 from inferno.process import launch
@@ -52,7 +52,7 @@ async def ask(client: EngineClient, prompt: list[int]) -> Answer:
     request = Request(id=f"{prompt[0]}", token_ids=tuple(prompt), params=GREEDY)
     async for batch in client.submit(request):
         outputs += batch
-    return [each.token_id for each in outputs], outputs[0].num_remote or 0
+    return [each.token_id for each in outputs], counted(outputs).num_remote or 0
 
 
 @pytest.mark.parametrize("shared", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
