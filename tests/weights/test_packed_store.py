@@ -382,6 +382,20 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(model: Path, tmp_pat
     assert remembered([model], folder) is None
 
 
+def test_a_hash_is_told_where_it_cannot_be_remembered(
+    model: Path, tmp_path: Path, settled: None
+) -> None:
+    digest = hashed(model, tmp_path / "memos")
+    remembers, cannot = tmp_path / "memos", tmp_path / "none"
+    written = next(remembers.iterdir()).stat().st_ino
+    assert (
+        hashed(model, remembers)
+        == digest
+        == computed([model], cannot, {model: state(model)}, forever())
+    )
+    assert next(remembers.iterdir()).stat().st_ino == written, "it is not remembered twice"
+
+
 @pytest.mark.parametrize("memo", [b"", b"[]", b"{}", b'{"state": null}', json.dumps(3).encode()])
 def test_a_damaged_memo_is_ignored(model: Path, tmp_path: Path, settled: None, memo: bytes) -> None:
     folder = tmp_path / "memos"

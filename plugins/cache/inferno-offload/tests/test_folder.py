@@ -20,6 +20,15 @@ def folder(parent: Path, layout: str, limit: int = 1 << 20) -> Folder:
     return Folder.open(parent, layout, (8,), limit)
 
 
+def write_one(store: Folder) -> None:
+    offset = store.free.take(8)
+    assert offset == 0
+    work = Write(PART, offset, Buffer(torch.ones(8, dtype=torch.uint8)))
+    ((_, place),) = store.parts.write([work])
+    assert place is not None
+    store.places[PART] = place
+
+
 def age(path: Path, seconds: float) -> None:
     """Let nothing of a folder be newer."""
     for each in [path, *path.rglob("*")]:
@@ -30,12 +39,7 @@ def test_the_folder_used_longest_ago_makes_room_first(tmp_path: Path) -> None:
     paths = list[Path]()
     for layout in ("a", "b"):
         store = folder(tmp_path, layout)
-        offset = store.free.take(8)
-        assert offset == 0
-        work = Write(PART, offset, Buffer(torch.ones(8, dtype=torch.uint8)))
-        ((_, place),) = store.parts.write([work])
-        assert place is not None
-        store.places[PART] = place
+        write_one(store)
         store.close()
         age(store.path, 1000 + len(paths))
         paths.append(store.path)
@@ -59,6 +63,28 @@ def test_what_is_no_folder_of_blocks_is_not_surveyed(tmp_path: Path) -> None:
     assert by_name.keys() == {"blocks-empty", "blocks-binary"}
     assert all(each.layout == "" for each in by_name.values())
     assert by_name["blocks-binary"].nbytes == 1 and by_name["blocks-empty"].nbytes == 0
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"", b"[]", b"[" * 100_000])
+def test_a_layout_that_was_damaged_is_written_again(tmp_path: Path, damage: bytes) -> None:
+    store = folder(tmp_path, '{"dtype": "a"}')
+    write_one(store)
+    store.close()
+    (store.path / "layout.json").write_bytes(damage)
+    again = folder(tmp_path, '{"dtype": "a"}')
+    assert again.places.keys() == {PART} and survey(tmp_path)[0].layout == '{"dtype": "a"}'
+    again.close()
+
+
+def test_a_folder_that_could_not_be_opened_is_not_in_use(tmp_path: Path) -> None:
+    store = folder(tmp_path, "{}")
+    store.close()
+    (parts := store.path / "data" / "parts").unlink()
+    parts.mkdir()
+    with pytest.raises(OptionError, match="Is a directory"):
+        folder(tmp_path, "{}")
+    parts.rmdir()
+    folder(tmp_path, "{}").close()
 
 
 def test_a_survey_of_a_file_says_what_to_name(tmp_path: Path) -> None:

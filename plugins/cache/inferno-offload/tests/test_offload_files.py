@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 import torch
 
-from inferno.contracts import StoreNeed
+from inferno.contracts import Placed, StoreNeed
 from inferno_offload import files, pace, parts
 from inferno_offload.files import Fetched, Files
 from inferno_offload.folder import Folder
@@ -58,6 +58,27 @@ def test_a_wait_for_many_parts_is_woken_once(
     assert all(r.read.buffer.data.tolist() == [PARTS.index(r.read.part)] * 8 for r in reports)
     reader.close()
     folder.close()
+
+
+def test_parts_that_a_full_disk_refuses_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    need = StoreNeed(layout="{}", sizes=(16,), folder=tmp_path, folder_limit=1 << 20)
+    store, _ = build(need)
+    assert isinstance(store, Store) and store.files is not None and store._folder is not None
+    store.register([[torch.zeros(8, 16, dtype=torch.uint8)]])
+    monkeypatch.setattr(os, "pwritev", full)
+    for i in range(3):
+        store.save([Placed(bytes([i]) * 16, (i,))])
+        store.files.finish()
+        store.poll()
+    assert not store.groups_of(bytes(16)) and store.usage.folder_bytes == 0
+    assert store._folder.free.end == 0, "their extents are free again"
+    assert not store._folder.parts._unnoted, "each later write would try to note them"
+    store.close()
 
 
 # --- pace -----------------------------------------------------------------------------------------

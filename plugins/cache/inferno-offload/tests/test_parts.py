@@ -242,3 +242,30 @@ def test_parts_that_are_saved_together_are_neighbours_in_what_others_left() -> N
     for offset in (10, 40, 50, 60):
         free.give(offset, 10)
     assert [free.take(10) for _ in range(4)] == [10, 40, 50, 60]
+
+
+def test_a_folder_on_a_full_disk_is_opened_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = opened(tmp_path)
+    write(parts, parts.recover()[1], *PARTS[:3])
+    parts.close()
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    again = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        places, free = again.recover()
+        assert read(again, places) == sorted(PARTS[:3])
+        assert write(again, free, PARTS[3]) == {}
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'parts'} cannot be written: No space left on device; some blocks are not kept"
+    ]
+    assert {each.name for each in tmp_path.iterdir()} == {"index", "parts"}, "a draft takes room"
+    write(again, free, PARTS[5])
+    again.close()
+    last = opened(tmp_path)
+    assert list(last.recover()[0]) == [*PARTS[:3], PARTS[5]]
+    last.close()

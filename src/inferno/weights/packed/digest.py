@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from inferno.weights.packed.folder import write_whole
@@ -44,16 +45,18 @@ def computed(
 ) -> list[str] | None:
     """Hash the files and remember the results. `states` is what `state` returned when their tensors
     were opened; None if a file has changed since. Takes one item of `go_on` per chunk, which may
-    raise to end it. Raises OSError."""
+    raise to end it. Raises OSError if one cannot be read."""
     digests = []
     for file in files:
-        sha256 = _remembered(file, folder) or _sha256(file, go_on)
+        known = _remembered(file, folder)
+        sha256 = known or _sha256(file, go_on)
         if states.get(file) != state(file):
             return None
         digests.append(sha256)
-        if time.time_ns() - max(states[file][-2:]) > _SETTLED_NS:
+        if known is None and time.time_ns() - max(states[file][-2:]) > _SETTLED_NS:
             memo = {"file": str(file), "state": states[file], "sha256": sha256}
-            write_whole(folder / _memo_name(file), json.dumps(memo).encode())
+            with suppress(OSError):  # no room, or no right: it is hashed again next time
+                write_whole(folder / _memo_name(file), json.dumps(memo).encode())
     return digests
 
 

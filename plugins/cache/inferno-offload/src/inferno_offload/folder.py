@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +50,29 @@ class Folder:
         `former` folders, that were used longest ago, until they take at most half of `limit`.
         Raises OptionError."""
         path = folder_of(parent, layout)
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = _locked(path)
-            if lock is None:
+        with ExitStack() as undo:
+            try:
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                lock = _locked(path)
+                if lock is None:
+                    raise OptionError(
+                        f"the blocks in {path} are in use by another process",
+                        "Give each server a folder of its own: --kv-store DIR.",
+                    )
+                undo.callback(os.close, lock)
+                _agree(path / LAYOUT, layout)
+                _make_room((parent, *former), path, limit // 2)
+                _remove_empty(former)
+                _remove_older_format(path)
+                parts = PartsFile.open(path / DATA, layout, sizes, limit)
+                undo.callback(parts.close)
+                places, free = parts.recover()
+            except OSError as error:
                 raise OptionError(
-                    f"the blocks in {path} are in use by another process",
-                    "Give each server a folder of its own: --kv-store DIR.",
-                )
-            _agree(path / LAYOUT, layout)
-            _make_room((parent, *former), path, limit // 2)
-            _remove_empty(former)
-            _remove_older_format(path)
-            parts = PartsFile.open(path / DATA, layout, sizes, limit)
-            places, free = parts.recover()
-        except OSError as error:
-            raise OptionError(
-                f"--kv-store {parent}: {error.strerror or error}",
-                "Name a folder that can be written.",
-            ) from error
+                    f"--kv-store {parent}: {error.strerror or error}",
+                    "Name a folder that can be written.",
+                ) from error
+            undo.pop_all()
         return cls(path, parts, places, free, lock)
 
     def close(self) -> None:
@@ -102,16 +106,16 @@ def _remove_older_format(path: Path) -> None:
 
 
 def _agree(file: Path, layout: str) -> None:
-    """Write the layout of a new folder. Raises OptionError if there is another one."""
-    try:
-        stored = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    """Write the layout of a new folder, or of one that has lost it. Raises OptionError if there is
+    another one."""
+    stored = _layout_in(file)
+    if stored is None:
         draft = file.with_name(f"{file.name}.draft")
         draft.write_text(layout, encoding="utf-8")
         os.replace(draft, file)
         return
-    if stored != layout:
-        theirs, ours = _differences(stored, layout)
+    if stored != (engine := json.loads(layout)):
+        theirs, ours = _differences(stored, engine)
         raise OptionError(
             f"the blocks in {file.parent} have the layout {theirs}; this engine's is {ours}",
             "Remove that folder, or name another one: --kv-store DIR.",
@@ -119,14 +123,18 @@ def _agree(file: Path, layout: str) -> None:
     os.utime(file)
 
 
-def _differences(stored: str, layout: str) -> tuple[str, str]:
-    """Return what differs of two layouts, shortened."""
+def _layout_in(file: Path) -> dict[str, Any] | None:
+    """Return a folder's layout. None: it has none yet, or a crash of the system has left some other
+    bytes in its place. What was written with another one is told by its checksums."""
     try:
-        theirs, ours = json.loads(stored), json.loads(layout)
-    except ValueError:
-        return repr(stored[:80]), repr(layout[:80])
-    if not isinstance(theirs, dict) or not isinstance(ours, dict):
-        return repr(stored[:80]), repr(layout[:80])
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return stored if isinstance(stored, dict) else None
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what differs of two layouts, shortened."""
     names = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
     return _said(theirs, names), _said(ours, names)
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,9 +96,19 @@ class Index:
             os.replace(draft, self.path)
         except OSError:
             os.close(descriptor)
+            with suppress(OSError):
+                draft.unlink()
             raise
+        self._use(descriptor)
+
+    def keep(self) -> None:
+        """Go on with it as it is. Raises OSError."""
+        self._use(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def _use(self, descriptor: int) -> None:
         self.close()
-        self._descriptor, self._count = descriptor, len(data) // ENTRY_BYTES
+        self._descriptor = descriptor
+        self._count = os.fstat(descriptor).st_size // ENTRY_BYTES
 
     def append(self, changes: Sequence[Change]) -> None:
         """Note changes, in order. Raises OSError; then the last of them may not be noted."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import xxhash
@@ -36,6 +39,10 @@ AT_ONCE = 1 << 20
 """Bytes of one call. Linux takes twice as long for writes of several MiB."""
 _MOST_BUFFERS = 512
 """Buffers of one call: systems allow 1024."""
+QUIET = 3600.0
+"""Seconds between two words about a disk that takes nothing more."""
+
+log = logging.getLogger("inferno.store")
 
 
 @frozen(eq=False)
@@ -90,6 +97,8 @@ class PartsFile:
     _extents: tuple[int, ...] = field(init=False)
     _unnoted: list[Change] = field(factory=list, init=False)
     """Removals that the index has no room for yet."""
+    _quiet: float = field(default=-inf, init=False)
+    """Until when nothing is said of writes that fail (`monotonic`)."""
 
     def __attrs_post_init__(self) -> None:
         self._extents = tuple(map(extent, self.sizes))
@@ -134,7 +143,11 @@ class PartsFile:
         used = [(place.offset, self.extent(part)) for part, place in survivors.items()]
         free = Extents.without(used, self.limit)
         places = {part: survivors[part] for part in index if part in survivors}
-        self.write_index(places, free.end)
+        try:
+            self.write_index(places, free.end)
+        except OSError as error:  # there is no room for a second one
+            self._tell(error)
+            self._index.keep()
         return places, free
 
     def write_index(self, places: dict[Part, Place], end: int) -> None:
@@ -180,15 +193,24 @@ class PartsFile:
         """Append changes to the index. Returns whether it has them all."""
         try:
             self._index.append(changes)
-        except OSError:
+        except OSError as error:
+            self._tell(error)
             return False
         return True
+
+    def _tell(self, error: OSError) -> None:
+        """Say that something could not be written: not again for a while."""
+        if monotonic() > self._quiet:
+            self._quiet = monotonic() + QUIET
+            why = error.strerror or error
+            log.warning("%s cannot be written: %s; some blocks are not kept", self._path, why)
 
     def _write(self, work: Sequence[Write]) -> dict[Write, Place | None]:
         bodies = [each.buffer.body for each in work]
         try:
             whole = self._write_bodies(bodies, work[0].offset)
-        except OSError:
+        except OSError as error:
+            self._tell(error)
             whole = False
         return {
             each: Place(each.offset, self._checksum(each.part, body)) if whole else None

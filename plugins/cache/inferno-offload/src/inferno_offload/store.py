@@ -273,13 +273,13 @@ class Store:
             self._give(part[1], buffer)
         if self._writing.get(part) is not report.write:  # it was dropped
             return
-        if report.place is None:
-            self._remove_file(part)
-        else:
-            del self._writing[part]
+        del self._writing[part]
+        if report.place is not None:
             self.on_disk[part] = report.place
-            self._changed(part[0])
             self.usage.folder_bytes += self._extent(part)
+        elif self._folder is not None:  # the index has nothing of it to remove
+            self._folder.free.give(report.write.offset, self._extent(part))
+        self._changed(part[0])
         self._make_idle(part)
 
     def _fetched(self, report: Fetched) -> None:
