@@ -400,7 +400,9 @@ def test_a_rank_that_stays_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("inferno.process.ranks.group.STOPPED_SECONDS", 0.0)
     stopped = Stopped()
     group = Group(resolve("demo", Options(device="cpu", tp=2)), lambda what: stopped)
-    with pytest.raises(EngineDeadError, match="rank 1 of 2 was killed"):
+    with pytest.raises(
+        EngineDeadError, match="rank 1 of 2 had been stopped by a signal, and was killed"
+    ):
         group.meet()
 
 

@@ -31,12 +31,13 @@ PLAN = "plan.json"
 """The file in the ranks' folder with their plan."""
 STOPPED_SECONDS = 5.0
 """A rank that a signal has stopped for so long is ended."""
+STOPPED = "had been stopped by a signal, and"
 KILLED = "SIGKILL"
 """The signal that ends a rank whatever it computes (`contracts.RankProcess.wait`)."""
 _PATIENCE, _PATIENCE_FOR_AN_EXIT = 0.5, 10.0
 """Seconds to wait for the last words of a rank, once its end is felt; and of one that ended with an
 error of its own, which says why, over a network perhaps later than its machine tells the end."""
-_RESTARTED = "It is restarted with the engine; in a program, load the model again."
+_RESTARTED = "A server that was ready starts its engine anew; in a program, load the model again."
 
 log = logging.getLogger("inferno.process")
 
@@ -85,6 +86,7 @@ class Group:
         self._processes: dict[int, RankProcess] = {}
         self._endings: dict[int, str] = {}
         """How ranks ended, if they have."""
+        self._stopped = set[int]()
         self._said: dict[int, messages.Words] = {}
         self._told: list[messages.Fetched | messages.Asked] = []
         self._changed: dict[int, messages.Words] = {}
@@ -125,7 +127,8 @@ class Group:
         if self._closed.is_set():
             process.kill()
         threading.Thread(target=self._watch, args=(what.rank, process), daemon=True).start()
-        self._endings[what.rank] = process.wait()
+        ending = process.wait()
+        self._endings[what.rank] = f"{STOPPED} {ending}" if what.rank in self._stopped else ending
         if self._over is None:  # else others have not yet read that the group ends in peace
             self._let_go()
 
@@ -164,6 +167,7 @@ class Group:
             elif since is None:
                 since = time.monotonic()
             elif time.monotonic() - since > STOPPED_SECONDS:
+                self._stopped.add(rank)
                 process.kill()
 
     def meet(self, wanted: Callable[[], bool] = lambda: True) -> None:

@@ -28,7 +28,7 @@ from inferno.process.ranks import identity, messages
 from inferno.process.ranks.arriving import First, write_first
 from inferno.process.ranks.following import agree_on_levels
 from inferno.process.ranks.greeting import address, connect
-from inferno.process.ranks.group import PLAN, STOPPED_SECONDS, Start
+from inferno.process.ranks.group import PLAN, STOPPED, STOPPED_SECONDS, Start
 from inferno.process.ranks.pulse import PATIENT, converse
 from inferno.process.ranks.wire import Wire
 
@@ -245,6 +245,7 @@ class Ranks:
         self._endings = dict[int, str]()
         self._told = set[int]()
         self._stopped_since = dict[int, float]()
+        self._stopped = set[int]()
         for number in numbers:
             command = sys.executable, "-m", "inferno.process.ranks"
             what = RankStart(
@@ -262,7 +263,8 @@ class Ranks:
             attend.start()
 
     def _attend(self, number: int, process: RankProcess) -> None:
-        self._endings[number] = process.wait()
+        ending = process.wait()
+        self._endings[number] = f"{STOPPED} {ending}" if number in self._stopped else ending
 
     def go_on(self) -> bool:
         """Whether none has ended that the first machine has been told of."""
@@ -282,6 +284,7 @@ class Ranks:
                     continue
                 since = self._stopped_since.setdefault(number, time.monotonic())
                 if time.monotonic() - since > STOPPED_SECONDS:
+                    self._stopped.add(number)
                     process.kill()
 
         return told
