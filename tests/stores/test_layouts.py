@@ -13,7 +13,10 @@ import pytest
 from tests.forked import Forks
 from tests.stores.test_stored_caches import answers
 
-from inferno.plan import Options, open_model
+from inferno.errors import OutOfMemoryError
+from inferno.host import format_bytes
+from inferno.plan import Options, Plan, open_model, resolve
+from inferno.plan.devices import Machine
 from inferno.stores import layouts
 from inferno.stores.layouts import Difference, Survey, differences
 from inferno.testing.tiny import run_python
@@ -176,3 +179,24 @@ def test_a_folder_without_the_engines_layout_says_so(explain: Explain, folder: P
     shown = explain("--kv-store", str(folder), "--block-size", "64")
     assert "it would begin with no stored blocks" in shown
     assert shown.count("another layout: block_size 16 instead of 64") == 2
+
+
+def test_a_host_tier_fits_into_the_machine(tmp_path: Path) -> None:
+    def tier(total: int, *, elsewhere: bool = False, **given: Any) -> tuple[Plan, int]:
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{total}")
+        machine = Machine(root=tmp_path, elsewhere=elsewhere)
+        options = Options(device="cpu", cpu_mem_fold=1000, max_model_len=512, **given)
+        plan = resolve("demo", options, machine=machine)
+        assert plan.store is not None
+        return plan, plan.store.host_bytes(plan.groups)
+
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    plan, nbytes = tier(8 << 30)
+    cache = sum(group.nbytes for group in plan.groups)
+    assert nbytes + sum(item.nbytes for item in plan.memory) == (8 << 30) * 90 // 100
+    [note] = [note for note in plan.notes if "host tier" in note]
+    assert note.startswith(f"host tier lowered from {format_bytes(1000 * cache)} to 6")
+    assert tier(8 << 30, dp=2)[1] < nbytes / 2
+    assert tier(8 << 30, elsewhere=True, memory="64GiB")[1] == 1000 * cache, "of another machine"
+    with pytest.raises(OutOfMemoryError, match=r"--cpu-mem-fold 1000: .* leaves nothing.*\nLower"):
+        tier(600 << 20, memory="100%")

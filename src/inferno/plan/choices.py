@@ -24,6 +24,7 @@ from inferno.plan.image_use import ImageUse
 from inferno.plan.images import choose_images, image_memory
 from inferno.plan.invariance import check_asked, choose_invariance
 from inferno.plan.notes import notes_of_model, notes_of_positions
+from inferno.plan.options import Options
 from inferno.plan.rank_choice import exchange_memory
 from inferno.plan.ranks import check_ranks
 from inferno.plan.sandbox import check_reachable, choose_sandbox, files_of
@@ -33,7 +34,7 @@ from inferno.plan.session_use import SessionUse
 from inferno.plan.sessions import choose_sessions
 from inferno.plan.speculation import Drafting
 from inferno.plan.store_use import StoreUse
-from inferno.plan.stores import choose_store
+from inferno.plan.stores import choose_store, with_room
 
 
 @frozen(kw_only=True)
@@ -178,12 +179,34 @@ def _choose_blocks(given: stages.Given, parts: Computation, media: Media) -> Blo
         given, model, compute, parts.weights, attention, parts.drafting, beside
     )
     catalog, options, longest = given.catalog, given.options, cache.size.value.max_model_len
+    machine = given.machine or Machine()
+    store = choose_store(catalog, options, policy, machine.environ)
     return Blocks(
         cache=cache,
-        store=choose_store(catalog, options, policy, (given.machine or Machine()).environ),
+        store=_with_room(store, options, machine, parts, cache),
         events=choose_sink(catalog, options, policy),
         sessions=choose_sessions(catalog, options, policy, longest),
     )
+
+
+def _with_room(
+    store: Decided[StoreUse | None] | None,
+    options: Options,
+    machine: Machine,
+    parts: Computation,
+    cache: stages.Cache,
+) -> Decided[StoreUse | None] | None:
+    """Return the store with a host tier that fits, if the plan is for this machine."""
+    if parts.compute.device.kind == "cpu":
+        total, size = parts.compute.device.total, cache.size.value
+        taken = sum(item.nbytes for item in (*cache.fixed, size.memory))
+        foreign = machine.elsewhere and cache.limit.value * options.processes_here > total
+    else:
+        total, experts = machine.cpu().total, parts.weights.host.value
+        taken, foreign = 0 if experts is None else experts.host_bytes, machine.elsewhere
+    if foreign:
+        return store
+    return with_room(store, cache.size.value.groups, options, taken, total)
 
 
 def _choose_sandbox(

@@ -32,6 +32,9 @@ class StoreUse:
     """How many ranks each of them has."""
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
+    host_most: int | None = None
+    """The most bytes of a process's host tier: more does not fit into the machine's memory; None:
+    it all fits, as far as is known."""
     link: Link | None = None
     """The end of a link to other instances. Its URL is as the options have it: the first process's,
     or several that engines share out."""
@@ -123,4 +126,5 @@ class StoreUse:
 
     def host_bytes(self, groups: Sequence[CacheGroupPlan]) -> int:
         """Return the bytes of the host tier."""
-        return round(self.host_fold * sum(group.nbytes for group in groups))
+        wanted = round(self.host_fold * sum(group.nbytes for group in groups))
+        return wanted if self.host_most is None else min(wanted, self.host_most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve
@@ -11,12 +11,16 @@ from inferno import host
 from inferno.catalog import Catalog, Choice
 from inferno.catalog.choice import choose
 from inferno.contracts import BlockStore, Link, StoreNeed
-from inferno.errors import OptionError, UnsupportedError
+from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
 from inferno.plan.addresses import address_of, hosts_of, urls_of
+from inferno.plan.cache_groups import CacheGroupPlan
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.packed_folder import default_folder
 from inferno.plan.store_use import StoreUse
+
+HOST_PERCENT = 90
+"""Of a machine's memory, what an engine's and its host tier may take together."""
 
 
 def choose_store(
@@ -74,6 +78,34 @@ def choose_store(
     names = {choice.item.name for _, choice in chosen}
     refusals = [each for _, choice in chosen for each in choice.refusals if each.name not in names]
     return Decided(use, tuple((kind, each.offer) for kind, each in chosen), tuple(refusals))
+
+
+def with_room(
+    store: Decided[StoreUse | None] | None,
+    groups: Sequence[CacheGroupPlan],
+    options: Options,
+    taken: int,
+    total: int,
+) -> Decided[StoreUse | None] | None:
+    """Return the choice with a host tier that fits into a machine's `total` bytes, of which each
+    process takes `taken` for other things. `groups` are those of one process. Raises
+    OutOfMemoryError if none fits."""
+    if store is None or store.value is None or not store.value.host_fold:
+        return store
+    count, wanted = options.processes_here, store.value.host_bytes(groups)
+    most = total * HOST_PERCENT // 100 // count - taken
+    if wanted <= most:
+        return store
+    of = f"of the {host.format_bytes(total)} of this machine, all else takes "
+    of += host.format_bytes(taken * count)
+    if most <= 0:
+        raise OutOfMemoryError(
+            f"--cpu-mem-fold {options.cpu_mem_fold:g}: {of}, which leaves nothing for it",
+            "Lower --memory, or leave --cpu-mem-fold out: the cache is larger then.",
+        )
+    note = f"host tier lowered from {host.format_bytes(wanted * count)} to "
+    note += f"{host.format_bytes(most * count)}: {of}"
+    return evolve(store, value=evolve(store.value, host_most=most), notes=(*store.notes, note))
 
 
 def _choose(catalog: Catalog, what: str, need: StoreNeed) -> Choice[BlockStore]:
