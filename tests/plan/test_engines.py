@@ -137,6 +137,11 @@ def test_addresses_that_engines_would_share_are_refused(options: dict[str, Any],
         plan_of(dp=2, **(EVENTS | options))
 
 
+def test_a_port_beyond_the_last_one_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"99999: the last port is 65535\nUse a port up to 65535"):
+        plan_of(kv_events="tcp://*:99999")
+
+
 def test_ports_of_other_hosts_are_not_shared() -> None:
     pytest.importorskip("inferno_kv_events")
     plan_of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558")

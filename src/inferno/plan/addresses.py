@@ -48,9 +48,10 @@ def check_addresses(options: Options) -> None:
         if url is None or (parts := _WITH_PORT.fullmatch(url)) is None:
             continue
         host, first = parts[2], int(parts[3])
-        if count > 1 and first + count - 1 > _MOST_PORT:
+        if first + count - 1 > _MOST_PORT:
+            need = f"{count} processes need {count} ports, and " if count > 1 else ""
             raise OptionError(
-                f"{flag} {url}: {count} processes need {count} ports, and the last is {_MOST_PORT}",
+                f"{flag} {url}: {need}the last port is {_MOST_PORT}",
                 f"Use a port up to {_MOST_PORT + 1 - count}.",
             )
         for other, at, start, length in taken:

@@ -270,3 +270,13 @@ def test_a_slow_subscriber_holds_up_neither_the_engine_nor_others(
 def test_an_address_in_use_is_named(need: EventNeed) -> None:
     with publishing(need), pytest.raises(OptionError, match="--kv-events tcp://127.0.0.1"):
         zeromq.build(need)
+
+
+def test_an_address_of_ip_version_6_is_bound(need: EventNeed) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+            url = f"tcp://[::1]:{probe.getsockname()[1]}"
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    zeromq.build(evolve(need, url=url)).close()

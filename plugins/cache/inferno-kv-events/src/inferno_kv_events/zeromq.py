@@ -61,6 +61,8 @@ def build(need: EventNeed) -> EventPublisher:
 def _join(socket: zmq.Socket[bytes], url: str, option: str, *, binds: bool = False) -> None:
     """Bind to an address of this machine, or connect to another's."""
     here = ("*", "::", "0.0.0.0", "ipc://", "inproc://", "localhost", "//127.")
+    if "[" in url:
+        socket.setsockopt(zmq.IPV6, 1)
     try:
         if binds or any(each in url for each in here):
             socket.bind(url)
