@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -367,7 +368,12 @@ def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
 
     logger, level = "inferno.runner", logging.WARNING
     record = logging.LogRecord(logger, level, "", 0, "%s is %d", ("it", 3), None)
-    ToClient(Socket()).emit(record)  # type: ignore[arg-type]
+    handler = ToClient(Socket())  # type: ignore[arg-type]
+    thread = threading.Thread(target=handler.emit, args=(record,))
+    thread.start()
+    thread.join()
+    assert not sent, "the socket is the engine's thread's"
+    handler.send_waiting()
     named = attrs.evolve(plan, model_id="small")
     with caplog.at_level("INFO"):
         Supervisor(named, lambda *_: None, lambda _: None)._take(*sent[0])

@@ -61,12 +61,13 @@ def main() -> None:
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the client may open the endpoint later
     socket.connect(f"ipc://{folder / ENDPOINT}")
-    logging.getLogger("inferno").addHandler(ToClient(socket))
+    to_client = ToClient(socket)
+    logging.getLogger("inferno").addHandler(to_client)
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
         if refused is not None:
             raise refused
-        worker = Worker(socket, parent, Heart(pipe, beat))
+        worker = Worker(socket, parent, Heart(pipe, beat), to_client.send_waiting)
         worker.run(folder / PLAN, imports.catalog, imports.join)
     except Exception as caught:
         error: BaseException = caught
@@ -77,6 +78,7 @@ def main() -> None:
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
     finally:
+        to_client.send_waiting()
         socket.close()
         context.term()
 

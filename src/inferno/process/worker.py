@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +41,16 @@ _IDLE_MS = 1000
 class Worker:
     """One engine behind one socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        parent: int,
+        heart: Heart,
+        send_logged: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`send_logged` sends what other threads have logged: it is called in each turn."""
         self._socket, self._parent, self._heart = socket, parent, heart
+        self._send_logged = send_logged
         self._num_steps = 0
         self._unsent: list[EngineOutput] = []
         self._sent_at = 0.0
@@ -131,6 +139,7 @@ class Worker:
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""
         engine, others = self._engine, self._together
+        self._send_logged()
         if not self._is_wanted():
             return False
         told = None if others is None else others.descriptor
@@ -304,15 +313,20 @@ class Worker:
 
 class ToClient(logging.Handler):
     """Sends log lines to the client. Those of other threads than the engine's, which owns the
-    socket, go to stderr as they are."""
+    socket, wait until it calls `send_waiting`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         super().__init__()
         self._socket = socket
+        self._waiting = deque[bytes]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            print(self.format(record), file=sys.stderr)
-            return
         line = protocol.LogLine(record.name, record.levelno, self.format(record))
-        self._socket.send_multipart([protocol.LOG, protocol.encode(line)])
+        self._waiting.append(protocol.encode(line))
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Send what waits, in the engine's thread."""
+        if threading.current_thread() is threading.main_thread():
+            while self._waiting:
+                self._socket.send_multipart([protocol.LOG, self._waiting.popleft()])
