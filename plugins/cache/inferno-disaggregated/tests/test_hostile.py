@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import random
 import secrets
 import time
@@ -70,6 +71,21 @@ def stranger(url: str, server: Server) -> Iterator[Raw]:
     raw = Raw(zmq.DEALER, parse(url).endpoint)
     yield raw
     raw.close()
+
+
+def test_another_layout_is_told_once_by_what_differs(
+    url: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads = {"k": "[" + "2, 1, " * 40 + "'bfloat16', 1]"}
+    server.layout = json.dumps({"cache": heads, "isq": None})
+    other = {"k": heads["k"].replace("bfloat16", "int8")}
+    for _ in range(2):
+        client = Client(parse(url), url, b"token", json.dumps({"cache": other, "isq": None}), SIZES)
+        until(lambda: any("refuses" in each.message for each in caplog.records))  # its own word
+        client.close()
+        caplog.handler.records = [r for r in caplog.records if "refuses" not in r.message]
+    [line] = [each.message for each in caplog.records if "cannot be exchanged" in each.message]
+    assert "int8" in line and "bfloat16" in line and "isq" not in line and len(line) < 300
 
 
 def greet(raw: Raw, token: bytes = b"token") -> Session:

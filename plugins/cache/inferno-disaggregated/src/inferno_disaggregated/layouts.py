@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import os
 
 _DERIVED = ("cache", "groups", "kernels")
 """What differs because other fields do: told last."""
+_MOST = 60
+"""Letters of a value that are told."""
 
 
 def differences(theirs: str, ours: str) -> tuple[str, str]:
@@ -19,10 +20,17 @@ def differences(theirs: str, ours: str) -> tuple[str, str]:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return repr(theirs[:80]), repr(ours[:80])
     differ = [n for n in one.keys() | other.keys() if one.get(n) != other.get(n)]
-    names = sorted(differ, key=lambda name: (name in _DERIVED, name))
-    return _said(one, names), _said(other, names)
+    names = sorted(differ, key=lambda name: (name in _DERIVED, name))[:8]
+    values = [_apart(str(one.get(name)), str(other.get(name))) for name in names]
+    fields = [(name[:40], *pair) for name, pair in zip(names, values, strict=True)]
+    said = [", ".join(f"{name} {pair[end]!r}" for name, *pair in fields) for end in (0, 1)]
+    return said[0] or "another spelling", said[1] or "another spelling"
 
 
-def _said(layout: Mapping[str, Any], names: list[str]) -> str:
-    fields = (f"{name[:40]} {str(layout.get(name))[:60]!r}" for name in names[:8])
-    return ", ".join(fields) or "another spelling"
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Return two values, of long ones what differs, from a word before it on."""
+    if max(len(one), len(other)) > _MOST:
+        start = len(os.path.commonprefix([one, other]))
+        start = one.rfind(" ", 0, one.rfind(" ", 0, start) + 1) + 1
+        one, other = ("…" * (start > 0) + each[start:] for each in (one, other))
+    return one[:_MOST], other[:_MOST]

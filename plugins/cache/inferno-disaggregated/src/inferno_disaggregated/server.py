@@ -138,18 +138,16 @@ class Server:
     _peers: dict[bytes, Peer] = field(factory=dict)
     _names: itertools.count[int] = field(factory=itertools.count)
     _lock: int = -1
+    _told: str = ""
+    """The difference to another layout that was logged last: its instance tries again."""
     _context: zmq.Context[zmq.Socket[bytes]] = field(factory=zmq.Context)
     _socket: zmq.Socket[bytes] = field(init=False)
     _thread: threading.Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in {
-            zmq.LINGER: 0,
-            zmq.SNDHWM: 0,
-            zmq.MAXMSGSIZE: messages.MOST_HEADER,
-            zmq.ROUTER_MANDATORY: 1,
-        }.items():
+        limits = {zmq.LINGER: 0, zmq.SNDHWM: 0, zmq.MAXMSGSIZE: messages.MOST_HEADER}
+        for option, value in {**limits, zmq.ROUTER_MANDATORY: 1}.items():
             self._socket.setsockopt(option, value)
         try:
             self._listen()
@@ -270,7 +268,9 @@ class Server:
         if join.layout != self.layout:
             theirs, ours = differences(join.layout, self.layout)
             cause = f"the decode instance's cache has {theirs}; the prefill instance's has {ours}"
-            log.error("%s: blocks cannot be exchanged", cause)
+            if cause != self._told:
+                log.error("%s: blocks cannot be exchanged", cause)
+            self._told = cause
             self._tell(peer, messages.Refused(cause))
             del self._peers[peer.identity]
             return
