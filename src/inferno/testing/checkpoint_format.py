@@ -90,7 +90,9 @@ class CheckpointFormatTests(Installed):
             assert stored.device.type == "cpu" and torch.equal(stored, tensor)
             if (of_format := getattr(checkpoint, "peek", None)) is not None:
                 assert of_format(name) == stored.contiguous().view(torch.uint8).numpy().tobytes()
+        files = getattr(checkpoint, "files", ())
         checkpoint.close()
+        assert getattr(checkpoint, "files", ()) == files, "blocks are told apart by them later"
 
     def test_opening_imports_no_torch(self, written: Path) -> None:
         code = (

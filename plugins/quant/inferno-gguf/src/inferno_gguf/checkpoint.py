@@ -35,6 +35,7 @@ class GgufCheckpoint:
 
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    files: tuple[Path, ...]
     _stored: StoredTensors
     _rows: RowsView
     _changes: Mapping[str, Change]
@@ -50,11 +51,9 @@ class GgufCheckpoint:
         translation = translate(stored, dialect, config)
         rows = RowsView(stored, translation.ranges)
         tensors = {**rows.tensors, **translation.infos}
-        return cls(config, tensors, stored, rows, translation.changes, translation.joins, dialect)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return tuple(file.path for file in self._stored.files)
+        changes, joins = translation.changes, translation.joins
+        paths = tuple(file.path for file in files)
+        return cls(config, tensors, paths, stored, rows, changes, joins, dialect)
 
     @property
     def first_file(self) -> GgufFile:
