@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pytest
 
-from inferno.errors import EngineDeadError, GrammarError
+from inferno.errors import EngineDeadError, GrammarError, RequestError
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, Plan, open_model, resolve
@@ -251,6 +251,13 @@ def test_the_error_of_a_start_is_raised() -> None:
     with pytest.raises(Exception, match="nowhere"):
         engine.wait_until_ready()
     engine.close()
+    engine.abort("a")
+    for call in (
+        lambda: engine.submit(Request(id="a", token_ids=(5,), params=GREEDY)),
+        engine.step,
+    ):
+        with pytest.raises(RequestError, match="the engine is closed"):
+            call()
 
 
 @pytest.mark.slow

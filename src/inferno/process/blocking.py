@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
+from inferno.errors import RequestError
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
 from inferno.process.engines.opening import client_for
@@ -74,7 +75,8 @@ class BlockingClient:
     def abort(self, request_id: str) -> None:
         """Drop a request. An unknown or finished one is ignored."""
         self._streams.pop(request_id, None)
-        self._loop.call_soon_threadsafe(self._client.abort, request_id)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._client.abort, request_id)
 
     @property
     def sessions(self) -> _Sessions:
@@ -148,6 +150,9 @@ class BlockingClient:
         return taken
 
     def _call(self, call: Coroutine[Any, Any, _Result]) -> _Result:
+        if self._loop.is_closed():
+            call.close()
+            raise RequestError("the engine is closed", "Load another one.")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
