@@ -122,6 +122,7 @@ def test_every_option_of_serve_can_be_in_the_file() -> None:
         ("[models.a]\nref = 'demo'\npin = 1", "models.a.pin is not true or false"),
         ("[models.a]\nref = 'demo'\nidle = 'soon'", "not a time"),
         ("[models.a]\nref = 'demo'\nmax_num_seqs = 'x'", "models.a.max_num_seqs"),
+        ("[models.a]\nref = 'demo'\ntp = 2.5", "models.a.tp is 2.5"),
         ("models = 1", "not a table"),
         ("port = ", "cannot read the configuration"),
     ],

@@ -196,7 +196,8 @@ def _checked(key: str, value: Any, option: click.Option, ctx: click.Context) -> 
     if isinstance(value, bool) and not option.is_flag:
         raise OptionError(f"{key} is {_toml(value)}", f"Give {option.type.name}.")
     try:
-        return option.type_cast_value(ctx, value)
+        as_text = isinstance(value, float) and not option.multiple  # else its fraction is cut off
+        return option.type_cast_value(ctx, str(value) if as_text else value)
     except click.BadParameter as error:
         raise OptionError(f"{key} is {value!r}: {error.message}", "Correct the file.") from error
 
