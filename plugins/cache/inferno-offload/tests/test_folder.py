@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,24 @@ def test_a_layout_that_was_damaged_is_written_again(tmp_path: Path, damage: byte
     again = folder(tmp_path, '{"dtype": "a"}')
     assert again.places.keys() == {PART} and survey(tmp_path)[0].layout == '{"dtype": "a"}'
     again.close()
+
+
+def test_on_a_full_disk_all_other_layouts_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, older = folder(tmp_path, '{"dtype": "a"}'), folder(tmp_path, '{"dtype": "b"}')
+    older.close()
+    replace = os.replace
+
+    def full(*args: Any) -> None:
+        if older.path.exists():
+            raise OSError(28, "No space left on device")
+        replace(*args)
+
+    monkeypatch.setattr(os, "replace", full)
+    folder(tmp_path, '{"dtype": "c"}').close()
+    assert used.path.exists() and not older.path.exists()
+    used.close()
 
 
 def test_a_folder_that_could_not_be_opened_is_not_in_use(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +48,44 @@ class Folder:
         former: Sequence[Path] = (),
     ) -> Folder:
         """Open the layout's folder in `parent`, and remove those of other layouts, and all in the
-        `former` folders, that were used longest ago, until they take at most half of `limit`.
-        Raises OptionError."""
-        path = folder_of(parent, layout)
-        with ExitStack() as undo:
+        `former` folders, that were used longest ago, until they take at most half of `limit`; on a
+        full disk all of them. Raises OptionError."""
+        path, parents = folder_of(parent, layout), (parent, *former)
+        try:
             try:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)
-                lock = _locked(path)
-                if lock is None:
-                    raise OptionError(
-                        f"the blocks in {path} are in use by another process",
-                        "Give each server a folder of its own: --kv-store DIR.",
-                    )
-                undo.callback(os.close, lock)
-                _agree(path / LAYOUT, layout)
-                _make_room((parent, *former), path, limit // 2)
-                _remove_empty(former)
-                _remove_older_format(path)
-                parts = PartsFile.open(path / DATA, layout, sizes, limit)
-                undo.callback(parts.close)
-                places, free = parts.recover()
+                opened = cls._open(path, layout, sizes, limit, parents)
             except OSError as error:
+                if error.errno != ENOSPC or not _make_room(parents, path, 0):
+                    raise
+                opened = cls._open(path, layout, sizes, limit, parents)
+        except OSError as error:
+            raise OptionError(
+                f"--kv-store {parent}: {error.strerror or error}",
+                "Name a folder that can be written.",
+            ) from error
+        _remove_empty(former)
+        return opened
+
+    @classmethod
+    def _open(
+        cls, path: Path, layout: str, sizes: tuple[int, ...], limit: int, parents: Sequence[Path]
+    ) -> Folder:
+        """Raises OSError, OptionError."""
+        with ExitStack() as undo:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = _locked(path)
+            if lock is None:
                 raise OptionError(
-                    f"--kv-store {parent}: {error.strerror or error}",
-                    "Name a folder that can be written.",
-                ) from error
+                    f"the blocks in {path} are in use by another process",
+                    "Give each server a folder of its own: --kv-store DIR.",
+                )
+            undo.callback(os.close, lock)
+            _agree(path / LAYOUT, layout)
+            _make_room(parents, path, limit // 2)
+            _remove_older_format(path)
+            parts = PartsFile.open(path / DATA, layout, sizes, limit)
+            undo.callback(parts.close)
+            places, free = parts.recover()
             undo.pop_all()
         return cls(path, parts, places, free, lock)
 
@@ -187,16 +201,17 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _make_room(parents: Sequence[Path], own: Path, limit: int) -> None:
+def _make_room(parents: Sequence[Path], own: Path, limit: int) -> bool:
     """Remove other folders of layouts that no process has open, used longest ago first, until the
-    rest takes at most `limit` bytes."""
+    rest takes at most `limit` bytes. Returns whether any was removed."""
     paths = (path for parent in parents for path in _folders(parent) if path != own)
     others = sorted(map(_stored, paths), key=lambda each: each.used)
-    total = sum(each.nbytes for each in others)
+    total, removed = sum(each.nbytes for each in others), False
     for each in others:
         if total <= limit:
-            return
+            break
         if (lock := _locked(each.path)) is not None:
             shutil.rmtree(each.path, ignore_errors=True)
             os.close(lock)
-            total -= each.nbytes
+            total, removed = total - each.nbytes, True
+    return removed
