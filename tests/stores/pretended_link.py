@@ -169,7 +169,7 @@ class PretendedLink:
                 del self._coming[owner]
                 self._ended.append(owner)
         if not self._coming:
-            with suppress(BlockingIOError):
+            with suppress(OSError):  # it is not readable, or closed
                 os.eventfd_read(self._descriptor)
         ended, self._ended = self._ended, []
         return ended

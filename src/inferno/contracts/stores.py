@@ -144,7 +144,7 @@ class Mover(Protocol):
 
     def poll(self) -> Sequence[str]:
         """Take what has happened since: blocks that came near or are lost. Returns the owners whose
-        fetches have ended."""
+        fetches have ended: none once it is closed."""
         ...
 
     def fileno(self) -> int | None:

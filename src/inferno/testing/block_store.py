@@ -148,6 +148,7 @@ class StoreTests(Installed):
         filled.wait("owner")
         assert filled.index.near(KEYS[4]) == 0
         filled.mover.close()
+        assert not filled.mover.poll(), "an engine that is closed looks once more"
 
     def test_what_is_fetched_stays_near_until_it_is_released(
         self, item: BlockStore, need: StoreNeed

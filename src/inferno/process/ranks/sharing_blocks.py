@@ -180,6 +180,8 @@ class SharedStore:
         self.mover.load(loads)
 
     def poll(self) -> Sequence[str]:
+        if self._bell[1].fileno() < 0:  # it is closed: whoever steps on learns of it
+            return ()
         here = {*self.mover.poll()}
         with suppress(BlockingIOError):
             self._bell[1].recv(1 << 10)
