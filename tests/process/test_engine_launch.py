@@ -261,6 +261,19 @@ def test_the_error_of_a_start_is_raised() -> None:
 
 
 @pytest.mark.slow
+def test_an_engine_that_fails_after_its_parent_has_ended_waits_for_nobody(tmp_path: Path) -> None:
+    beats, pipe = os.pipe()
+    command = [sys.executable, "-m", "inferno.process", "1", str(pipe), "1.0"]
+    there = os.fsencode(tmp_path) + b"\n"  # there is no plan
+    try:
+        ended = subprocess.run(command, input=there, pass_fds=(pipe,), timeout=25)
+    finally:
+        os.close(beats)
+        os.close(pipe)
+    assert ended.returncode == 0
+
+
+@pytest.mark.slow
 def test_an_engine_that_ends_fails_the_wait() -> None:
     engine = BlockingClient(resolve("demo", Options(memory="2GiB")))
     engine.wait_until_ready()

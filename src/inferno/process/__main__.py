@@ -75,7 +75,7 @@ def main() -> None:
             from inferno.process.confined import explained
 
             error = explained(caught)
-        socket.setsockopt(zmq.LINGER, 30_000)
+        socket.setsockopt(zmq.LINGER, 30_000 if os.getppid() == parent else 0)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
     finally:
         to_client.send_waiting()
