@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -273,3 +276,14 @@ def test_a_bad_grammar_does_not_reach_the_engine(answers: dict[str, Any]) -> Non
 @pytest.mark.slow
 def test_a_restarted_engine_compiles_them_again(answers: dict[str, Any]) -> None:
     assert answers["again"] == answers["first"][0]
+
+
+def test_a_checker_whose_server_has_ended_ends_without_a_word() -> None:
+    code = "from inferno.process.bounded import serve; serve(bytes, b'ready', 1.0, 1 << 34)"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert ended.returncode == 0 and not ended.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import sys
@@ -203,5 +204,8 @@ def serve(
 
 
 def _write(stream: BinaryIO, body: bytes) -> None:
-    stream.write(len(body).to_bytes(4, "big") + body)
-    stream.flush()
+    try:
+        stream.write(len(body).to_bytes(4, "big") + body)
+        stream.flush()
+    except BrokenPipeError:  # whoever asked has ended; Python would try again at its end
+        os._exit(0)
