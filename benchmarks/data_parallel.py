@@ -85,7 +85,7 @@ def used(llm: LLM) -> float:
 def by_themselves(given: Any) -> list[float]:
     """Return, sorted, each round's ratio of all engines' tokens to those of one alone, where
     no process takes them: each engine has a process with one thread."""
-    given = argparse.Namespace(**vars(given), sequences=given.seqs, isq=None)
+    given = argparse.Namespace(**vars(given), sequences=given.seqs, isq=None, device="cpu")
     engines, ratios = [Decoding(given, 1, 1) for _ in range(given.engines)], list[float]()
 
     def speed(pool: ThreadPoolExecutor, some: list[Decoding], turn: int) -> float:
