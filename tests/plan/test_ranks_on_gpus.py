@@ -126,6 +126,8 @@ def test_stages_and_other_machines_take_the_same_devices(machine: Callable[..., 
     assert plan.ranks is not None and plan.ranks.devices == (0, 1, 2, 3)
     assert plan_of_rank(plan, 3).device.index == 3
     assert "from stage to stage, through gloo" in explained(plan)
+    stages = plan_on(machine(*FOUR), pp=2)
+    assert not [item for item in stages.memory if item.name == "exchange"], "they use gloo"
     far = plan_on(machine(*FOUR), tp=4, nodes=2)
     assert far.ranks is not None and far.ranks.devices == (0, 1)
     assert [plan_of_rank(far, rank).device.index for rank in range(4)] == [0, 1, 0, 1]
@@ -143,10 +145,10 @@ def test_ranks_may_share_a_device_without_nccl(machine: Callable[..., Machine]) 
 
 def test_nccl_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device("cuda", 0), Device("cuda", 1)]
-    assert exchange_of(devices) == "nccl"
-    assert exchange_of([Device("cpu")] * 2) == "gloo"
+    assert exchange_of(devices, 2) == exchange_of(devices * 2, 2) == "nccl"
+    assert exchange_of(devices * 2, 4) == exchange_of([Device("cpu")] * 2, 2) == "gloo"
     monkeypatch.setattr("sys.platform", "win32")
-    assert exchange_of(devices) == "gloo"
+    assert exchange_of(devices, 2) == "gloo"
 
 
 def test_each_engine_has_devices_of_its_own(

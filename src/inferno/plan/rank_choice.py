@@ -19,6 +19,9 @@ from inferno.plan.pipeline import Shared
 from inferno.plan.plan import MemoryItem
 from inferno.plan.rank_use import RankUse
 
+NCCL_BYTES = 512 << 20
+"""What NCCL takes of a device for its channels to the others."""
+
 
 def choose_ranks(
     catalog: Catalog,
@@ -46,7 +49,7 @@ def choose_ranks(
         nbytes = sum(each.nbytes for each in shared.matrices.uses)
         use = RankUse(executor=starter, distribution=distribution, weight_bytes=nbytes)
     numbers = device_numbers(devices)[: options.ranks_here]  # of the first engine
-    exchange = exchange_of(devices)
+    exchange = exchange_of(devices, options.ranks_here)
     use = evolve(use, count=options.ranks, weights=shared.ranks, devices=numbers, exchange=exchange)
     if (pipeline := shared.pipeline) is not None:
         use = evolve(use, pipeline=pipeline.stages, passed_bytes=pipeline.passed_bytes)
@@ -60,24 +63,21 @@ def choose_ranks(
     return Decided(use, tuple(offers), choice.refusals)
 
 
-NCCL_BYTES = 512 << 20
-"""What NCCL takes of a device for its channels to the others."""
-
-
 def exchange_memory(
     use: RankUse | None, model: ModelConfig, dtype: str, tokens: int
 ) -> tuple[MemoryItem, ...]:
     """Return what a device needs to exchange a step of so many tokens."""
-    if use is None or use.exchange != "nccl":
+    if use is None or use.exchange != "nccl" or use.shard.ranks == 1:  # stages use gloo
         return ()
     hidden: int = getattr(model, "hidden_size", 0)
     parts = 2 * tokens * hidden * DTYPE_BYTES[dtype]  # of all ranks
     return (MemoryItem("exchange", NCCL_BYTES + parts, "NCCL, and parts of other ranks"),)
 
 
-def exchange_of(devices: Sequence[Device]) -> str:
-    """Return how torch.distributed exchanges tensors of these devices: NCCL needs one for each
-    process, and Linux."""
+def exchange_of(devices: Sequence[Device], each: int) -> str:
+    """Return how torch.distributed exchanges tensors of these devices, of which each engine has so
+    many: NCCL needs one for each rank, and Linux."""
     numbers = device_numbers(devices)
-    distinct = len({*numbers}) == len(numbers) > 0
+    engines = [numbers[i : i + each] for i in range(0, len(numbers), each)]
+    distinct = bool(engines) and all(len({*own}) == len(own) for own in engines)
     return "nccl" if distinct and sys.platform == "linux" else "gloo"
