@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,6 +188,19 @@ class Unmade(Nccl):
 
     def _made(self, store: Any) -> Any:
         raise RuntimeError("Duplicate GPU detected\n")
+
+
+def test_a_rank_does_not_wait_for_nccl_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "_LEAVING_SECONDS", 0.05)
+    left = threading.Event()
+    rank = Nccl(RankPlace(rank=0, ranks=1, folder=str(tmp_path)))
+    rank._group = SimpleNamespace(abort=left.wait)
+    rank.close()
+    with pytest.raises(ConnectionError, match="this rank has left"):
+        rank.all_reduce(torch.ones(3))
+    left.set()
 
 
 def test_what_nccl_refuses_is_said(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Suffixes: R ranks, N elements of a tensor, n elements of one of R parts of it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -26,6 +27,8 @@ from inferno.process.ranks.exchange import LOOPBACK, STORE
 SLICED_FROM = 256 << 10
 """Bytes of a tensor from which more than two ranks sum a part of it each: every rank then receives
 twice the tensor, whatever their number, instead of those of all others, but in two exchanges."""
+_LEAVING_SECONDS = 5.0
+"""NCCL may wait for captured graphs to be dropped once the device goes on. Nothing needs that."""
 _LONGEST_STEP = timedelta(minutes=30)
 """After so long NCCL ends the process. The engine's heartbeat ends one that hangs much earlier; the
 first steps may compile kernels."""
@@ -119,8 +122,14 @@ class Nccl:
     def close(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            with suppress(RuntimeError):  # as it was never connected, or another has left
-                group.abort()
+            leaving = threading.Thread(target=_leave, args=(group,), daemon=True)
+            leaving.start()
+            leaving.join(_LEAVING_SECONDS)
+
+
+def _leave(group: Any) -> None:
+    with suppress(RuntimeError):  # as it was never connected, or another has left
+        group.abort()
 
 
 def _add_up(parts: Sequence[Tensor] | Tensor, total: Tensor) -> None:
