@@ -17,7 +17,7 @@ from inferno.core.engine import Engine
 from inferno.llm.outputs import OutputBuilder
 from inferno.request.requests import EngineOutput, FinishReason, Request
 from inferno.request.sampling_params import SamplingParams
-from inferno.stores.linked import drawn_elsewhere
+from inferno.stores.linked import _drawing_of, drawn_elsewhere
 
 pytest.importorskip("inferno_disaggregated")
 pytest.importorskip("inferno_demo")
@@ -105,6 +105,8 @@ def test_what_needs_more_than_logits_is_drawn_here(engine: Engine, one: Engine) 
     for more in needs:
         request = Request(id="a", token_ids=(1,), params=SamplingParams(**more))
         assert drawn_elsewhere(request) is None, more
+    biased = SamplingParams(logit_bias=dict.fromkeys(range(200_000), 1.0))
+    assert not _drawing_of(Request(id="a", token_ids=(1,), params=biased)), "too much to send"
     pooled = Request(id="a", token_ids=(1,), pooling="mean")
     assert drawn_elsewhere(pooled) is None
 

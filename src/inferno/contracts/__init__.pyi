@@ -112,7 +112,7 @@ from inferno.contracts.kernels import (
     Uncaptured,
 )
 from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout, fp8_layout
-from inferno.contracts.links import Link, LinkedPrompt, LinkIndex
+from inferno.contracts.links import MOST_DRAWING, Link, LinkedPrompt, LinkIndex
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.media import (
     AudioLayoutConfig,
@@ -302,6 +302,7 @@ __all__ = [
     "LinkIndex",
     "LinkedInstance",
     "LinkedPrompt",
+    "MOST_DRAWING",
     "LogitsProcessor",
     "Lookahead",
     "LowRank",

@@ -16,6 +16,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
+MOST_DRAWING = 1 << 20
+"""Bytes of `LinkedPrompt.drawing`: it may name 300 000 tokens."""
+
 
 @frozen(kw_only=True)
 class Link:
@@ -55,8 +58,8 @@ class LinkedPrompt:
     adapter: str = ""
     """Digest of its adapter; empty: it has none."""
     drawing: bytes = b""
-    """How its first token is drawn, as the engines of both ends understand it, at most 1 MiB;
-    empty: the decoding end draws it itself."""
+    """How its first token is drawn, as the engines of both ends understand it, `MOST_DRAWING`
+    bytes at most; empty: the decoding end draws it itself."""
     name: bytes = b""
     """At most 16 random bytes, under which all ranks of the decoding end ask for it; empty: there
     is one. Prefilling ends that were asked under one name give it the same `id`."""

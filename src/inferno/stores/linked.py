@@ -9,7 +9,7 @@ import msgspec
 from attrs import define, evolve, field
 from msgspec import Struct
 
-from inferno.contracts import Link, LinkedPrompt, LinkIndex, Placed
+from inferno.contracts import MOST_DRAWING, Link, LinkedPrompt, LinkIndex, Placed
 from inferno.errors import RequestError
 from inferno.request.requests import (
     AdapterRef,
@@ -55,8 +55,10 @@ def drawn_elsewhere(request: Request) -> SamplingParams | None:
 
 
 def _drawing_of(request: Request) -> bytes:
-    params = drawn_elsewhere(request)
-    return b"" if params is None else _encode(Drawing(params, request.eos_token_ids))
+    if (params := drawn_elsewhere(request)) is None:
+        return b""
+    drawing = _encode(Drawing(params, request.eos_token_ids))
+    return drawing if len(drawing) <= MOST_DRAWING else b""
 
 
 def _drawing(request: Request, drawing: bytes) -> Request:

@@ -19,6 +19,8 @@ import msgspec
 from attrs import define, field
 from msgspec import Meta, Struct
 
+from inferno.contracts import MOST_DRAWING
+
 VERSION = 2
 _PURPOSE = b"inferno prefill and decode apart, 1"
 _CODE_BYTES = 16
@@ -84,7 +86,7 @@ class Ask(Struct, tag=True, frozen=True):
     adapter: Name
     name: Annotated[bytes, Meta(max_length=NAME_BYTES)] = b""
     """Random, and the same from all ranks of the decoding end; empty if it has one rank."""
-    drawing: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    drawing: Annotated[bytes, Meta(max_length=MOST_DRAWING)] = b""
     """How the first token is drawn; empty: it is not wanted."""
 
 
