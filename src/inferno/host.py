@@ -189,8 +189,8 @@ def load_torch_library() -> Thread | None:
 
 
 def no_nccl_monitor() -> None:
-    """Let no thread of torch's end this process when NCCL does not answer: the engine's heartbeat
-    does, and says which rank that is."""
+    """Keep torch's monitor of NCCL from ending this process, unless the user has set it: the
+    engine's heartbeat ends ranks that hang, and says which one did."""
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
 

@@ -261,7 +261,7 @@ def test_the_error_of_a_start_is_raised() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_fails_after_its_parent_has_ended_waits_for_nobody(tmp_path: Path) -> None:
+def test_an_engine_that_fails_after_its_parent_has_ended_ends_at_once(tmp_path: Path) -> None:
     beats, pipe = os.pipe()
     command = [sys.executable, "-m", "inferno.process", "1", str(pipe), "1.0"]
     there = os.fsencode(tmp_path) + b"\n"  # there is no plan

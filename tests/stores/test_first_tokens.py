@@ -112,7 +112,7 @@ def test_what_needs_more_than_logits_is_drawn_here(engine: Engine, one: Engine) 
 
 
 @pytest.mark.parametrize("token_id", [-1, 10**6])
-def test_a_token_that_is_none_is_not_taken(
+def test_a_token_outside_the_vocabulary_is_not_taken(
     engine: Engine, one: Engine, token_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store: Any = engine._store

@@ -129,7 +129,11 @@ engine_options = together(
             help="Compute type. Inputs of packed matrices may be rounded to 8 bits in any: "
             "`inferno explain` says so. [default: the checkpoint's]",
         ),
-        _engine("--device", help="cpu, cuda, cuda:N, mps or xpu. [default: cuda if available]"),
+        _engine(
+            "--device",
+            help="cpu, cuda, cuda:N, mps or xpu; for several ranks or engines the first one, or a "
+            "list: cuda:0,cuda:3. [default: cuda if available]",
+        ),
         _engine(
             "--memory",
             metavar="SIZE",

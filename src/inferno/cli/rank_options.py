@@ -102,7 +102,8 @@ RANK_OPTIONS = [
         "--numa",
         metavar="auto|NODE,..",
         envvar="MAP_NUMA_NODE",
-        help="NUMA nodes to bind the ranks, or engines, to, one after the other; auto: all. "
+        help="NUMA nodes to bind the ranks, or engines, to, one after the other; auto: all, or "
+        "those of their GPUs. "
         "[default: not bound]",
     ),
 ]

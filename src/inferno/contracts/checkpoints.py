@@ -63,10 +63,10 @@ class TextAssets:
 class Checkpoint(Protocol):
     """An opened checkpoint under Hugging Face's names, whatever its format. Opening it reads only
     headers. A format whose tensors depend on nothing but some files' content and `config` has an
-    attribute `files`, a tuple of their paths, also once it is closed: then its packed weights and
-    the blocks of its cache may be kept on disk. One that returns a tensor's bytes without torch has
-    a method `peek`, one that stores the name of the model's licence an attribute `license`, one
-    that assumes what its files lack `notes`, a tuple of sentences for the plan."""
+    attribute `files`, a tuple of their paths, which can be read after `close` too: then packed
+    weights and blocks of the cache may be kept on disk. One that returns a tensor's bytes without
+    torch has a method `peek`, one that stores the name of the model's licence an attribute
+    `license`, one that assumes what its files lack `notes`, a tuple of sentences for the plan."""
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -27,8 +27,8 @@ class Link:
     role: Literal["prefill", "decode"]
     """Whether this end computes prompts or asks for them."""
     url: str
-    """Where the prefilling end listens. `tcp://HOST+HOST:PORT` has several hosts where ranks are on
-    several machines: it listens at that which is its own, and the decoding end tries all."""
+    """Where the prefilling end listens. `tcp://HOST+HOST:PORT` has the hosts of several machines'
+    ranks: a prefilling end listens at its own machine's, and a decoding end tries all."""
     others: tuple[str, ...] = ()
     """Where further prefilling ends listen, for a decoding end, which chooses one of all for each
     prompt."""
@@ -64,8 +64,8 @@ class LinkedPrompt:
     """At most 16 random bytes, under which all ranks of the decoding end ask for it; empty: there
     is one. Prefilling ends that were asked under one name give it the same `id`."""
     instance: int = 0
-    """Which of the link's addresses is asked, from 1: all ranks but the first ask where that one
-    does. 0: the end that asks chooses."""
+    """The number of the link's address to ask, from 1: where the first rank has asked. 0, as for
+    the first rank: the end that asks chooses."""
 
 
 @runtime_checkable
@@ -82,20 +82,20 @@ class LinkIndex(Protocol):
 
     def ask(self, prompt: LinkedPrompt, keys: Sequence[bytes], wanted: Sequence[int]) -> int:
         """Ask for blocks of a prompt: of each, by its key, the parts of these groups, as a set of
-        bits. Returns which of the link's addresses was asked, from 1; 0 if the prompt is to be
-        computed here, at once. Then `Mover.poll` names its id once all that will come has come;
-        `release` ends it, in whatever state it is.
+        bits. Returns the number of the link's address that was asked, from 1; `Mover.poll` names
+        the prompt's id once all that will come has come. Returns 0 if none was: then the prompt is
+        computed here, at once. `release` ends it, in whatever state it is.
 
         All ranks but the first ask without tokens, salt and adapter, under the first one's name and
-        where that one does. A prompt with a name is asked for again if it ended for the ranks with
-        less than all: at an address that was not asked yet, within the same time. What has come
-        stays, and `poll` does not name the id for the former ask any more. 0 then says that the
-        rest is computed here."""
+        at the same address. If not all has come to all ranks, they ask again for a prompt with a
+        name: at an address that was not asked yet, within the same deadline. What has come stays,
+        and `poll` no longer names the id for the earlier ask. 0 then says that the rest is computed
+        here."""
         ...
 
     def take_first_tokens(self) -> Sequence[tuple[str, int]]:
-        """Take the first tokens of prompts, by their ids, that the other ends have drawn since:
-        before `Mover.poll` names the prompt, as the last blocks come later."""
+        """Take the prompts' ids and first tokens that the other ends have drawn since. A token
+        comes before `Mover.poll` names its prompt, as the last blocks come later."""
         ...
 
     # --- the prefilling end -----------------------------------------------------------------------

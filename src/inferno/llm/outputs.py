@@ -148,7 +148,7 @@ class OutputBuilder:
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._pieces: list[str] = []
         self._unread: list[int] = []
-        """Tokens whose text nothing has needed yet: many at once cost a fraction of one by one."""
+        """Tokens that are not decoded yet: many at once take a fraction of the time."""
         self._ids: list[int] = []
         self._logprobs: list[Logprobs] = []
 
@@ -213,7 +213,7 @@ class OutputBuilder:
             self._finish, self._stop_reason = finish.value, token.stop_id
 
     def _read(self, text: TextStream) -> None:
-        """Turn the tokens so far into text."""
+        """Decode the tokens that are not decoded yet."""
         unread, self._unread = self._unread, []
         self._pieces.append(text.feed(unread))
 

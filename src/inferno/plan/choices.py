@@ -196,7 +196,8 @@ def _with_room(
     parts: Computation,
     cache: stages.Cache,
 ) -> Decided[StoreUse | None] | None:
-    """Return the store with a host tier that fits, if the plan is for this machine."""
+    """Return the store with a host tier that fits into this machine, unless the plan is for another
+    one."""
     if parts.compute.device.kind == "cpu":
         total, size = parts.compute.device.total, cache.size.value
         taken = sum(item.nbytes for item in (*cache.fixed, size.memory))

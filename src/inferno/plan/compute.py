@@ -32,7 +32,7 @@ class Compute:
 def choose_compute(
     options: Options, checkpoint: Checkpoint, machine: Machine | None = None
 ) -> Compute:
-    """Return the devices of this machine's processes, and the type. Raises DeviceError,
+    """Return the devices of this machine's processes, and the compute dtype. Raises DeviceError,
     OptionError."""
     devices = find_devices(options.device, options.processes_here, machine)
     device = evolve(devices[0], free=min(each.free for each in devices))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def device_numbers(devices: Sequence[Device]) -> tuple[int, ...]:
-    """Return the numbers of the devices of several processes; none if that is the CPU."""
+    """Return the numbers of several processes' devices; none if they compute on the CPU."""
     return () if devices[0].kind == "cpu" else tuple(device.index for device in devices)
 
 
@@ -28,7 +28,7 @@ def plan_of_rank(plan: Plan, rank: int) -> Plan:
 
 
 def on_device(value: T, number: int) -> T:
-    """Return a plan, or a part of it, for the device of another number. What is for the host stays
+    """Return a plan, or a part of it, for the device with this number. What is for the CPU stays
     there."""
     changed: Any = value
     if isinstance(value, Device):

@@ -124,17 +124,16 @@ def find_device(name: str, machine: Machine | None = None) -> Device:
 
 
 def find_devices(name: str, count: int, machine: Machine | None = None) -> tuple[Device, ...]:
-    """Return the device of each of `count` processes, all alike: `name` is a list of their devices,
-    or the first one, after which the next ones of its kind are taken. A CPU is everybody's. On
-    another machine (`Machine.elsewhere`) there are as many as are needed. Raises DeviceError, and
-    OptionError."""
+    """Return the device of each of `count` processes, all alike. `name` lists them, or names the
+    first one, which the next CUDA devices follow; all processes share a CPU. Another machine
+    (`Machine.elsewhere`) has as many as are needed. Raises DeviceError, OptionError."""
     machine, names = machine or Machine(), name.split(",")
     devices = [find_device(each.strip(), machine) for each in names]
     first = devices[0]
     if len(devices) > 1 and len(devices) != count:
         raise OptionError(
             f"--device names {len(devices)} devices for {count} process{'es' * (count > 1)}",
-            _ONE_BY_ONE,
+            f"{_ONE_BY_ONE} --tp, --pp and --dp start several.",
         )
     if len(devices) == 1 < count and first.kind == "cuda":
         last = first.index + count
@@ -152,8 +151,7 @@ def find_devices(name: str, count: int, machine: Machine | None = None) -> tuple
     for other in devices:
         if (other.kind, other.name, other.capability) != (first.kind, first.name, first.capability):
             raise DeviceError(
-                f"{first} and {other} differ: processes that share a model need devices that are "
-                "alike",
+                f"{first} and {other} differ, and several processes need equal devices",
                 f"{_ONE_BY_ONE} {_remedy(machine)}",
             )
     return tuple(devices)

@@ -15,4 +15,4 @@ class EnginesUse:
     """Those that each engine's ranks are bound to, by engine and rank; an engine without ranks has
     one entry. None: the system chooses."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """The numbers of their devices, likewise; none: all compute on the CPU."""
+    """The numbers of their devices, by engine and rank; none: all compute on the CPU."""

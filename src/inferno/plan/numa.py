@@ -28,8 +28,8 @@ def rank_cores(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the cores of each rank: those of a node, or a part of them if several ranks are on it.
     `asked` is `auto`, or nodes by number; None: the system chooses, and nothing is returned.
-    `nodes` are the machine's, with the cores that may be used; those `near` the ranks' devices are
-    what `auto` takes if all are known. Raises OptionError."""
+    `nodes` are the machine's, with the cores that may be used. `near` are those of the ranks'
+    devices: `auto` takes them if all are known. Raises OptionError."""
     if asked is None:
         return ()
     if not nodes:

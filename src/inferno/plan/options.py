@@ -42,8 +42,8 @@ class Options:
     """Compute dtype, and the cache's by default; auto takes the checkpoint's."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps or xpu. A number is CUDA's: among the devices that
-    `CUDA_VISIBLE_DEVICES` shows. auto: the first CUDA device, else the CPU. Ranks and engines take
-    the devices from this one on, one each, or those of a list: `cuda:0,cuda:3`."""
+    `CUDA_VISIBLE_DEVICES` shows. auto: the first CUDA device, else the CPU. Several ranks and
+    engines take one device each, from this one on, or those of a list: `cuda:0,cuda:3`."""
     max_model_len: int | None = None
     """Longest context in tokens, output included; None: the model's, or what fits."""
     max_num_seqs: int = 64
@@ -103,8 +103,8 @@ class Options:
     session_quota: int | None = None
     """The most tokens that are kept of a session; None: those of the longest context."""
     tp: int = 1
-    """Tensor parallelism: how many processes share each layer. `memory` is that of all on a device,
-    `threads` are those of each."""
+    """Tensor parallelism: how many processes share each layer. `memory` is that of all processes on
+    a device, `threads` are those of each."""
     pp: int = 1
     """Pipeline parallelism: how many stages, each with some of the layers, a step passes through;
     each stage has `tp` processes. There are as many steps in flight."""

@@ -66,7 +66,7 @@ def choose_ranks(
 def exchange_memory(
     use: RankUse | None, model: ModelConfig, dtype: str, tokens: int
 ) -> tuple[MemoryItem, ...]:
-    """Return what a device needs to exchange a step of so many tokens."""
+    """Return what a device needs to exchange a step of `tokens` tokens."""
     if use is None or use.exchange != "nccl" or use.shard.ranks == 1:  # stages use gloo
         return ()
     hidden: int = getattr(model, "hidden_size", 0)
@@ -75,8 +75,8 @@ def exchange_memory(
 
 
 def exchange_of(devices: Sequence[Device], each: int) -> str:
-    """Return how torch.distributed exchanges tensors of these devices, of which each engine has so
-    many: NCCL needs one for each rank, and Linux."""
+    """Return how torch.distributed exchanges tensors of these devices: NCCL needs Linux, and a
+    separate device for each of an engine's ranks, of which it has `each` here."""
     numbers = device_numbers(devices)
     engines = [numbers[i : i + each] for i in range(0, len(numbers), each)]
     distinct = bool(engines) and all(len({*own}) == len(own) for own in engines)

@@ -33,8 +33,8 @@ class StoreUse:
     host_fold: float = 0.0
     """The host tier, as a multiple of the cache's own blocks; 0: there is none."""
     host_most: int | None = None
-    """The most bytes of a process's host tier: more does not fit into the machine's memory; None:
-    it all fits, as far as is known."""
+    """The most bytes of a process's host tier that fit into the machine's memory; None: all of it
+    fits, as far as is known."""
     link: Link | None = None
     """The end of a link to other instances. Its URL is as the options have it: the first process's,
     or several that engines share out."""

@@ -88,8 +88,8 @@ def with_room(
     total: int,
 ) -> Decided[StoreUse | None] | None:
     """Return the choice with a host tier that fits into a machine's `total` bytes, of which each
-    process takes `taken` for other things. `groups` are those of one process. Raises
-    OutOfMemoryError if none fits."""
+    process takes `taken` for all else. `groups` are those of one process. Raises OutOfMemoryError
+    if nothing is left for a tier."""
     if store is None or store.value is None or not store.value.host_fold:
         return store
     count, wanted = options.processes_here, store.value.host_bytes(groups)
@@ -101,7 +101,7 @@ def with_room(
     if most <= 0:
         raise OutOfMemoryError(
             f"--cpu-mem-fold {options.cpu_mem_fold:g}: {of}, which leaves nothing for it",
-            "Lower --memory, or leave --cpu-mem-fold out: the cache is larger then.",
+            "Lower --memory, or leave --cpu-mem-fold out.",
         )
     note = f"host tier lowered from {host.format_bytes(wanted * count)} to "
     note += f"{host.format_bytes(most * count)}: {of}"

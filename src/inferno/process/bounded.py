@@ -207,5 +207,5 @@ def _write(stream: BinaryIO, body: bytes) -> None:
     try:
         stream.write(len(body).to_bytes(4, "big") + body)
         stream.flush()
-    except BrokenPipeError:  # whoever asked has ended; Python would try again at its end
+    except BrokenPipeError:  # the caller has ended; Python would flush again at exit
         os._exit(0)

@@ -32,8 +32,8 @@ _STOPS = ("sleep", "update_weights", "pause")
 _STATS_EVERY = 16
 """Steps between two messages with the engine's stats: to fit what steps cost takes a while."""
 _SOON = 0.002
-"""Seconds by which tokens of quick steps may be late, to be sent with those of the next ones: a
-message costs its reader as much as twenty tokens."""
+"""Seconds for which tokens of quick steps may wait, to be sent with those of the next steps: a
+message takes the client as long as twenty tokens."""
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
 

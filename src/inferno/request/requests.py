@@ -206,8 +206,8 @@ class EngineOutput(Struct, omit_defaults=True, gc=False):
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """On a request's first token, if asked for: one entry per prompt token, None for the first."""
     num_cached: int = 0
-    """On the first token that this engine draws for a request: prompt tokens found in the cache.
-    Another instance may have drawn the one before it (`contracts.LinkIndex`)."""
+    """On a request's first token that this engine draws: prompt tokens found in the cache. Another
+    instance may have drawn a token before it (`contracts.LinkIndex`)."""
     num_host: int = 0
     """Those of them that a store loaded from host memory."""
     num_disk: int = 0

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from inferno.core.types import Sequence as Sequence_
 
 _ONE = SamplingParams(temperature=0, max_tokens=1)
-"""What is asked of a prompt whose first token the other end draws: the one here is not used."""
+"""How a prompt is computed whose first token the other end draws: the one drawn here is not used.
+"""
 
 
 class Drawing(Struct):
@@ -43,7 +44,7 @@ _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Dra
 
 
 def drawn_elsewhere(request: Request) -> SamplingParams | None:
-    """Return how the other end draws a request's first token; None if it takes more than that
+    """Return how the other end draws a request's first token; None if that takes what only this end
     has: masks, scores, plugins."""
     params = request.params
     masks = params.structured_outputs, params.reasoning, params.bad_words, params.logits_processors
@@ -62,13 +63,13 @@ def _drawing_of(request: Request) -> bytes:
 
 
 def _drawing(request: Request, drawing: bytes) -> Request:
-    """Return the request of a prompt, whose one token is drawn as is asked. Raises RequestError,
-    and msgspec's errors."""
+    """Return a prompt's request, with its one token drawn as the other end asks. Raises
+    RequestError, and msgspec's errors."""
     if not drawing:
         return request
     asked = _decode(drawing)
     request = evolve(request, params=asked.params, eos_token_ids=asked.eos_token_ids)
-    # No more is drawn than the other end may ask for, whatever it has asked for.
+    # Whatever was asked for, one token is drawn, without masks.
     return evolve(request, params=drawn_elsewhere(request) or _ONE)
 
 
@@ -163,8 +164,8 @@ class Decoding(Linked):
         return come
 
     def _give(self, sequence: Sequence_, token_id: int) -> None:
-        """Begin a sequence's output with a token, unless that ends it: then it is drawn again. The
-        next token's output says what was cached."""
+        """Begin a sequence's output with a token of the other end, unless that ends it: then the
+        token is drawn here. The next token's output says what was cached."""
         goes_on = token_id not in sequence.end_ids and len(sequence.token_ids) + 1 < sequence.limit
         known = len(sequence.token_ids) > len(sequence.request.token_ids)
         if known or not goes_on or not 0 <= token_id < self.vocab_size:
@@ -244,7 +245,7 @@ class Prefilling(Linked):
     adapters: Mapping[str, AdapterRef] = field(kw_only=True)
     """Those that are loaded, by digest: others' prompts may need no other."""
     _owned: dict[str, bool] = field(factory=dict)
-    """Requests of the other ends in progress, and whether their first tokens are theirs."""
+    """Requests of the other ends in progress, and whether their first tokens are sent."""
 
     def extended(self, sequence: Sequence_, match: Match) -> Match | None:
         return match if self.stacked is None else super().extended(sequence, match)
@@ -287,7 +288,8 @@ class Prefilling(Linked):
                 self.link.end(prompt.id, error.cause)
                 continue
             except msgspec.MsgspecError as error:
-                self.link.end(prompt.id, f"how its first token is to be drawn: {error}")
+                cause = f"how its first token is to be drawn cannot be read: {error}"
+                self.link.end(prompt.id, cause)
                 continue
             self._owned[prompt.id] = bool(prompt.drawing)
             self.link.begin(prompt.id, keys)

@@ -176,7 +176,7 @@ class Tokenizer:
         return data
 
     def middle_bytes(self, token_ids: Iterable[int], *, skip_special: bool = False) -> bytes:
-        """Return `token_bytes` of several tokens."""
+        """Return the `token_bytes` of several tokens, without special ones if `skip_special`."""
         known, skipped = self._known, self._special if skip_special else ()
         return b"".join(
             [known[i] if i in known else self.token_bytes(i) for i in token_ids if i not in skipped]

@@ -61,8 +61,8 @@ class Captures(Protocol):
 
 def free_memory(plan: Plan) -> FreeMemory | None:
     """Return a function that reads the device's free memory, or None where nothing is measured. On
-    a CPU free memory also changes for other reasons; the other kinds are untested. Ranks, which
-    have as many blocks each, keep to what is planned."""
+    a CPU free memory also changes for other reasons; the other kinds are untested. Ranks keep to
+    what is planned: each must have as many blocks as the others."""
     device = plan.device
     if device.kind != "cuda" or plan.ranks is not None:
         return None

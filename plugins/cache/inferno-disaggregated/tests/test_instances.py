@@ -231,7 +231,7 @@ def test_ranks_ask_no_other_instance_where_it_could_not_help(end: End, cause: st
 
 
 def test_a_rank_of_several_machines_is_found_at_whichever_host_it_is(tmp_path: Path) -> None:
-    """203.0.113.1 is nobody's."""
+    """No machine has 203.0.113.1."""
     token = tmp_path / "token"
     token.write_text("x" * 32)
     token.chmod(0o600)

@@ -34,7 +34,7 @@ def output_of(sequence: Sequence, position: int, sampled: Sampled, index: int) -
         None if finish is None else request.stop_id(token_id, finish),
         sampled.logprobs.get(index) if sampled.logprobs else None,
     )
-    if generated == 1 + sequence.num_given:  # the first that this engine has drawn
+    if generated == 1 + sequence.num_given:  # the first one that this engine has drawn
         output.num_cached, output.queue_seconds = sequence.num_cached or 0, sequence.waited
         output.num_remote = min(sequence.num_remote, sequence.num_stored)
         output.num_disk = min(sequence.num_far, sequence.num_stored - output.num_remote)

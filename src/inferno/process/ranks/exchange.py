@@ -30,7 +30,7 @@ Build = Callable[[RankPlace], Communicator]
 
 
 def place_of(plan: Plan, rank: int, folder: str) -> RankPlace:
-    """Return the place of a rank, whose own plan this is (`plan_of_rank`)."""
+    """Return the place of a rank. `plan` is its own (`plan_of_rank`)."""
     assert plan.ranks is not None, "a plan with ranks"
     count, stages, device = plan.ranks.count, plan.ranks.stages, plan.device.torch_name
     return RankPlace(rank=rank, ranks=count, folder=folder, stages=stages, device=device)

@@ -60,7 +60,7 @@ class LeadingRunner(ModelRunner):
     def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
         with self._group.together():
             sampled = super().draw(launched, masks)
-            self._group.check()  # else a device may have gone on without the others
+            self._group.check()  # the device may have gone on without the others
             return sampled
 
     def _send_pixels(self, step: Step) -> None:

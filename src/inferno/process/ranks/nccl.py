@@ -1,4 +1,4 @@
-"""How ranks on GPUs exchange tensors: by torch.distributed's NCCL, from device to device.
+"""Exchanges tensors of ranks on GPUs by torch.distributed's NCCL, from device to device.
 
 Suffixes: R ranks, N elements of a tensor, n elements of one of R parts of it.
 """
@@ -25,10 +25,12 @@ from inferno.ops.collectives import Operators
 from inferno.process.ranks.exchange import LOOPBACK, STORE
 
 SLICED_FROM = 256 << 10
-"""Bytes of a tensor from which more than two ranks sum a part of it each: every rank then receives
-twice the tensor, whatever their number, instead of those of all others, but in two exchanges."""
+"""Bytes of a tensor from which each of more than two ranks sums one slice of it. A rank then
+receives less than twice the tensor, in two exchanges, instead of the tensors of all others in one.
+"""
 _LEAVING_SECONDS = 5.0
-"""NCCL may wait for captured graphs to be dropped once the device goes on. Nothing needs that."""
+"""How long to wait for NCCL, which may wait for captured graphs to be dropped. Nothing needs that.
+"""
 _LONGEST_STEP = timedelta(minutes=30)
 """After so long NCCL ends the process. The engine's heartbeat ends one that hangs much earlier; the
 first steps may compile kernels."""
@@ -38,15 +40,16 @@ class Nccl:
     """One rank's connections to the others (`contracts.Communicator`).
 
     NCCL's own sums depend on the size of a tensor. Here NCCL only moves parts, and each rank adds
-    them up in the order of the ranks. So sums have the bits that `ops.collectives` promises.
+    them up in rank order. So sums have the bits that `ops.collectives` promises.
 
-    Nothing waits for the device: a rank that has left is seen by who reads what a step has
-    computed. `close` lets the device go on, with values that mean nothing.
+    No exchange waits for the device, so none fails when another rank has left: the caller checks
+    that before it uses what a step has computed. `close` lets the device go on, with values that
+    mean nothing.
     """
 
     def __init__(self, place: RankPlace, host: str = LOOPBACK, store: Any = None) -> None:
-        """The ranks find each other by `store`, torch's, or by a file in their folder. NCCL chooses
-        the network itself, whatever `host`, this machine's address, is."""
+        """The ranks find each other by `store`, torch's, or by a file in their folder. `host`, this
+        machine's address, is not used: NCCL chooses the network."""
         self._place, self._store = place, store
         self._group: Any = None
         operators = Operators(self._sum, self._gather)
@@ -74,9 +77,13 @@ class Nccl:
             raise ConnectionError("another rank has left")
 
     def _made(self, store: Any) -> Any:
-        """Return torch's connections."""
+        """Return torch's connections. Raises DeviceError if it has no NCCL."""
         if not torch.distributed.is_nccl_available():
-            raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
+            raise DeviceError(
+                f"torch {torch.__version__} is built without NCCL, by which ranks on GPUs exchange",
+                "Install a build of torch for CUDA (https://pytorch.org), or start with --device "
+                "cpu.",
+            )
         no_nccl_monitor()
         nccl: Any = torch.distributed.ProcessGroupNCCL  # its stubs lack what it takes
         options = nccl.Options()
@@ -108,15 +115,15 @@ class Nccl:
         return whole_N
 
     def _move(self, begin: Callable[[Any], Any]) -> None:
-        """Move parts to and fro, before what the stream does next."""
+        """Exchange parts, before what the stream does next."""
         if (group := self._group) is None:
             raise ConnectionError("this rank has left the others")
         try:
-            if (work := begin(group)) is not None:  # else the stream waits already
+            if (work := begin(group)) is not None:  # else the stream already waits
                 work.wait()
         except RuntimeError as error:
             if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                raise  # why the step cannot be captured
+                raise  # it says why the step cannot be captured
             raise ConnectionError(f"another rank has left or is not heard: {error}") from error
 
     def close(self) -> None:

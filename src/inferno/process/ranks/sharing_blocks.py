@@ -180,7 +180,7 @@ class SharedStore:
         self.mover.load(loads)
 
     def poll(self) -> Sequence[str]:
-        if self._bell[1].fileno() < 0:  # it is closed: whoever steps on learns of it
+        if self._bell[1].fileno() < 0:  # it is closed: the next step says so
             return ()
         here = {*self.mover.poll()}
         with suppress(BlockingIOError):

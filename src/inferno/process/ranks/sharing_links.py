@@ -1,12 +1,13 @@
 """Rank 0's end of a link between two instances: each rank is linked to the other instance's rank of
 its number, and sends or pulls its share of a prompt's blocks there.
 
-In the decoding end all ranks ask under one random name, each at the address of the instance that
-rank 0's end has chosen. A block is near once it has come to all of them, which followers tell as
-they answer a fetch of stored blocks. What has not come to all of them, all ask for again where that
-end says, if there is another instance. In the prefilling end rank 0
-begins with a prompt once all ranks were asked for it. Followers are told between which steps it
-begins and ends, and so save what rank 0 saves.
+In the decoding end all ranks ask under one random name, at the instance that rank 0's end has
+chosen. A block is near once it has come to all of them, which followers tell as they answer a fetch
+of stored blocks. If not all has come to all ranks, they ask another instance for the rest, if rank
+0's end chooses one.
+
+In the prefilling end rank 0 begins with a prompt once all ranks were asked for it. Followers are
+told between which steps it begins and ends, and so save what rank 0 saves.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SharedLink(SharedStore):
     def _have_asked(
         self, prompt: LinkedPrompt, wanted: Sequence[tuple[bytes, int]], instance: int
     ) -> None:
-        """Let the others ask for their parts too."""
+        """Note what was asked for, and let the other ranks ask for their parts."""
         number = next(self._numbers)
         self._fetches[number] = _Ask(prompt.id, wanted, self.others.ranks - 1, prompt=prompt)
         self._tell(
@@ -145,7 +146,7 @@ class SharedLink(SharedStore):
     def is_asked(self) -> bool:
         try:
             self._hear()
-        except InfernoError:  # of one that has ended: a step raises it, in `take_asked`
+        except InfernoError:  # a rank has ended: the next step raises it, in `take_asked`
             return True
         if self.link.is_asked:
             self._take_own()

@@ -55,7 +55,7 @@ def computed(
         digests.append(sha256)
         if known is None and time.time_ns() - max(states[file][-2:]) > _SETTLED_NS:
             memo = {"file": str(file), "state": states[file], "sha256": sha256}
-            with suppress(OSError):  # no room, or no right: it is hashed again next time
+            with suppress(OSError):  # no room, or not writable: it is hashed again next time
                 write_whole(folder / _memo_name(file), json.dumps(memo).encode())
     return digests
 

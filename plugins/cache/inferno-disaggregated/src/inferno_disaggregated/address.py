@@ -55,8 +55,8 @@ def parse(url: str) -> Address:
 
 
 def parse_all(url: str) -> dict[str, Address]:
-    """Return the addresses that a URL names, by their URLs: `tcp://HOST+HOST:PORT` has several
-    hosts, where the ranks of an instance are on several machines. Raises OptionError."""
+    """Return the addresses that a URL names, by their URLs: `tcp://HOST+HOST:PORT` has the hosts of
+    an instance whose ranks are on several machines. Raises OptionError."""
     scheme, _, rest = url.partition("://")
     hosts, _, port = rest.rpartition(":")
     urls = [f"{scheme}://{host}:{port}" for host in hosts.split("+")] if "+" in hosts else [url]
@@ -64,14 +64,14 @@ def parse_all(url: str) -> dict[str, Address]:
 
 
 def own_of(addresses: Mapping[str, Address]) -> Address:
-    """Return the address at which this machine listens: the only one, or that of several hosts
-    which is its own. Raises OptionError."""
+    """Return the address at which this machine listens: the only one, or the one of its own host.
+    Raises OptionError."""
     for url, address in addresses.items():
         if len(addresses) == 1 or _is_own(url.partition("://")[2].rpartition(":")[0]):
             return address
     raise OptionError(
         f"{' and '.join(addresses)} are all addresses of other machines",
-        "Name each machine's: tcp://HOST+HOST:PORT.",
+        "Name this machine's host too: tcp://HOST+HOST:PORT.",
     )
 
 

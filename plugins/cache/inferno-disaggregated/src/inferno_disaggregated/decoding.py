@@ -117,7 +117,7 @@ class Decoding:
             self._held[prompt.id].remove(before)
         before.ended = True
         self._ended = [each for each in self._ended if each != prompt.id]
-        if not before.cause:  # it all came, or would have: to this rank
+        if not before.cause:  # all came to this rank, or would have
             before.asked[-1].ended(before.number, before.keys, "rank")
         able = before.cause in ("", *AGAIN) or (before.cause == "failed" and not before.parts)
         number, deadline = next(self._numbers), before.deadline
@@ -271,7 +271,7 @@ class Decoding:
 
     def _no_more(self, coming: Coming, cause: str) -> None:
         """Note that no more of a prompt comes from the instance asked last, and ask another one for
-        the rest, or for all after a failure, if the cause allows. Of several ranks, all have to:
+        the rest, or for all after a failure, if the cause allows. Several ranks ask together, once
         the first one says so (`ask`)."""
         coming.asked[-1].ended(coming.number, coming.keys, cause)
         starts_over = cause == "failed" and coming.holders == {coming.prompt.id}

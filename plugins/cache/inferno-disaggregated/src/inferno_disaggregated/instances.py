@@ -19,8 +19,8 @@ class Instance:
     """What this end knows of one of them, which may compute prompts for other ends too."""
 
     clients: tuple[Client, ...]
-    """One, or one for each host that may have this rank's end of several machines': the others find
-    nobody there."""
+    """One, or one for each host of several machines: only one of these has the rank of this number,
+    and the other clients stay unconnected."""
     usage: LinkedInstance = field(factory=LinkedInstance)
     _waiting: dict[int, float] = field(factory=dict)
     """By a prompt's number, the tokens of it that were to be computed when it was sent."""
@@ -34,7 +34,7 @@ class Instance:
 
     @property
     def client(self) -> Client:
-        """The one that is connected."""
+        """The one that is connected, or the first."""
         return next((each for each in self.clients if each.joined), self.clients[0])
 
     def ask(self, asked: Asked, keys: Sequence[bytes], num_tokens: int) -> None:

@@ -8,7 +8,7 @@ import os
 _DERIVED = ("cache", "groups", "kernels")
 """What differs because other fields do: told last."""
 _MOST = 60
-"""Letters of a value that are told."""
+"""The most letters of a value that are shown."""
 
 
 def differences(theirs: str, ours: str) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def differences(theirs: str, ours: str) -> tuple[str, str]:
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:
-    """Return two values, of long ones what differs, from a word before it on."""
+    """Return two values, shortened: long ones from a word before the first difference on."""
     if max(len(one), len(other)) > _MOST:
         start = len(os.path.commonprefix([one, other]))
         start = one.rfind(" ", 0, one.rfind(" ", 0, start) + 1) + 1

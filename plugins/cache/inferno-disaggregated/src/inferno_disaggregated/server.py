@@ -114,7 +114,7 @@ class Run:
 
 @frozen(eq=False)
 class Note:
-    """What else to say of a prompt."""
+    """A message about a prompt, to be sent after its runs that were posted before."""
 
     transfer: Transfer
     message: messages.First | messages.Done
@@ -139,7 +139,7 @@ class Server:
     _names: itertools.count[int] = field(factory=itertools.count)
     _lock: int = -1
     _told: str = ""
-    """The difference to another layout that was logged last: its instance tries again."""
+    """The difference between layouts that was logged last: the other instance tries again."""
     _context: zmq.Context[zmq.Socket[bytes]] = field(factory=zmq.Context)
     _socket: zmq.Socket[bytes] = field(init=False)
     _thread: threading.Thread = field(init=False)

@@ -47,9 +47,9 @@ class Folder:
         limit: int,
         former: Sequence[Path] = (),
     ) -> Folder:
-        """Open the layout's folder in `parent`, and remove those of other layouts, and all in the
-        `former` folders, that were used longest ago, until they take at most half of `limit`; on a
-        full disk all of them. Raises OptionError."""
+        """Open the layout's folder in `parent`. Those of other layouts, and all in the `former`
+        folders, may take half of `limit`: the ones used longest ago are removed until they do, on
+        a full disk all of them. Raises OptionError."""
         path, parents = folder_of(parent, layout), (parent, *former)
         try:
             try:
@@ -61,7 +61,7 @@ class Folder:
         except OSError as error:
             raise OptionError(
                 f"--kv-store {parent}: {error.strerror or error}",
-                "Name a folder that can be written.",
+                "Name a folder that can be written, on a disk with room.",
             ) from error
         _remove_empty(former)
         return opened
@@ -138,8 +138,8 @@ def _agree(file: Path, layout: str) -> None:
 
 
 def _layout_in(file: Path) -> dict[str, Any] | None:
-    """Return a folder's layout. None: it has none yet, or a crash of the system has left some other
-    bytes in its place. What was written with another one is told by its checksums."""
+    """Return a folder's layout. None: it has none yet, or a crash of the system has damaged it.
+    Parts of another layout do not match their checksums."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):

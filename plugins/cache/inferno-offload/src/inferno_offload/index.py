@@ -102,7 +102,7 @@ class Index:
         self._use(descriptor)
 
     def keep(self) -> None:
-        """Go on with it as it is. Raises OSError."""
+        """Use the index on disk as it is. Raises OSError."""
         self._use(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _use(self, descriptor: int) -> None:

@@ -40,7 +40,7 @@ AT_ONCE = 1 << 20
 _MOST_BUFFERS = 512
 """Buffers of one call: systems allow 1024."""
 QUIET = 3600.0
-"""Seconds between two words about a disk that takes nothing more."""
+"""Seconds between two warnings that the disk cannot be written."""
 
 log = logging.getLogger("inferno.store")
 
@@ -98,7 +98,7 @@ class PartsFile:
     _unnoted: list[Change] = field(factory=list, init=False)
     """Removals that the index has no room for yet."""
     _quiet: float = field(default=-inf, init=False)
-    """Until when nothing is said of writes that fail (`monotonic`)."""
+    """Until when no warning is logged again (`monotonic`)."""
 
     def __attrs_post_init__(self) -> None:
         self._extents = tuple(map(extent, self.sizes))
@@ -199,7 +199,7 @@ class PartsFile:
         return True
 
     def _tell(self, error: OSError) -> None:
-        """Say that something could not be written: not again for a while."""
+        """Warn that something could not be written, unless that was done a short while ago."""
         if monotonic() > self._quiet:
             self._quiet = monotonic() + QUIET
             why = error.strerror or error
