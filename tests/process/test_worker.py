@@ -255,3 +255,19 @@ def test_tokens_before_a_step_that_fails_are_sent(
     with pytest.raises(RuntimeError):
         worker._serve_all()
     assert socket.tokens == [[1], [2]]
+
+
+def test_what_others_ask_for_in_a_pause_waits_without_a_word() -> None:
+    readable, writing = os.pipe()
+    os.write(writing, b"asked")
+    try:
+        worker = worker_of(socket := Socket(), engine := Prefilling())
+        engine.listens = readable  # type: ignore[assignment]  # it has none elsewhere
+        told(worker, action="pause", mode="keep")
+        sent = len(socket.sent)
+        for _ in range(5):
+            assert worker._serve()
+        assert socket.sent[sent:] == [protocol.STATS] and engine.rests == 5
+    finally:
+        os.close(readable)
+        os.close(writing)

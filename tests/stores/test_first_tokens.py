@@ -4,6 +4,7 @@ comes before the last blocks."""
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -168,3 +169,20 @@ def test_an_end_draws_one_token_whatever_is_asked(
     engine._scheduler._groups.reset()
     scored = {"params": {**greedy, "logprobs": 3}, "eos_token_ids": []}
     assert asked_with(engine, one, msgspec.msgpack.encode(scored), monkeypatch)
+
+
+def test_a_request_whose_blocks_come_while_the_engine_rests_goes_on(
+    engine: Engine, one: Engine
+) -> None:
+    """As a paused one does."""
+    engine.submit(Request(id="0", token_ids=tuple(PROMPTS[0]), params=GREEDY))
+    assert engine.step() == [] and engine.busy
+    store: Any = engine._store
+    coming = store.index._coming["0"]
+    for _ in range(400):
+        engine.rest()
+        if not any(coming.wanted) and not store.mover.news:
+            break
+        time.sleep(0.005)
+    outputs = [output for _ in range(200) for output in engine.step()]
+    assert tokens(outputs) == tokens(outputs_of(one, GREEDY))

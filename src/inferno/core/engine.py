@@ -243,7 +243,8 @@ class Engine:
 
     def rest(self) -> None:
         """Take note of what a store has done, while there is nothing to compute."""
-        self._store.come()
+        if not self.busy:  # a sequence that comes while it is paused is for the next step
+            self._store.come()
         self._presence.publish()
         if self._home is not None:
             self._home.rest()

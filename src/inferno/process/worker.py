@@ -143,7 +143,8 @@ class Worker:
         if not self._is_wanted():
             return False
         told = None if others is None else others.descriptor
-        if not (self._busy or self._owes) and not self._wait(engine.listens, told):
+        listens = None if self._paused else engine.listens  # what others ask for waits too
+        if not (self._busy or self._owes) and not self._wait(listens, told):
             engine.rest()
             if (stats := protocol.encode(engine.stats())) != self._told:
                 self._told = stats
