@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from attrs import evolve
 from torch import Tensor
 
 from inferno.catalog import load_catalog
@@ -48,33 +49,44 @@ pytest.importorskip("inferno_demo")
 TORCH_ONLY: dict[str, Any] = {"disable": ("inferno-cpu",)}
 
 
+class Moves:
+    """Connections of torch's. Those of gloo fail where NCCL would wait on the device."""
+
+    def __init__(self, group: Any, *, waits: bool) -> None:
+        self.group, self.waits, self.abort = group, waits, group.abort
+
+    def _allgather_base(self, *given: Any) -> Any:
+        return self._done(self.group._allgather_base, given)
+
+    def alltoall_base(self, *given: Any) -> Any:
+        return self._done(self.group.alltoall_base, given)
+
+    def _done(self, begin: Callable[..., Any], given: Any) -> Any:
+        """Return the work, or nothing once it has waited, as NCCL does on the step's stream."""
+        try:
+            work = begin(*given)
+            work.wait()
+        except RuntimeError as error:
+            raise ConnectionError("another rank has left") from error
+        return None if self.waits else work
+
+
 class OverGloo(Nccl):
     """The same over gloo."""
+
+    waits = False
 
     def _made(self, store: Any) -> Any:
         gloo: Any = torch.distributed.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=self._place.seconds)
-        return gloo(store, self._place.rank, self._place.ranks, options)
-
-
-class Waited:
-    """Connections of torch's that have waited when they return, as NCCL's do on its stream."""
-
-    def __init__(self, group: Any) -> None:
-        self.group, self.abort = group, group.abort
-
-    def _allgather_base(self, *given: Any) -> None:
-        self.group._allgather_base(*given).wait()
-
-    def alltoall_base(self, *given: Any) -> None:
-        self.group.alltoall_base(*given).wait()
+        group = gloo(store, self._place.rank, self._place.ranks, options)
+        return Moves(group, waits=self.waits)
 
 
 class WaitedOverGloo(OverGloo):
-    def _made(self, store: Any) -> Any:
-        return Waited(super()._made(store))
+    waits = True
 
 
 class TestOverGloo(CommunicatorTests):
@@ -181,6 +193,10 @@ def test_another_machine_takes_its_first_gpus(tmp_path: Path) -> None:
     assert far.device.index == 0
     near = _own(asked, plan, [1], catalog)
     assert plan_of_rank(near, 1).device.index == 3
+    options = evolve(options, device="cuda:3,cuda:3")
+    with open_model("demo", options, machine=here) as opened:
+        shared = _own(asked, opened.plan, [2, 3], catalog)
+    assert [plan_of_rank(shared, rank).device.index for rank in (2, 3)] == [0, 0], "one of its own"
 
 
 class Unmade(Nccl):
@@ -188,6 +204,18 @@ class Unmade(Nccl):
 
     def _made(self, store: Any) -> Any:
         raise RuntimeError("Duplicate GPU detected\n")
+
+
+def test_an_error_of_its_own_is_not_taken_for_anothers(tmp_path: Path) -> None:
+    rank = Nccl(RankPlace(rank=0, ranks=1, folder=str(tmp_path)))
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    rank._group = SimpleNamespace(_allgather_base=fails, abort=lambda: None)
+    with pytest.raises(RuntimeError, match="illegal"):
+        rank.all_reduce(torch.ones(3))
+    rank.close()
 
 
 def test_a_rank_does_not_wait_for_nccl_to_leave(

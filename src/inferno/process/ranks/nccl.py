@@ -122,9 +122,9 @@ class Nccl:
             if (work := begin(group)) is not None:  # else the stream already waits
                 work.wait()
         except RuntimeError as error:
-            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                raise  # it says why the step cannot be captured
-            raise ConnectionError(f"another rank has left or is not heard: {error}") from error
+            if self._group is None:
+                raise ConnectionError("this rank has left the others") from error
+            raise  # its own: of its device, or why a step cannot be captured
 
     def close(self) -> None:
         group, self._group = self._group, None
