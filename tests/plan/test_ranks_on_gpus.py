@@ -154,12 +154,13 @@ def test_nccl_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_engine_has_devices_of_its_own(
     machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "usable_cores", lambda: 16)
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)  # they wait for their devices
     plan = plan_on(machine(*FOUR), dp=4)
     assert plan.engines is not None and plan.engines.devices == ((0,), (1,), (2,), (3,))
     assert plan.memory_limit == 136 * GIB * 90 // 100
     third = plan_of_engine(plan, 2)
     assert third.device.torch_name == "cuda:2" and third.attention[0].need.device.index == 2
+    assert "devices       engine 0: cuda:0 | engine 1: cuda:1 |" in explained(plan)
     both = plan_on(machine(*FOUR), dp=2, tp=2)
     second = plan_of_engine(both, 1)
     assert second.ranks is not None and second.ranks.devices == (2, 3)

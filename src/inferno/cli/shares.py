@@ -146,9 +146,16 @@ def _engine_rows(plan: Plan, engines: EnginesUse) -> Iterable[tuple[str, str, st
     has += f" in each of {each} ranks" if each > 1 else ""
     memory = host.format_bytes(each * plan.memory_limit)
     yield "engines", f"{engines.count}, each with {has} and {memory}; sizes below are of one", ""
+    if engines.devices:
+        kind = plan.device.kind
+        named = ["; ".join(f"{kind}:{number}" for number in own) for own in engines.devices]
+        yield "devices", _by_engine(named), ""
     if engines.cores:
-        parts = ["; ".join(_spans(numbers) for numbers in ranks) for ranks in engines.cores]
-        yield "cores", " | ".join(f"engine {i}: {part}" for i, part in enumerate(parts)), ""
+        yield "cores", _by_engine("; ".join(map(_spans, ranks)) for ranks in engines.cores), ""
+
+
+def _by_engine(values: Iterable[str]) -> str:
+    return " | ".join(f"engine {i}: {value}" for i, value in enumerate(values))
 
 
 def _machines(ranks: RankUse, join: JoinUse) -> str:

@@ -41,7 +41,7 @@ def choose_engines(
         )
     cores, count = host.usable_cores(), options.processes_here
     notes = tuple[str, ...]()
-    if options.dp > cores:
+    if options.dp > cores and device.kind == "cpu":
         cause = f"{flag} needs a core for each engine, and this machine has {cores}"
         if not elsewhere:
             raise OptionError(cause, f"Use --dp {cores}." if cores > 1 else "Leave --dp out.")

@@ -16,6 +16,7 @@ from inferno.contracts import Communicator, Drafter
 from inferno.errors import InfernoError, PluginError
 from inferno.images.seeing import Seeing
 from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_rank, reopen
+from inferno.plan.devices import agree_on_device
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
@@ -304,6 +305,7 @@ def run(
         bind(plan, rank)
         met = str(folder) if first is None or not first.folder else first.folder
         own = plan_of_rank(plan, rank)
+        agree_on_device(own.device)
         with reopen(plan, catalog) as opened:
             build = build or build_of(opened)
             if (uses := plan.ranks.join) is not None:

@@ -19,7 +19,14 @@ from inferno import host
 from inferno.catalog import Catalog, load_catalog
 from inferno.contracts import Executor, FetchOptions, RankProcess, RankStart
 from inferno.errors import CheckpointError, EngineDeadError, InfernoError, ModelNotFoundError
-from inferno.plan import Plan, plan_from_json, plan_to_json, reopen
+from inferno.plan import (
+    Plan,
+    find_device,
+    plan_from_json,
+    plan_of_rank,
+    plan_to_json,
+    reopen,
+)
 from inferno.plan.device_plan import on_device
 from inferno.plan.numa import rank_cores
 from inferno.plan.packed_folder import default_folder
@@ -186,12 +193,15 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
     except (ModelNotFoundError, CheckpointError, OSError) as error:
         raise _lacking(plan, plan, error) from error
     use, cores = plan.ranks, host.usable_cores()
+    if use.devices and numbers[0] >= use.here:  # the first ones of another machine
+        order = sorted({*use.devices})
+        devices = tuple(order.index(number) for number in use.devices)
+        plan, use = on_device(plan, devices[0]), evolve(use, devices=devices)
     if use.numa:
-        bound = rank_cores(use.numa, len(numbers), host.numa_nodes())
+        near = [_numa_node(plan_of_rank(evolve(plan, ranks=use), rank)) for rank in numbers]
+        bound = rank_cores(use.numa, len(numbers), host.numa_nodes(), near)
         by_rank = dict(zip(numbers, bound, strict=True))
         use = evolve(use, cores=tuple(by_rank.get(rank, ()) for rank in range(use.count)))
-    if use.devices and numbers[0] >= use.here:  # the first ones of another machine
-        plan, use = on_device(plan, 0), evolve(use, devices=tuple(range(use.here)))
     packed = plan.packed_cache and str(default_folder(asked.environ))
     drafts = plan.speculation and evolve(plan.speculation, draft=None)  # rank 0 drafts alone
     threads = asked.threads or max(1, min(plan.threads, cores // len(numbers)))
@@ -205,6 +215,11 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
         speculation=drafts,
         threads=threads,
     )
+
+
+def _numa_node(plan: Plan) -> int | None:
+    """Return the node of a rank's device. Raises DeviceError if this machine lacks it."""
+    return find_device(plan.device.torch_name).numa_node
 
 
 def _lacking(given: Plan, plan: Plan, error: Exception) -> InfernoError:

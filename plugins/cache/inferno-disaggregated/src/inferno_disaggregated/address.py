@@ -8,6 +8,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,15 +77,16 @@ def own_of(addresses: Mapping[str, Address]) -> Address:
 
 
 def _is_own(host: str) -> bool:
+    """Whether a name or an address is this machine's: it may have several, IPv6 first."""
     try:
-        [(family, kind, _, _, address), *_] = socket.getaddrinfo(
-            host.strip("[]"), 0, type=socket.SOCK_DGRAM
-        )
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
+        known = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:
         return False
-    return True
+    for family, kind, _, _, address in known:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def refuses(need: StoreNeed) -> str | None:
