@@ -141,4 +141,5 @@ class TestSeveralInstances:
         ends.second.mover.close()
         ends.here.wait("a")
         assert ends.near(*KEYS[:2]) == [BOTH, 0]
-        assert ends.here.index.usage.fallbacks == {"lost": 1}
+        causes = ends.here.index.usage.fallbacks
+        assert causes in ({"lost": 1}, {"rank": 1}), "as the first rank loses it, or another before"

@@ -87,7 +87,7 @@ class PretendedLink:
         return None
 
     def take_first_tokens(self) -> Sequence[tuple[str, int]]:
-        owners = [owner for owner in self._drawing if self.draw.random() < 0.4]
+        owners = [owner for owner in self._drawing if self.draw.random() < 0.8]
         self.drawn += len(owners)
         return [(owner, self._drawing.pop(owner)) for owner in owners]
 

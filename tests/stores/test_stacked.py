@@ -235,7 +235,7 @@ class SendingMachine(LinkedMachine):
 @pytest.mark.parametrize("groups", GROUPS)
 def test_right_content_whatever_comes(groups: str, tmp_path: Path) -> None:
     assert run_histories(LinkedMachine, GROUPS[groups], tmp_path) > 0, "nothing came"
-    assert sum(LinkedMachine.drawn) > 10
+    assert sum(LinkedMachine.drawn) > 0, "no first token came"
 
 
 @alike
