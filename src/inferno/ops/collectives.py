@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,19 +44,7 @@ class Operators:
     def of(cls, exchange: Exchange) -> Operators:
         """Return those that compute from what all ranks give."""
 
-        def sum_(x: Tensor) -> None:
-            first, *others = exchange(x)
-            total = first.float()
-            for other in others:
-                total = total + other.float()
-            x.copy_(total)
-
-        def gather(x: Tensor, widths: Sequence[int]) -> Tensor:
-            mine = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
-            parts = exchange(mine)
-            return torch.cat([part[..., :n] for part, n in zip(parts, widths, strict=True)], -1)
-
-        return cls(sum_, gather)
+        return cls(lambda x: add_up(exchange(x), x), partial(side_by_side, exchange))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -65,3 +54,22 @@ class Operators:
     def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         whole: Tensor = self._operators.gather(x, widths)
         return whole
+
+
+def add_up(parts: Sequence[Tensor], total: Tensor) -> None:
+    """Write the sum of parts: in their order, in float32, rounded once."""
+    if len(parts) == 2:
+        torch.add(parts[0], parts[1], out=total)  # one kernel, which adds in float32
+        return
+    first, *others = parts
+    whole = first.float()
+    for other in others:
+        whole = whole + other
+    total.copy_(whole)
+
+
+def side_by_side(exchange: Exchange, x: Tensor, widths: Sequence[int]) -> Tensor:
+    """Return the tensors of all ranks as `contracts.Communicator.all_gather` does."""
+    mine = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
+    parts = exchange(mine)
+    return torch.cat([part[..., :n] for part, n in zip(parts, widths, strict=True)], -1)

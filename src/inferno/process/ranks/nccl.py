@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, FileSt
 from inferno.contracts import RankPlace
 from inferno.errors import DeviceError
 from inferno.host import no_nccl_monitor
-from inferno.ops.collectives import Operators
+from inferno.ops.collectives import Operators, add_up, side_by_side
 from inferno.process.ranks.exchange import LOOPBACK, STORE
 
 SLICED_FROM = 256 << 10
@@ -52,7 +53,7 @@ class Nccl:
         machine's address, is not used: NCCL chooses the network."""
         self._place, self._store = place, store
         self._group: Any = None
-        operators = Operators(self._sum, self._gather)
+        operators = Operators(self._sum, partial(side_by_side, self._exchange))
         self.all_reduce, self.all_gather = operators.all_reduce, operators.all_gather
         self._gathering, self._dealing = AllgatherOptions(), AllToAllOptions()
         # On the stream of the step, so that no event is recorded and waited for with each sum.
@@ -93,20 +94,18 @@ class Nccl:
     def _sum(self, x: Tensor) -> None:
         ranks, count = self._place.ranks, x.numel()
         if ranks == 2 or x.nbytes < SLICED_FROM:
-            _add_up(self._gathered(x).view(ranks, *x.shape), x)
+            add_up(self._exchange(x), x)
             return
         each = -(-count // ranks)
         dealt_Rn = F.pad(x.flatten(), (0, each * ranks - count)).view(ranks, each)
         parts_Rn = torch.empty_like(dealt_Rn)
         self._move(lambda group: group.alltoall_base(parts_Rn, dealt_Rn, [], [], self._dealing))
         own_n = torch.empty_like(parts_Rn[0])
-        _add_up(parts_Rn, own_n)
+        add_up(parts_Rn.unbind(), own_n)
         x.copy_(self._gathered(own_n)[:count].view_as(x))
 
-    def _gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        mine = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
-        parts = self._gathered(mine).view(self._place.ranks, *mine.shape)
-        return torch.cat([part[..., :n] for part, n in zip(parts, widths, strict=True)], -1)
+    def _exchange(self, x: Tensor) -> Sequence[Tensor]:
+        return self._gathered(x).view(self._place.ranks, *x.shape).unbind()
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return the elements of all ranks' contiguous tensors, of one shape and type."""
@@ -137,15 +136,3 @@ class Nccl:
 def _leave(group: Any) -> None:
     with suppress(RuntimeError):  # as it was never connected, or another has left
         group.abort()
-
-
-def _add_up(parts: Sequence[Tensor] | Tensor, total: Tensor) -> None:
-    """Write the sum of parts: in their order, in float32, rounded once."""
-    if len(parts) == 2:
-        torch.add(parts[0], parts[1], out=total)  # one kernel, which adds in float32
-        return
-    first, *others = parts
-    whole = first.float()
-    for other in others:
-        whole = whole + other
-    total.copy_(whole)

@@ -75,7 +75,7 @@ class GlooLink(Gloo):
         while len(sent) > self._place.stages:
             work, _ = sent.popleft()
             self._heard(work.wait)
-        copied = x.clone() if x.device.type == "cpu" else x.cpu()
+        copied = x.to("cpu", copy=True)
         sent.append((self._open.send([_bytes(copied)], to, self._tag(to, True)), copied))
 
     def receive(self, x: Tensor, source: int) -> None:
