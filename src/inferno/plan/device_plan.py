@@ -23,29 +23,23 @@ def plan_of_rank(plan: Plan, rank: int) -> Plan:
     """Return the plan of a rank by itself: with what the layers of its stage keep
     (`plan_of_stage`), on its device."""
     assert plan.ranks is not None, "a plan with ranks"
-    numbers, own = plan.ranks.devices, plan_of_stage(plan, plan.ranks.stage_of(rank))
-    return on_device(own, numbers[rank % len(numbers)]) if numbers else own
+    own, number = plan_of_stage(plan, plan.ranks.stage_of(rank)), plan.ranks.device_of(rank)
+    return own if number is None else for_device(own, number)
 
 
-def on_device(value: T, number: int) -> T:
-    """Return a plan, or a part of it, for the device with this number. What is for the CPU stays
+def for_device(value: T, number: int) -> T:
+    """Return a plan, or a part of it, for the device of another number. What is for the host stays
     there."""
     changed: Any = value
     if isinstance(value, Device):
         changed = value if value.kind == "cpu" else attrs.evolve(value, index=number)
     elif attrs.has(type(changed)):
         fields = [each for each in attrs.fields(type(changed)) if each.init]
-        own = {each.name: getattr(value, each.name) for each in fields}
-        new = {name: on_device(each, number) for name, each in own.items()}
-        if any(new[name] is not own[name] for name in own):
-            changed = attrs.evolve(changed, **new)
+        own = {each.alias: for_device(getattr(value, each.name), number) for each in fields}
+        changed = attrs.evolve(changed, **own)
     elif isinstance(value, tuple):
-        each_changed = tuple(on_device(each, number) for each in value)
-        if any(one is not other for one, other in zip(value, each_changed, strict=True)):
-            changed = each_changed
+        changed = tuple(for_device(each, number) for each in value)
     elif isinstance(value, Mapping):
-        items = {key: on_device(each, number) for key, each in value.items()}
-        if any(items[key] is not value[key] for key in items):
-            changed = items
+        changed = {key: for_device(each, number) for key, each in value.items()}
     result: T = changed
     return result

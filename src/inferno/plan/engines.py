@@ -10,7 +10,7 @@ from inferno import host
 from inferno.contracts import Device
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan.decided import Decided
-from inferno.plan.device_plan import device_numbers, on_device
+from inferno.plan.device_plan import device_numbers, for_device
 from inferno.plan.engine_use import EnginesUse
 from inferno.plan.numa import process_cores
 from inferno.plan.options import Options
@@ -66,7 +66,7 @@ def plan_of_engine(plan: Plan, index: int, folder: str = "") -> Plan:
     by_rank = plan.engines.cores[index] if plan.engines.cores else ()
     if plan.engines.devices:
         numbers = plan.engines.devices[index]
-        plan = on_device(plan, numbers[0])
+        plan = for_device(plan, numbers[0])
         if plan.ranks is not None:
             plan = evolve(plan, ranks=evolve(plan.ranks, devices=numbers))
     if plan.store is not None:

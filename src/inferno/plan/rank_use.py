@@ -115,6 +115,10 @@ class RankUse:
         """Return the pipeline stage of a rank, from 0: the last one has the first ranks."""
         return self.stages - 1 - rank // self.shard.ranks
 
+    def device_of(self, rank: int) -> int | None:
+        """Return the number of a rank's device on its machine; None: it computes on the CPU."""
+        return self.devices[rank % len(self.devices)] if self.devices else None
+
     @property
     def here(self) -> int:
         """How many ranks a machine has."""

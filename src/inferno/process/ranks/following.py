@@ -16,7 +16,6 @@ from inferno.contracts import Communicator, Drafter
 from inferno.errors import InfernoError, PluginError
 from inferno.images.seeing import Seeing
 from inferno.plan import AdapterPlaces, Opened, plan_from_json, plan_of_rank, reopen
-from inferno.plan.devices import agree_on_device
 from inferno.process.prepare import prepared
 from inferno.process.protocol import Failure
 from inferno.process.ranks import messages
@@ -300,18 +299,16 @@ def run(
     communicator: Communicator | None = None
     follower: Follower | None = None
     try:
-        plan = plan_from_json((folder / PLAN).read_bytes())
+        plan = plan_of_rank(plan_from_json((folder / PLAN).read_bytes()), rank)
         assert plan.ranks is not None, "a plan with ranks"
         bind(plan, rank)
         met = str(folder) if first is None or not first.folder else first.folder
-        own = plan_of_rank(plan, rank)
-        agree_on_device(own.device)
         with reopen(plan, catalog) as opened:
             build = build or build_of(opened)
             if (uses := plan.ranks.join) is not None:
                 build = meeting_by(build, first.own_host if first else uses.host, meeting)
-            communicator = build(place_of(own, rank, met))
-            opened = evolve(opened, plan=own, rank=rank, communicator=communicator)
+            communicator = build(place_of(plan, rank, met))
+            opened = evolve(opened, rank=rank, communicator=communicator)
             agree_on_levels(opened)
             follower = Follower.load(opened, far=first is not None)
         say(messages.WORDS, words(None, follower.places, sees=follower.sees))

@@ -17,17 +17,16 @@ from attrs import evolve, field, frozen
 
 from inferno import host
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import Executor, FetchOptions, RankProcess, RankStart
+from inferno.contracts import Device, Executor, FetchOptions, RankProcess, RankStart
 from inferno.errors import CheckpointError, EngineDeadError, InfernoError, ModelNotFoundError
 from inferno.plan import (
     Plan,
     find_device,
     plan_from_json,
-    plan_of_rank,
     plan_to_json,
     reopen,
 )
-from inferno.plan.device_plan import on_device
+from inferno.plan.device_plan import for_device
 from inferno.plan.numa import rank_cores
 from inferno.plan.packed_folder import default_folder
 from inferno.process.protocol import Failure
@@ -196,9 +195,10 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
     if use.devices and numbers[0] >= use.here:  # the first ones of another machine
         order = sorted({*use.devices})
         devices = tuple(order.index(number) for number in use.devices)
-        plan, use = on_device(plan, devices[0]), evolve(use, devices=devices)
+        plan, use = for_device(plan, devices[0]), evolve(use, devices=devices)
     if use.numa:
-        near = [_numa_node(plan_of_rank(evolve(plan, ranks=use), rank)) for rank in numbers]
+        devices_here = map(use.device_of, numbers)
+        near = [_numa_node(plan.device, number) for number in devices_here if number is not None]
         bound = rank_cores(use.numa, len(numbers), host.numa_nodes(), near)
         by_rank = dict(zip(numbers, bound, strict=True))
         use = evolve(use, cores=tuple(by_rank.get(rank, ()) for rank in range(use.count)))
@@ -217,9 +217,10 @@ def _own(asked: Joining, plan: Plan, numbers: list[int], catalog: Catalog) -> Pl
     )
 
 
-def _numa_node(plan: Plan) -> int | None:
-    """Return the node of a rank's device. Raises DeviceError if this machine lacks it."""
-    return find_device(plan.device.torch_name).numa_node
+def _numa_node(planned: Device, number: int) -> int | None:
+    """Return the node of a device of the planned kind. Raises DeviceError if this machine lacks
+    it."""
+    return find_device(evolve(planned, index=number).torch_name).numa_node
 
 
 def _lacking(given: Plan, plan: Plan, error: Exception) -> InfernoError:
