@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from tests.plan.test_devices import GIB, A, B
 
 from inferno import host
 from inferno.catalog import load_catalog
@@ -33,20 +34,11 @@ from inferno.plan.rank_choice import NCCL_BYTES, exchange_of
 
 pytest.importorskip("inferno_demo")
 
-GIB = 1 << 30
-H200 = Gpu(
-    uuid="GPU-a",
-    name="NVIDIA H200",
-    capability=(9, 0),
-    total=140 * GIB,
-    free=139 * GIB,
-    bus="0000:10:00.0",
-)
+H200 = attrs.evolve(B, free=139 * GIB)
 FOUR = tuple(
     attrs.evolve(H200, uuid=f"GPU-{i}", bus=f"0000:1{i}:00.0", free=(139 - i) * GIB)
     for i in range(4)
 )
-OLD = attrs.evolve(H200, uuid="GPU-old", name="Tesla V100", capability=(7, 0), bus="0000:50:00.0")
 
 
 @pytest.fixture
@@ -87,7 +79,7 @@ def test_too_few_devices_and_different_ones_are_refused(machine: Callable[..., M
     with pytest.raises(OptionError, match=r"names 2 devices for 1 process\n"):
         find_devices("cuda:0,cuda:1", 1, machine(*FOUR))
     with pytest.raises(DeviceError, match=r"cuda:0 \(NVIDIA H200\) and cuda:1 \(Tesla V100\)"):
-        find_devices("cuda", 2, machine(H200, OLD))
+        find_devices("cuda", 2, machine(H200, A))
     with pytest.raises(DeviceError, match="differ"):
         find_devices("cuda,cpu", 2, machine(*FOUR))
     with pytest.raises(UnsupportedError, match="CPUs and CUDA devices only, not on xpu:0"):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -34,7 +33,7 @@ from inferno.process.ranks.passing import pipelined
 from inferno.process.ranks.running import FollowingRunner
 from inferno.request.requests import Request
 from inferno.testing import ragged_prompts
-from inferno.testing.communicators import DTYPES, SIZES, CommunicatorTests, summed
+from inferno.testing.communicators import DTYPES, SIZES, CommunicatorTests, Run, summed
 from inferno.testing.thread_ranks import (
     GREEDY,
     ThreadCommunicator,
@@ -196,7 +195,7 @@ def test_another_machine_takes_its_first_gpus(tmp_path: Path) -> None:
     options = evolve(options, device="cuda:3,cuda:3")
     with open_model("demo", options, machine=here) as opened:
         shared = _own(asked, opened.plan, [2, 3], catalog)
-    assert [plan_of_rank(shared, rank).device.index for rank in (2, 3)] == [0, 0], "one of its own"
+    assert [plan_of_rank(shared, rank).device.index for rank in (2, 3)] == [0, 0], "its first GPU"
 
 
 class Unmade(Nccl):
@@ -249,39 +248,35 @@ def needs_gpus(count: int) -> Any:
     return pytest.param(count, marks=pytest.mark.skipif(missing, reason=f"needs {count} GPUs"))
 
 
+class OnGpus(CommunicatorTests):
+    """What connects ranks in threads, each with a GPU."""
+
+    communicator = "inferno.process.ranks.nccl:Nccl"
+
+    def build(self, place: RankPlace) -> Communicator:
+        return super().build(evolve(place, device=f"cuda:{place.rank}"))
+
+
 @contextmanager
-def gpus(ranks: int, folder: Path) -> Iterator[Callable[[Callable[[Nccl, int], Any]], list[Any]]]:
-    """Connect ranks in threads, each with a GPU. Gives what calls a function with each of them."""
-    with ThreadPoolExecutor(ranks) as threads:
-        peers = [
-            Nccl(RankPlace(rank=i, ranks=ranks, folder=str(folder), device=f"cuda:{i}"))
-            for i in range(ranks)
-        ]
+def gpus(ranks: int) -> Iterator[Run]:
+    """Connect ranks. Gives what calls a function with each of them, on its GPU."""
 
-        def on_device(compute: Callable[[Nccl, int], Any], i: int) -> Any:
-            with torch.cuda.device(i):
-                return compute(peers[i], i)
+    def on_device(compute: Callable[[Communicator, int], Any], peer: Communicator, i: int) -> Any:
+        with torch.cuda.device(i):
+            return compute(peer, i)
 
-        def run(compute: Callable[[Nccl, int], Any]) -> list[Any]:
-            running = [threads.submit(on_device, compute, i) for i in range(ranks)]
-            return [each.result(120) for each in running]
-
-        try:
-            run(lambda peer, _: peer.connect())
-            yield run
-        finally:
-            for peer in peers:
-                peer.close()
+    with OnGpus().meeting(ranks) as run:
+        yield lambda compute: run(partial(on_device, compute))
 
 
-def summed_by(parts: Sequence[Tensor], peer: Nccl, rank: int) -> Tensor:
+def summed_by(parts: Sequence[Tensor], peer: Communicator, rank: int) -> Tensor:
     return peer.all_reduce(parts[rank].cuda()).cpu()
 
 
 @pytest.mark.parametrize("ranks", [needs_gpus(1), needs_gpus(2), needs_gpus(3)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gpus_have_the_bits_of_rank_order(tmp_path: Path, ranks: int, dtype: torch.dtype) -> None:
-    with gpus(ranks, tmp_path) as run:
+def test_gpus_have_the_bits_of_rank_order(ranks: int, dtype: torch.dtype) -> None:
+    with gpus(ranks) as run:
         for size in SIZES:
             parts = [torch.randn(size).to(dtype) for _ in range(ranks)]
             wanted = summed(parts)
@@ -290,8 +285,8 @@ def test_gpus_have_the_bits_of_rank_order(tmp_path: Path, ranks: int, dtype: tor
 
 
 @pytest.mark.parametrize("ranks", [needs_gpus(1), needs_gpus(2)])
-def test_cuda_graphs_exchange_again(tmp_path: Path, ranks: int) -> None:
-    def compute(peer: Nccl, rank: int) -> list[Tensor]:
+def test_cuda_graphs_exchange_again(ranks: int) -> None:
+    def compute(peer: Communicator, rank: int) -> list[Tensor]:
         x = torch.ones(2, 5, device="cuda")
         step = GraphCapture()(lambda: peer.all_gather(peer.all_reduce(x * 2) + 1, [5] * ranks))
         outputs = []
@@ -301,7 +296,7 @@ def test_cuda_graphs_exchange_again(tmp_path: Path, ranks: int) -> None:
             outputs.append(step.output.cpu())
         return outputs
 
-    with gpus(ranks, tmp_path) as run:
+    with gpus(ranks) as run:
         for outputs in run(compute):
             for value, output in zip((3, 7), outputs, strict=True):
                 total = sum(2.0 * (value + rank) for rank in range(ranks)) + 1
@@ -309,8 +304,8 @@ def test_cuda_graphs_exchange_again(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [needs_gpus(2)])
-def test_a_gpu_that_waits_for_a_rank_goes_on_when_it_leaves(tmp_path: Path, ranks: int) -> None:
-    def compute(peer: Nccl, rank: int) -> None:
+def test_a_gpu_that_waits_for_a_rank_goes_on_when_it_leaves(ranks: int) -> None:
+    def compute(peer: Communicator, rank: int) -> None:
         if rank == 0:
             peer.all_reduce(torch.ones(10, device="cuda"))
             threading.Timer(0.5, peer.close).start()
@@ -318,5 +313,5 @@ def test_a_gpu_that_waits_for_a_rank_goes_on_when_it_leaves(tmp_path: Path, rank
             with pytest.raises(ConnectionError):
                 peer.all_reduce(torch.ones(10, device="cuda"))
 
-    with gpus(ranks, tmp_path) as run:
+    with gpus(ranks) as run:
         run(compute)

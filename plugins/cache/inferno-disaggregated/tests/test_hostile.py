@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import random
 import secrets
@@ -19,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferno.errors import OptionError
-from inferno_disaggregated import messages, shared_memory
+from inferno_disaggregated import messages
 from inferno_disaggregated.address import own_folder, parse
 from inferno_disaggregated.client import Asked, Client, Ended
 from inferno_disaggregated.messages import Foreign, Session
 from inferno_disaggregated.server import Note, Run, Server, Transfer
-from inferno_disaggregated.shared_memory import Arena
 
 LAYOUT, SIZES = '{"dtype": "a"}', (8, 16)
 
@@ -216,7 +214,7 @@ BODY = bytes(range(16))
 SUM = xxhash.xxh3_64_intdigest(BODY) >> 1
 LIES: dict[str, tuple[Any, bytes | None]] = {
     "of a block that nobody asked for": (messages.Blocks(0, 0, [0, 2], SUM, -1), BODY),
-    "of a token that nobody asked for": (messages.First(0, 5), None),
+    "of a token that was not requested": (messages.First(0, 5), None),
     "of a block beyond the prompt": (messages.Blocks(0, 0, [0, 1 << 40], SUM, -1), BODY),
     "twice the same": (messages.Blocks(0, 0, [0, 0], SUM, -1), BODY),
     "of no group": (messages.Blocks(0, 7, [0, 1], SUM, -1), BODY),
@@ -269,67 +267,6 @@ def test_noise_from_the_prefilling_end_is_no_end_of_the_other(
     until(lambda: client.joined)
     client.close()
     server.close()
-
-
-# --- shared memory --------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5000)), max_size=60))
-def test_runs_of_shared_memory_never_overlap(moves: list[tuple[bool, int]]) -> None:
-    arena = Arena.create(64 << 10)
-    assert arena is not None
-    taken = list[tuple[int, int]]()
-    for takes, size in moves:
-        if takes and (offset := arena.take(size)) is not None:
-            assert offset + size <= arena.nbytes
-            assert all(offset + size <= at or at + n <= offset for at, n in taken)
-            taken.append((offset, size))
-        elif not takes and taken:
-            arena.give_back(*taken.pop(size % len(taken)))
-    for run in taken:
-        arena.give_back(*run)
-    assert arena._free == [(0, arena.nbytes)]
-    arena.close()
-
-
-def test_memory_is_for_its_owner_and_its_name_goes() -> None:
-    arena = Arena.create(4096)
-    assert arena is not None
-    file = shared_memory.FOLDER / arena.name
-    assert file.stat().st_mode & 0o777 == 0o600
-    offset = arena.take(10)
-    assert offset is not None
-    seen = shared_memory.attach(arena.name, arena.nbytes)
-    assert seen is not None
-    arena.hide()
-    arena.view(offset, 10)[:] = 7
-    assert seen[:10].tolist() == [7] * 10 and not seen.flags.writeable
-    assert not file.exists()
-    arena.close()
-    assert seen[:10].tolist() == [7] * 10, "what is mapped stays"
-
-
-@pytest.mark.parametrize(
-    "name", ["../etc/passwd", "inferno-link-x", "", "inferno-link-" + "0" * 32]
-)
-def test_other_memory_is_not_mapped(name: str) -> None:
-    assert shared_memory.attach(name, 4096) is None
-
-
-def test_memory_of_another_size_is_not_mapped() -> None:
-    arena = Arena.create(4096)
-    assert arena is not None and shared_memory.attach(arena.name, 8192) is None
-    arena.close()
-
-
-def test_what_a_crash_has_left_behind_is_removed() -> None:
-    arena = Arena.create(4096)
-    assert arena is not None
-    shared_memory.remove_stale()
-    assert (shared_memory.FOLDER / arena.name).exists(), "its process runs"
-    fcntl.flock(arena._file, fcntl.LOCK_UN)
-    shared_memory.remove_stale()
-    assert not (shared_memory.FOLDER / arena.name).exists()
 
 
 # --- addresses ------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def parse_all(url: str) -> dict[str, Address]:
 
 
 def own_of(addresses: Mapping[str, Address]) -> Address:
-    """Return the address at which this machine listens: the only one, or the one of its own host.
+    """Return the address that this machine listens on: the only one, or the one whose host it is.
     Raises OptionError."""
     for url, address in addresses.items():
         if len(addresses) == 1 or _is_own(url.partition("://")[2].rpartition(":")[0]):

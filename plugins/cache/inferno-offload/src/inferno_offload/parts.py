@@ -145,7 +145,7 @@ class PartsFile:
         places = {part: survivors[part] for part in index if part in survivors}
         try:
             self.write_index(places, free.end)
-        except OSError as error:  # there is no room for a second one
+        except OSError as error:  # no room for a new index beside the old one
             self._tell(error)
             self._index.keep()
         return places, free
