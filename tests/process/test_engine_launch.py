@@ -264,7 +264,7 @@ def test_the_error_of_a_start_is_raised() -> None:
 def test_an_engine_that_fails_after_its_parent_has_ended_ends_at_once(tmp_path: Path) -> None:
     beats, pipe = os.pipe()
     command = [sys.executable, "-m", "inferno.process", "1", str(pipe), "1.0"]
-    there = os.fsencode(tmp_path) + b"\n"  # there is no plan
+    there = os.fsencode(tmp_path) + b"\n"  # a folder without a plan
     try:
         ended = subprocess.run(command, input=there, pass_fds=(pipe,), timeout=25)
     finally:
